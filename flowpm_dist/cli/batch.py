@@ -35,6 +35,10 @@ STOPPED = 128 + 10
 TEMPLATE = Path(__file__).with_name("job.sbatch")
 """What the scripts of all jobs are made from."""
 _NAME = re.compile(r"@(\w+)@")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters but the tab, and bytes of a path that are no UTF-8."""
+_ASKED = {"name": "--output", "values": "--array", "written_by": "the command line"}
+"""What a user calls a name of the template where that is another word."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
@@ -87,6 +91,10 @@ class SiteOptions(Options):
                 yield Problem("directives", f"= {directive!r}: must begin with --")
         if self.program.startswith("~") or "$" in self.program:
             yield self.problem("program", "must be a path without ~ and $")
+        try:
+            shlex.split(self.program)
+        except ValueError as error:
+            yield self.problem("program", f"{error}: must be as in a shell")
 
 
 class SiteFile(RunFile):
@@ -225,7 +233,11 @@ class BatchJob:
         return len(next(iter(self.settings.values()), ()))
 
     def script(self) -> str:
-        """Returns the text of the script, from the template `job.sbatch`."""
+        """Returns the text of the script, from the template `job.sbatch`.
+
+        Raises:
+            UserError: a value would begin a line of its own, which is executed.
+        """
         values = self._values()
         parts = {
             self.site.launcher,
@@ -258,7 +270,6 @@ class BatchJob:
         }
         return {
             **{name: shlex.quote(value) if value else "" for name, value in quoted.items()},
-            "written_by": self.written_by,
             "memory": self.memory,
             "nodes": self.nodes,
             "ranks_per_node": self.ranks_per_node,
@@ -267,15 +278,16 @@ class BatchJob:
             "gpus": self.ranks_per_node * site.gpus_per_rank or "",
             "signal": f"{signal}@{site.warn}" if self.begun else "",
             "array": array + (f"%{self.at_once}" if self.at_once and array else ""),
-            "directives": "\n#SBATCH ".join(site.directives),
-            "setup": "\n".join(site.setup),
-            "values": "\n".join(f"{names[key]}=({shlex.join(keys[key])})" for key in keys),
+            "directives": site.directives,
+            "setup": site.setup,
+            "values": tuple(f"{names[key]}=({shlex.join(keys[key])})" for key in keys),
             "settings": " ".join(f'--set "{key}=${{{names[key]}[$i]}}"' for key in keys),
             "again": self.again,
             "command": command + (' --output "$output"' if self.output else ""),
             "stopped": STOPPED,
             "host_lost": launch.HOST_LOST,
             "restarts": site.restarts,
+            "written_by": self.written_by,
         }
 
 
@@ -283,17 +295,36 @@ def _filled(values: Mapping[str, object], parts: set[str]) -> str:
     """Returns the template with values for its names, such as @nodes@.
 
     Args:
-        values: by name; a line that has the name of an empty one, or of none, is left out.
+        values: by name; a line that has the name of an empty one, or of none, is left out. For a
+            tuple the line is repeated with each of its texts.
         parts: names of the parts that stay. A line "#? part part" begins one, a line "#?" ends it.
+
+    Raises:
+        UserError: a text is more than a line.
     """
+    texts = {n: each if isinstance(each, tuple) else (str(each),) for n, each in values.items()}
+    for name, several in texts.items():
+        for text in several:
+            if found := _CONTROL.search(text):
+                raise UserError(
+                    f"{_ASKED.get(name, name)} has the character {found[0]!r}, which cannot be in "
+                    "a job script, whose lines are executed: leave it out"
+                )
     lines, stays = [], True
     for line in TEMPLATE.read_text().splitlines():
         names = _NAME.findall(line)
         if line.startswith("#?"):
             stays = parts.issuperset(line.split()[1:])
-        elif stays and all(values.get(name, "") != "" for name in names):
-            lines.append(_NAME.sub(lambda found: str(values[found[1]]), line))
+        elif stays and all(any(texts.get(name, ())) for name in names):
+            rows = zip(*(texts[name] for name in names), strict=True) if names else [()]
+            lines += [_with_words(line, row) for row in rows]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
+
+
+def _with_words(line: str, words: Iterable[str]) -> str:
+    """Returns a line of the template with words for its names, in order."""
+    word = iter(words)
+    return _NAME.sub(lambda _: next(word), line)
 
 
 def is_edited(script: str) -> bool:

@@ -145,6 +145,7 @@ def submit(
             _try(command, job)
         else:
             job = _checked(kind, given[0], job, mesh, changes or [])
+        text = job.script()
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         try:
             if path.exists() and batch.is_edited(path.read_text()):
@@ -153,7 +154,7 @@ def submit(
                     "another --script"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(job.script())
+            path.write_text(text)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     print(f"{path}: {_described(job)}")
