@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -105,10 +106,24 @@ def test_a_list_of_runs_has_their_states_and_results(two, here):
     Path("runs/set").mkdir()
     Path("runs/set", UNFINISHED).touch()
     Path("runs/other").mkdir()
+    shutil.copytree(folder / "more/snapshot.zarr", "runs/saved/snapshot.zarr")  # as State.save does
+    for name, text in {
+        "cut": '{"steps": [',
+        "deep": "[" * 100_000,
+        "list": '{"steps": ["x"]}',
+    }.items():
+        shutil.copytree(folder / "more", f"runs/{name}")
+        Path("runs", name, "timings.json").write_text(text)
     lines = flowpm_here("runs", "runs").stdout.splitlines()
     running.release()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    assert list(rows) == ["run", *(f"runs/{n}" for n in ("found", "more", "net", "set", "stopped"))]
+    names = ("cut", "deep", "found", "list", "more", "net", "saved", "set", "stopped")
+    assert list(rows) == ["run", *(f"runs/{n}" for n in names)]
+    for name in ("cut", "deep"):
+        assert rows[f"runs/{name}"].startswith("- damaged 20")
+        assert rows[f"runs/{name}"].endswith("error: timings.json is damaged")
+    assert rows["runs/list"].startswith("- damaged 20")
+    assert re.fullmatch(r"simulation complete [-0-9]+ [:0-9]+ -", rows["runs/saved"])
     assert rows["runs/more"].startswith("simulation complete 3/3 steps 20")
     assert "P/linear at 0." in rows["runs/more"]
     assert rows["runs/net"].startswith("training running 20")

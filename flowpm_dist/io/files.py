@@ -61,15 +61,21 @@ class WriteError(WorkError):
 
 def snapshot_attributes(path: Path) -> dict[str, object] | None:
     """Returns the attributes of a snapshot, complete or not; None for any other folder or file."""
-    try:
-        if path.name in OF_PARTICLES.values():
-            attributes = json.loads((path / ABOUT).read_text())
-        else:
-            attributes = json.loads((path / "zarr.json").read_text())["attributes"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    particles = path.name in OF_PARTICLES.values()
+    attributes = (
+        read_json(path / ABOUT) if particles else read_json(path / "zarr.json").get("attributes")
+    )
     ours = isinstance(attributes, dict) and attributes.get("generator") == GENERATOR
     return attributes if ours else None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the dictionary in a JSON file; an empty one if it is missing or damaged."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextmanager

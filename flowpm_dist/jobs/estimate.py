@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, human_size, write_text
+from flowpm_dist.io.files import WriteError, human_size, read_json, write_text
 from meshimpl import launch
 from meshimpl.launch import user_cache
 
@@ -262,8 +262,4 @@ def _rates_file() -> Path:
 
 
 def _rates() -> dict[str, dict[str, float]]:
-    try:
-        rates = json.loads(_rates_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return rates if isinstance(rates, dict) else {}
+    return read_json(_rates_file())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, human_size, write_text
+from flowpm_dist.io.files import GENERATOR, human_size, read_json, write_text
 
 FIGURES_AND_TABLES = 16 * 2**20
 """Room that a job's figures, tables and logs take at most [bytes]."""
@@ -329,11 +329,8 @@ class WorkFolder(JobFolder):
 
     def mark(self) -> dict[str, object]:
         """Returns what the mark says; an empty dictionary if there is none."""
-        try:
-            mark = json.loads((self.path / self.contents[0]).read_text())
-        except (OSError, ValueError):
-            return {}
-        return mark if isinstance(mark, dict) and mark.get("generator") == GENERATOR else {}
+        mark = read_json(self.path / self.contents[0])
+        return mark if mark.get("generator") == GENERATOR else {}
 
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
         """See `JobFolder.begin`."""

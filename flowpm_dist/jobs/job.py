@@ -43,7 +43,7 @@ from flowpm_dist.jobs.estimate import (
 )
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, record_of_work
+from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError, Settings
 from flowpm_dist.options import Options, Problem
 from meshimpl import launch
@@ -321,9 +321,14 @@ def command_of(sections: set[str]) -> str:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """Returns what is in the folder of a job; None if it is none."""
+    """Returns what is in the folder of a job; None if it is none, or may not be read."""
     readers = [*(job_class(name).record for name in JOBS), *map(_object, OTHER_RECORDS)]
-    return next((found for read in readers if (found := read(folder)) is not None), None)
+    try:
+        return next((found for read in readers if (found := read(folder)) is not None), None)
+    except PermissionError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return RunRecord(folder, "-", "damaged", "", changed(folder), {"error:": str(error)})
 
 
 def records_in(folder: Path) -> list[RunRecord]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -84,7 +83,7 @@ class RunRecord:
     Attributes:
         folder: its path.
         kind: "simulation", "training", "reconstruction" or "dataset".
-        state: "complete", "running" or "stopped".
+        state: "complete", "running", "stopped" or "damaged".
         steps: what was done, such as "8/24 steps"; empty where it is not known.
         when: the time of its last change.
         results: the main numbers by name.
@@ -130,15 +129,6 @@ def is_locked(path: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Returns the dictionary in a JSON file; an empty one if there is none."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def changed(path: Path) -> datetime:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import read_json, write_text
 from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import OutputError, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, read_json, read_rows, record_of_work
+from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem

@@ -29,6 +29,7 @@ from flowpm_dist.io.files import (
     SNAPSHOTS,
     WriteError,
     human_size,
+    read_json,
     snapshot_attributes,
 )
 from flowpm_dist.io.snapshot import snapshot_name
@@ -36,7 +37,7 @@ from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, changed, is_locked, read_json
+from flowpm_dist.jobs.results import RunRecord, changed, is_locked
 from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.observables.light_cone.section import particle_bytes
 from flowpm_dist.simulate.options import (
@@ -392,22 +393,18 @@ P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
             of = steps if edges is None else len(edges) - 1
             done = "" if last is None else f"{last}/{of} steps"
             return RunRecord(path, "simulation", state, done, changed(folder.owner), {}, settings)
-        timings = read_json(path / "timings.json")
-        steps = timings.get("steps", [])
-        results = {
-            "seconds": sum(steps),
-            **_power(path / "power_spectrum.csv"),
-            **_lensing(path / "convergence_power.csv"),
-        }
-        return RunRecord(
-            path,
-            "simulation",
-            "complete",
-            f"{len(steps)}/{len(steps)} steps",
-            changed(path / "timings.json"),
-            results,
-            settings_in(path / "run.toml"),
-        )
+        # A snapshot alone was saved from Python: how long its steps took is not known.
+        ends = path / "timings.json"
+        when = changed(next(p for n in (ends.name, *SNAPSHOTS) if (p := path / n).exists()))
+        results, done = {**_power(path / "power_spectrum.csv")}, ""
+        results |= _lensing(path / "convergence_power.csv")
+        if ends.exists():
+            if not isinstance(seconds := read_json(ends).get("steps"), list):
+                raise ValueError(f"{ends.name} is damaged")
+            results = {"seconds": sum(seconds), **results}
+            done = f"{len(seconds)}/{len(seconds)} steps"
+        settings = settings_in(path / "run.toml")
+        return RunRecord(path, "simulation", "complete", done, when, results, settings)
 
 
 def _rows(path: Path, columns: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
     Predictions,
     Scores,
 )
-from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays
+from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays, read_json
 from flowpm_dist.jobs.folder import check_foreign, check_ground
 
 SCORES = "scores.json"
@@ -139,7 +139,7 @@ class Evaluation:
 
     def _kept(self, path: Path) -> Any:
         """Returns the numbers of the posteriors of an older evaluation if they stay, else None."""
-        older = _scores_in(path)
+        older = read_json(path)
         before, now = (
             [[one.get(key) for key in ("seed", "step", "saved")] for one in trainings]
             for trainings in (older.get("trainings", ()), self.trainings)
@@ -205,18 +205,9 @@ def check_evaluation_folder(folder: Path) -> None:
             elsewhere.
     """
     check_ground(folder)
-    ours = _scores_in(folder / SCORES).get("generator") == GENERATOR
+    ours = read_json(folder / SCORES).get("generator") == GENERATOR
     if not ours and not (folder / PARTIAL).is_dir():
         check_foreign(folder, FILES)
-
-
-def _scores_in(path: Path) -> dict[str, Any]:
-    """Returns what a file of scores holds; nothing if it is no such file."""
-    try:
-        scores = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return scores if isinstance(scores, dict) else {}
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import read_json, write_text
 from flowpm_dist.jobs.folder import WorkFolder
 
 MARK = "training.json"
@@ -93,11 +93,8 @@ class TrainingFolder(WorkFolder):
         Args:
             split: "test", or a fresh one; None for all.
         """
-        try:
-            found = json.loads((self.path / OPENINGS).read_text())
-        except (OSError, ValueError):
-            return []
-        return [each for each in found["opened"] if split in (None, each.get("split", "test"))]
+        found = read_json(self.path / OPENINGS).get("opened", [])
+        return [each for each in found if split in (None, each.get("split", "test"))]
 
     def open_test_set(self, step: int, split: str = "test") -> None:
         """Records that a network was asked about a test set. On rank 0.

@@ -18,11 +18,11 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.io.files import human_size
+from flowpm_dist.io.files import human_size, read_json
 from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, read_json, read_rows, record_of_work
+from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.session import TrainingOutcome
