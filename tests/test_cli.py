@@ -1,5 +1,6 @@
 """The command as a new user meets it: mistakes told early and once, results whole or absent."""
 
+import io
 import json
 import os
 import re
@@ -23,6 +24,14 @@ from flowpm_dist.simulate.job import FILES, OF_LIGHT_CONE, PARTIAL, SimulationFo
 from meshimpl import launch
 
 here = folder_with(RUN)
+CONE = """
+[lightcone]
+field_of_view = 1.5
+pixels = 12
+z_max = 1.0
+sources = [{ redshift = 0.5 }, { redshift = 1.0 }]
+"""
+SOURCES = "lightcone.sources"
 
 
 def mpirun(ranks: int, *words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
@@ -84,6 +93,60 @@ def test_mistakes_have_status_2_and_leave_nothing(here, change, words, told):
     assert [p.name for p in here.iterdir()] == ["run.toml"]
 
 
+def _npy_with(shape: str) -> bytes:
+    """A .npy file of zeros whose header says another shape of as many characters."""
+    file = io.BytesIO()
+    np.save(file, np.zeros((16, 16, 16), np.float32))
+    return file.getvalue().replace(b"(16, 16, 16)", shape.encode())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (
+            "box.grid=1000000000",
+            "box.grid = 1000000000: must be an even whole number from 4 to 2^20",
+        ),
+        ("evolution.steps=1000000000", "evolution.steps = 1000000000: must be at most 100000"),
+        (f"initial.seed={'1' * 6000}", "must be a whole number from 0"),
+        (f"initial.seed={'[' * 5000}", "the value must be as in a run file"),
+        ('initial.white_noise="pipe.npy"', "initial.white_noise = 'pipe.npy': a device or a pipe"),
+        (f"initial.white_noise={'a' * 9000}", "File name too long; must be a .npy file"),
+        ("initial.white_noise=negative.npy", "not a readable .npy file (its shape is not valid)"),
+        (f"{SOURCES}=[{{ file = '/dev/zero' }}]", "file = '/dev/zero': a device or a pipe"),
+        (f"{SOURCES}=[{{ file = 'large.txt' }}]", "no n(z) of sources: must have at most 16.0 MiB"),
+    ],
+)
+def test_inputs_without_an_end_or_a_meaning(here, setting, told):
+    os.mkfifo("pipe.npy")
+    Path("negative.npy").write_bytes(_npy_with("(-16,16, 16)"))
+    with Path("large.txt").open("wb") as file:
+        file.truncate(2**24 + 1)
+    words = ["--set", setting] + (["--set", "initial.seed="] if "white_noise" in setting else [])
+    (here / "run.toml").write_text(RUN + CONE * setting.startswith(SOURCES))
+    done = flowpm_here("simulate", "run.toml", "--check", *words)
+    assert done.returncode == 2, done
+    assert told in plain(done.stderr)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read: must be a regular file"),
+        ("#" * (2**24 + 1), "cannot be read: must have at most 16.0 MiB"),
+        (f"a = {'1' * 6000}", "not TOML: a whole number has too many digits"),
+        (f"a = {'[' * 5000}", "not TOML: lists or tables are nested too deep"),
+    ],
+)
+def test_run_files_without_an_end_or_a_meaning(here, text, told):
+    other = here / "other.toml"
+    os.mkfifo(other) if text is None else other.write_text(text)
+    done = flowpm_here("simulate", "other.toml", "--check")
+    assert done.returncode == 2 and told in plain(done.stderr)
+
+
 def test_a_missing_run_file(here):
     done = flowpm_here("simulate", "none.toml", "--ranks", "2")
     assert done.returncode == 2
@@ -106,15 +169,6 @@ def test_under_mpirun_wrong_usage_is_told_once(here):
 
 
 ALL = ("--set", f"output.fields={json.dumps(list(FIELDS))}", "--set", "output.a=[0.5]")
-
-
-CONE = """
-[lightcone]
-field_of_view = 1.5
-pixels = 12
-z_max = 1.0
-sources = [{ redshift = 0.5 }, { redshift = 1.0 }]
-"""
 
 
 @pytest.fixture(scope="module")

@@ -91,8 +91,8 @@ def test_the_number_of_steps(tmp_path, lines, count):
     ("old", "new", "where", "told"),
     [
         ("grid = 64", "grid = 63", "box.grid", "63.*even whole number"),
-        ("grid = 64", "grid = 2", "box.grid", "2.*at least 4"),
-        ("grid = 64", "grid = -64", "box.grid", "-64.*at least 4"),
+        ("grid = 64", "grid = 2", "box.grid", "2.*from 4 to"),
+        ("grid = 64", "grid = -64", "box.grid", "-64.*from 4 to"),
         ("grid = 64", "grid = 64.0", "box.grid", "64.0.*whole number"),
         ("grid = 64", "grid = true", "box.grid", "True.*whole number"),
         ("grid = 64", 'grid = "64"', "box.grid", "'64'.*whole number"),

@@ -81,7 +81,7 @@ def test_one_seed_is_one_universe_in_both_precisions():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"grid": 15}, "grid = .*an even whole number of at least 4, or three"),
+        ({"grid": 15}, "grid = .*an even whole number from 4 to 2\\^20, or three"),
         ({"grid": (16, 16)}, "grid = .*or three of them"),
         ({"grid": 16.5}, "grid = 16.5: must be an even whole number"),
         ({"box_size": -1.0}, "size = -1.0: must be a length from 0.01"),

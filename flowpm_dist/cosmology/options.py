@@ -225,6 +225,9 @@ Edges = Annotated[
 ]
 
 
+MOST_STEPS = 100_000
+
+
 class StepOptions(Options):
     """The steps of a run: `steps` of them between two scale factors, or their `edges`.
 
@@ -251,6 +254,8 @@ class StepOptions(Options):
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
+        if self.steps > MOST_STEPS:
+            yield self.problem("steps", f"must be at most {MOST_STEPS}")
         if self.edges is None and self.a_start >= self.a_stop:
             yield self.problem("a_start", f"must be below a_stop = {self.a_stop}")
         elif self.edges is None and self.a_start == 0 and self.spacing == "log a":

@@ -9,7 +9,6 @@ Nothing here imports TensorFlow: it is asked before a job starts.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,8 +96,8 @@ def default_mesh(ranks: int, grid: Grid) -> str:
     fits = fitting_shapes(ranks, grid)
     if not fits:
         problem = f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y"
-        near = (n for away in range(1, ranks) for n in (ranks - away, ranks + away))
-        would = itertools.islice((n for n in near if fitting_shapes(n, grid)), 2)
+        fitting = {row * col for row in _divisors(grid[0]) for col in _divisors(grid[1])}
+        would = sorted(fitting, key=lambda n: (abs(n - ranks), n))[:2]
         raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
     row, col = min(fits, key=lambda fit: _cost(grid, *fit))
     return f"row:{row},col:{col}"

@@ -29,7 +29,7 @@ class BoxOptions(Options):
     """The periodic box."""
 
     grid: Annotated[tuple[EvenSide, EvenSide, EvenSide], BeforeValidator(three)] = Field(
-        description="an even whole number of at least 4, or three of them [nx, ny, nz]"
+        description="an even whole number from 4 to 2^20, or three of them [nx, ny, nz]"
     )
     size: Annotated[tuple[Side, Side, Side], BeforeValidator(three)] = Field(
         description="a length from 0.01 to 100000 in Mpc/h, or three of them"

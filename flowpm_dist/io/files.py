@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -69,10 +70,40 @@ def snapshot_attributes(path: Path) -> dict[str, object] | None:
     return attributes if ours else None
 
 
+def check_regular(path: Path) -> None:
+    """Checks that a path, if it exists, is a regular file: a device has no end, and a pipe waits.
+
+    Raises:
+        OSError: it is a folder, a device or a pipe.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+
+
+def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
+    """Returns the text of a regular file.
+
+    Args:
+        path: the file.
+        most: the largest size that is read [bytes].
+        encoding: of the file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file, or larger.
+        UnicodeDecodeError: it is not text of this encoding.
+    """
+    check_regular(path)
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"must have at most {human_size(most)}", str(path))
+    return data.decode(encoding)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the dictionary in a JSON file; an empty one if it is missing or damaged."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

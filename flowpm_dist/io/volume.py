@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import SNAPSHOT, snapshot_attributes
+from flowpm_dist.io.files import SNAPSHOT, check_regular, snapshot_attributes
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5")
@@ -83,7 +83,7 @@ def open_volume(path: str | Path) -> Volume:
 
 def _of_npy(file: Path) -> Volume:
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = mapped_array(file)
     except (OSError, ValueError, EOFError) as error:
         raise VolumeError(f"{file} is not a readable .npy file ({error})") from error
     return Volume(array, str(file))
@@ -93,6 +93,7 @@ def _of_hdf5(file: Path, name: str) -> Volume:
     import h5py
 
     try:
+        check_regular(file)
         opened = h5py.File(file, "r")
     except OSError as error:
         raise VolumeError(f"{file} is not a readable HDF5 file ({error})") from error
@@ -161,6 +162,20 @@ def _sides(size: Any) -> tuple[float, float, float] | None:
     return x, y, z
 
 
+def mapped_array(path: Path) -> Any:
+    """Returns the array of a .npy file, memory-mapped, or an archive of several.
+
+    Raises:
+        OSError: the file cannot be read, or is no regular file.
+        ValueError, EOFError: it is not what `numpy.save` writes, or cut short.
+    """
+    check_regular(path)
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except OverflowError as error:  # of a negative side
+        raise ValueError("its shape is not valid") from error
+
+
 def open_white_noise(path: Path) -> np.ndarray:
     """Returns the array of a .npy file, memory-mapped: a rank reads only the part it needs.
 
@@ -168,7 +183,7 @@ def open_white_noise(path: Path) -> np.ndarray:
         WhiteNoiseError: there is no such file, or it is no .npy file of float32 or float64.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = mapped_array(path)
     except FileNotFoundError:
         raise WhiteNoiseError("there is no such file") from None
     except (OSError, ValueError, EOFError) as error:

@@ -30,7 +30,7 @@ import tomli_w
 from pydantic import ValidationError, model_validator
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import read_text, write_text
 from flowpm_dist.options import (
     Options,
     Problem,
@@ -182,8 +182,8 @@ def read_table(path: str | Path, settings: Settings | None = None) -> dict[str, 
     text = ""
     try:
         # Some editors begin a file with a byte-order mark.
-        text = path.read_text(encoding="utf-8-sig")
-        return with_settings(tomllib.loads(text), settings or {})
+        text = read_text(path, encoding="utf-8-sig")
+        return with_settings(toml_of(text), settings or {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(path, [_not_toml(text, str(error))]) from error
     except UnicodeDecodeError as error:
@@ -191,6 +191,22 @@ def read_table(path: str | Path, settings: Settings | None = None) -> dict[str, 
     except OSError as error:
         problem = Problem("", f"cannot be read: {error.strerror}")
         raise ConfigError(path, [problem]) from error
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """Returns the tables of a text.
+
+    Raises:
+        tomllib.TOMLDecodeError: it is not TOML, or more than Python reads.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:
+        raise tomllib.TOMLDecodeError("a whole number has too many digits") from error
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("lists or tables are nested too deep") from error
 
 
 _ASSIGNMENT = re.compile(r"\s*([\w.\"'-]+)\s*=")
@@ -276,7 +292,7 @@ def parse_settings(texts: Iterable[str]) -> Settings:
 
 def _value(text: str, value: str) -> Any:
     try:
-        table = tomllib.loads(f"value = {value}")
+        table = toml_of(f"value = {value}")
     except tomllib.TOMLDecodeError as error:
         if _WORD.fullmatch(value):
             return value
@@ -317,7 +333,7 @@ def write_run_file(path: Path, text: str) -> None:
 def settings_in(path: Path) -> dict[str, Any]:
     """Returns the values of a run file by "section.key"; none if it cannot be read."""
     try:
-        return flat(tomllib.loads(path.read_text()))
+        return flat(toml_of(read_text(path)))
     except (OSError, ValueError):
         return {}
 

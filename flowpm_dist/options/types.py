@@ -153,6 +153,16 @@ def _from_folder(value: Any, info: ValidationInfo) -> Any:
     return (folder / Path(value).expanduser()).absolute() if isinstance(value, str) else value
 
 
+def _file_or_folder(path: Path) -> Path:
+    try:
+        usable = not path.exists() or path.is_file() or path.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise ValueError(error.strerror) from None
+    if not usable:
+        raise ValueError("a device or a pipe")
+    return path
+
+
 def _low_below_high(pair: tuple[Any, Any]) -> tuple[Any, Any]:
     low, high = pair
     if low >= high:
@@ -168,7 +178,9 @@ def distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-EvenSide = Annotated[int, Field(ge=4, multiple_of=2)]
+MOST_CELLS = 2**20
+"""Cells of the longest side of a grid: their numbers, and those of a whole grid, are int64."""
+EvenSide = Annotated[int, Field(ge=4, le=MOST_CELLS, multiple_of=2)]
 Length = Annotated[float, Field(gt=0)]
 """[Mpc/h] where it is a distance."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -179,7 +191,7 @@ Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below
 OneOrMore = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(listed)]
 """A list of TOML that is not empty."""
 Names = Annotated[OneOrMore[str], AfterValidator(distinct)]
-AnyPath = Annotated[Path, BeforeValidator(_from_folder)]
+AnyPath = Annotated[Path, BeforeValidator(_from_folder), AfterValidator(_file_or_folder)]
 """A path; one in a run file is relative to the file's folder."""
 
 

@@ -24,7 +24,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
 )
 from flowpm_dist.cosmoflow.volumes.records import Dataset, Sample
-from flowpm_dist.io.volume import HDF5
+from flowpm_dist.io.files import check_regular, read_text
+from flowpm_dist.io.volume import HDF5, mapped_array
 from flowpm_dist.observables.observations import REASON
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 NUMBER = "{}"
 FIRST = 8
 """Number of volumes whose mean tells whether the unit can be right."""
+MOST_TABLE = 2**28
+"""Size of the largest table [bytes]."""
 
 
 class ArraySet:
@@ -236,6 +239,7 @@ def _opened(path: Path) -> Any:
         if file.suffix in HDF5:
             import h5py
 
+            check_regular(file)
             opened = h5py.File(file, "r")
             if not isinstance(opened.get(name or "/"), h5py.Dataset):
                 there = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
@@ -244,7 +248,7 @@ def _opened(path: Path) -> Any:
                     f"those it has are {', '.join(there) or 'none'}"
                 )
             return opened[name]
-        return np.load(file, mmap_mode="r", allow_pickle=False)
+        return mapped_array(file)
     except (OSError, ValueError, EOFError) as error:
         raise RecordError(f"{file} is no readable .npy or HDF5 file ({error})") from error
 
@@ -304,7 +308,7 @@ def read_table(
             a value that is wanted is no finite number.
     """
     try:
-        lines = list(enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1))
+        lines = list(enumerate(read_text(path, MOST_TABLE, encoding="utf-8-sig").splitlines(), 1))
     except (OSError, UnicodeDecodeError) as error:
         raise TableError(f"cannot read the table {path}: {error}") from error
     lines = [(number, line) for number, line in lines if line.strip(" \t#")]

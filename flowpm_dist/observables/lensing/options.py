@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import checksum
+from flowpm_dist.io.files import checksum, read_text
 from flowpm_dist.options import A_SEED, AnyPath, Options, Problem, Seed, listed
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np
         UserError: no such file or column, or what `check_distribution` refuses.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8").replace(",", " ")
+        text = read_text(Path(path)).replace(",", " ")
         with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
             table = np.loadtxt(text.splitlines(), ndmin=2)
         if not table.size:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.light_cone import load_light_cone
+from flowpm_dist.io.volume import mapped_array
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.options import ObservationError
 
@@ -38,7 +39,7 @@ def read_convergence(path: Path, cone: ConvergenceOptions) -> np.ndarray:
     """
     if path.suffix == ".npy":
         try:
-            maps = np.asarray(np.load(path, allow_pickle=False), np.float64)
+            maps = np.asarray(mapped_array(path), np.float64)
         except (OSError, ValueError) as error:
             raise ObservationError(f"{path} cannot be read ({error})") from error
     else:
