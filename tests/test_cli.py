@@ -147,6 +147,24 @@ def test_run_files_without_an_end_or_a_meaning(here, text, told):
     assert done.returncode == 2 and told in plain(done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("variable", "output", "status", "told"),
+    [
+        ("0", "/dev/full", 1, "error: cannot write to the standard output: No space left"),
+        ("2", "/dev/null", 2, "error: OMPI_COMM_WORLD_RANK=2, OMPI_COMM_WORLD_SIZE=1 in the env"),
+    ],
+)
+def test_an_output_or_a_place_that_is_none(here, variable, output, status, told):
+    variables = {"OMPI_COMM_WORLD_RANK": variable, "OMPI_COMM_WORLD_SIZE": "1"}
+    with open(output, "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "simulate", "run.toml", "--check"],
+            env={**os.environ, **variables}, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == status
+    assert done.stderr.startswith(told) and done.stderr.count("\n") == 1
+
+
 def test_a_missing_run_file(here):
     done = flowpm_here("simulate", "none.toml", "--ranks", "2")
     assert done.returncode == 2

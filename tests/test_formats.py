@@ -228,6 +228,15 @@ def test_what_cannot_be_converted(run):
     assert "run/snapshot.bigfile is from elsewhere: move it away, or give" in plain(done.stderr)
     done = flowpm_here(*words, "--output", "run/snapshot.zarr/zarr.json")
     assert "zarr.json is not a folder" in plain(done.stderr)
+    about = Path("run/snapshot.zarr/zarr.json")
+    held = json.loads(about.read_text())
+    for grid in ("evil", [4, 4, -4], None):
+        other = {**held, "attributes": {**held["attributes"], "grid": grid}}
+        about.write_text(json.dumps(other))
+        done = flowpm_here(*words, "--output", "other")
+        assert done.returncode == 2
+        assert "is damaged: its attributes are not those of its particles" in plain(done.stderr)
+    about.write_text(json.dumps(held))
     velocity = Path("run/snapshot.zarr/velocity")
     (velocity / "c/0/0/0/0").write_bytes(b"nothing")
     done = flowpm_here(*words, "--output", "other")

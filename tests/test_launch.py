@@ -67,6 +67,12 @@ def test_detect(environment: dict[str, str], expected: RankEnvironment) -> None:
     assert launch.detect(environment) == expected
 
 
+@pytest.mark.parametrize("rank", ["5", "-1", "x", ""])
+def test_detect_refuses_a_place_that_is_none(rank: str) -> None:
+    with pytest.raises(launch.LaunchError, match=f"OMPI_COMM_WORLD_RANK={rank}, .*no rank"):
+        launch.detect({"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2"})
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher's variable, no setting of ours."""

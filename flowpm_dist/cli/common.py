@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn, TextIO
 
 import typer
 
@@ -204,6 +204,32 @@ def full_disks_reported() -> Iterator[None]:
         if error.errno not in FULL:
             raise
         raise WriteError.of(Path(error.filename or "a file"), error) from error
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Inside, a standard output that is closed or takes no more ends the process with a message."""
+    if sys.stdout is None:  # files that are opened would be written to instead
+        sys.stdout = open(os.devnull, "w")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or not _is_broken(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again at the end
+        refuse(f"cannot write to the standard output: {error.strerror}", status=1)
+
+
+def _is_broken(stream: TextIO) -> bool:
+    try:
+        stream.write("\n")
+        stream.flush()
+    except OSError:
+        return True
+    return False
 
 
 def setting() -> str:

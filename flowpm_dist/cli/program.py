@@ -229,8 +229,14 @@ def _common(
 
 def main() -> None:
     """Entry point of `flowpm-dist` and of `python -m flowpm_dist.cli`."""
-    if launch.detect().rank == 0:
-        app()
+    try:
+        rank = launch.detect().rank
+    except launch.LaunchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(common.MISUSE)
+    if rank == 0:
+        with common.standard_output():
+            app()
         return
     # Every rank finds wrong usage, and rank 0 reports it.
     try:

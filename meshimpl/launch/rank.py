@@ -60,6 +60,9 @@ def detect(environment: Mapping[str, str] | None = None) -> RankEnvironment:
 
     Args:
         environment: variables to read instead of `os.environ`.
+
+    Raises:
+        LaunchError: the variables of mpirun or horovodrun contradict each other.
     """
     env = os.environ if environment is None else environment
     for prefix, launcher in (("OMPI_COMM_WORLD", "mpirun"), ("HOROVOD", "horovodrun")):
@@ -89,8 +92,17 @@ def unused_tasks(environment: Mapping[str, str] | None = None) -> int:
 
 
 def _from_variables(env: Mapping[str, str], names: Sequence[str], launcher: str) -> RankEnvironment:
-    rank, size = int(env[names[0]]), int(env[names[1]])
-    local_rank, local_size = int(env.get(names[2], rank)), int(env.get(names[3], size))
+    try:
+        rank, size = int(env[names[0]]), int(env[names[1]])
+        local_rank, local_size = int(env.get(names[2], rank)), int(env.get(names[3], size))
+    except (KeyError, ValueError):
+        rank = size = local_rank = local_size = 0
+    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
+        there = ", ".join(f"{name}={env[name]}" for name in names if name in env)
+        raise LaunchError(
+            f"{there} in the environment name no rank of a job: start the job by {launcher}, or "
+            "unset them"
+        )
     return RankEnvironment(rank, size, local_rank, local_size, launcher)
 
 
