@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -339,6 +340,25 @@ def test_an_edited_script_stays(here):
 def test_a_script_as_it_was_written_is_replaced(here):
     script()
     assert directives(script("--time", "1:00:00"))["time"] == "1:00:00"
+
+
+def test_nothing_of_the_current_folder_is_executed(here):
+    """Not a module with the name of one of ours, nor a user's package before the work begins."""
+    for module in ("tomli_w.py", "own/__init__.py", "own/structure.py"):
+        (here / module).parent.mkdir(exist_ok=True)
+        (here / module).write_text(f"open({str(here / 'executed')!r}, 'w')")
+    asked = shlex.split(commands(script(), here)[0])
+    at = asked.index("simulate")
+    done = subprocess.run([*asked[asked.index(sys.executable) : at], "--version"], cwd=here)
+    assert done.returncode == 0
+    example = str(Path(__file__).parents[1] / "examples" / "reconstruct.toml")
+    words = ("reconstruct", example, "--check", "--set")
+    done = flowpm_here(*words, "observation.structure=own.structure:grow")
+    assert done.returncode == 0, done.stderr
+    for name in ("own.other:grow", "own.structure.deeper:grow", "other.own:grow"):
+        done = flowpm_here(*words, f"observation.structure={name}")
+        assert done.returncode == 2 and "there is no module" in done.stderr
+    assert not (here / "executed").exists()
 
 
 def test_submission(here, monkeypatch):

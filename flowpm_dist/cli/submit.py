@@ -28,8 +28,8 @@ EXAMPLE = (
     "02:00:00 --array initial.seed=0-9"
 )
 
-PROGRAM = [sys.executable, "-m", "flowpm_dist.cli"]
-"""The command flowpm-dist of this Python."""
+PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
+"""The command flowpm-dist of this Python, which imports nothing in place of its own modules."""
 
 
 _SUFFIXES = {"dataset": "dataset", "evaluate": "evaluation", "predict": "prediction"}

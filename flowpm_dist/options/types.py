@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -250,7 +251,7 @@ def is_python_name(name: str) -> bool:
 def checked_python_name(name: str) -> str:
     """Returns a name such as "package.module:object" whose module is there.
 
-    The module itself is not imported, so that what it imports is not loaded; its package is.
+    Neither the module nor its package is imported: nothing of a user's own runs before the work.
 
     Raises:
         ValueError: it is no such name, or there is no such module on Python's path and in the
@@ -260,16 +261,23 @@ def checked_python_name(name: str) -> str:
     parts = [*module.split("."), *attribute.split(".")]
     if not all(part.isidentifier() for part in parts):
         raise ValueError(f"an object in a module is named as in {FORM}")
-    with _current_folder():
-        try:
-            found = importlib.util.find_spec(module)
-        except ImportError:
-            found = None
-    if found is None:
+    if not _is_there(module):
         raise ValueError(
             f"there is no module {module!r} on Python's path (PYTHONPATH) or in the current folder"
         )
     return name
+
+
+def _is_there(module: str) -> bool:
+    """Returns whether a module can be found, without importing it or its package."""
+    first, *rest = module.split(".")
+    with _current_folder():
+        found = importlib.util.find_spec(first)
+        for part in rest:
+            folders = found.submodule_search_locations if found else None
+            name = f"{found.name}.{part}" if found else part
+            found = PathFinder.find_spec(name, list(folders)) if folders is not None else None
+    return found is not None
 
 
 def python_object(name: str) -> Any:

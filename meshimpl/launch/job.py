@@ -247,7 +247,8 @@ def _this_program() -> list[str]:
     """Returns the command that started this program, without its arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None:
-        return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+        path = ["-P"] if sys.flags.safe_path else []
+        return [sys.executable, *path, "-m", spec.name.removesuffix(".__main__")]
     return [sys.executable, sys.argv[0]]
 
 
