@@ -79,6 +79,10 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         rendezvous.check_gpus(tuple(range(ranks)))
 
 
+_KEPT: dict[Any, dict[Any, Any]] = {}
+"""See `ProcessMesh.kept`."""
+
+
 class ProcessMesh:
     """This job's ranks as a grid of named axes.
 
@@ -142,10 +146,14 @@ class ProcessMesh:
                     found[names] = Plane(mine, self.rank, lines)
         return found
 
-    @functools.cached_property
+    @property
     def kept(self) -> dict[Any, Any]:
-        """Objects that callers store for the life of this mesh, such as lowered functions."""
-        return {}
+        """Objects that callers store for the life of this process, such as lowered functions.
+
+        All meshes of the same layout share them, so that what is lowered for one simulation serves
+        the next, too. Callers limit what they keep, all ranks in the same order.
+        """
+        return _KEPT.setdefault((self._layout, self.rank), {})
 
     def communicator(self, *names: str) -> Communicator:
         """Returns the ranks that differ from this one only in the named axes (in any order)."""

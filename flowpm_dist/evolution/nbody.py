@@ -198,6 +198,9 @@ class NBody:
     Args:
         gravity: the gravity, which holds the particles, the mesh and the halo.
         max_displacement: the box's `MaxDisplacement`; a new one if None.
+
+    Attributes:
+        is_compiled: whether the functions of a step are lowered and compiled.
     """
 
     def __init__(self, gravity: Gravity, max_displacement: MaxDisplacement | None = None) -> None:
@@ -205,6 +208,7 @@ class NBody:
         self.box: Box = gravity.pm.box
         self.max_displacement = max_displacement or MaxDisplacement(self.box)
         self.factor_shape = mtf.Shape([*self.box.number_shape.dims, FACTORS])
+        self.is_compiled = False
 
     @functools.cached_property
     def paint(self) -> MeshFunction:

@@ -10,8 +10,8 @@ import copy
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +27,7 @@ from flowpm_dist.evolution.nbody import (
     StepCallback,
 )
 from flowpm_dist.evolution.observers import Observer, Seen
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.cloud_in_cell import (
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from flowpm_dist.simulation.inputs import Inputs, LocalCosmologies
 
 
-T = TypeVar("T")
-
-
 @dataclass
 class CompiledSolver:
     """The functions of a box under its options, each lowered when it is first needed.
@@ -64,7 +61,6 @@ class CompiledSolver:
     initial_options: InitialOptions
     force_options: ForceOptions
     lpt_fields: bool
-    _ready: set[NBody] = field(default_factory=set)
 
     @functools.cached_property
     def initial(self) -> InitialConditions:
@@ -74,7 +70,7 @@ class CompiledSolver:
     @functools.cached_property
     def max_displacement(self) -> MaxDisplacement:
         """The largest displacement of particles, see `MaxDisplacement`."""
-        return self._shared((MaxDisplacement, self.box), lambda: MaxDisplacement(self.box))
+        return _max_displacement(self.box)
 
     def nbody(self, halo: int, mesh_factor: int | None = None) -> NBody:
         """Returns the evolution with a halo [particle spacings], on the force mesh or another.
@@ -85,16 +81,7 @@ class CompiledSolver:
         if mesh_factor is not None:
             force = force.model_copy(update={"mesh_factor": mesh_factor})
         pm = ParticleMesh(self.box, force.mesh_factor, halo, force.exchange == "float16")
-        gravity = Gravity(pm, force)
-        return self._shared((NBody, gravity), lambda: NBody(gravity, self.max_displacement))
-
-    def _shared(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """Returns what is kept with the box's mesh of ranks, made when it is first needed."""
-        kept = self.box.mesh.kept
-        if key not in kept:
-            kept[key] = make()
-        found: T = kept[key]
-        return found
+        return _nbody(self.box, Gravity(pm, force))
 
     def amplitude(self, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
@@ -135,14 +122,14 @@ class CompiledSolver:
             particles: the particles at the start.
             a: their scale factor, for messages.
         """
-        if nbody in self._ready:
+        if nbody.is_compiled:
             return 0.0
         begin = time.perf_counter()
         # nothing of this is to be differentiated
         x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
         field = nbody.field(nbody.painted(x, f"start of the evolution, a = {a:.4g}"))
         nbody.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
-        self._ready.add(nbody)
+        nbody.is_compiled = True
         return time.perf_counter() - begin
 
     def density(
@@ -176,12 +163,29 @@ class CompiledSolver:
 def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
     """Returns the functions of a box under its options; the same ones at every call.
 
-    They suit any steps, halo and adjoint, and are kept with the box's mesh of ranks. All ranks of a
-    mesh call this in the same order, and so lower the same functions in the same order.
+    They suit any cosmology, steps, halo and adjoint, and are kept in this process: a simulation of
+    the same box lowers nothing again. All ranks of a mesh call this in the same order, and so lower
+    the same functions in the same order.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
-    key = CompiledSolver, box, initial, force, options.integrator.uses_lpt
-    return box.mesh.kept.setdefault(key, CompiledSolver(*key[1:]))
+    return _solver(box, initial, force, options.integrator.uses_lpt)
+
+
+@cached_on_mesh(16)
+def _solver(
+    box: Box, initial: InitialOptions, force: ForceOptions, lpt_fields: bool
+) -> CompiledSolver:
+    return CompiledSolver(box, initial, force, lpt_fields)
+
+
+@cached_on_mesh(16)
+def _max_displacement(box: Box) -> MaxDisplacement:
+    return MaxDisplacement(box)
+
+
+@cached_on_mesh(64)
+def _nbody(box: Box, gravity: Gravity) -> NBody:
+    return NBody(gravity, _max_displacement(box))
 
 
 AfterStep = Callable[[MidRun], None]

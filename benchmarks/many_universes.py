@@ -1,0 +1,107 @@
+"""A loop over cosmologies of one box in one process: its time and its memory.
+
+    python benchmarks/many_universes.py [--grid 32] [--count 1000] [--ranks 1] [--threads 2]
+
+Three ways take turns, so that all of them meet the same machine:
+
+    bare          `simulation.run(seed)`, always of the same cosmology
+    run           `simulation.run(seed, cosmology=...)`
+    Simulation    a new `Simulation(cosmology, ...)` each time, dropped after its run
+
+The script prints the median seconds of each, the graphs that were made after the first round (which
+is how often something was compiled), and the memory of the process after some of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from common import report, start_worker
+
+STEPS, BOX_SIZE = 5, 200.0
+ROUNDS_SHOWN = 10
+
+
+def resident_bytes() -> int:
+    """Returns the memory that this process holds now [bytes]."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def work(grid: int, count: int) -> dict[str, Any]:
+    """Returns the seconds of each way [round], the graphs made, and the memory [round]."""
+    from tensorflow.python.framework.func_graph import FuncGraph
+
+    import flowpm_dist as fpm
+
+    random, edges, graphs = np.random.default_rng(1), np.linspace(0.1, 1.0, STEPS + 1), [0]
+    made = FuncGraph.__init__
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        graphs[0] += 1
+        made(*args, **kwargs)
+
+    FuncGraph.__init__ = counted
+
+    def drawn() -> fpm.Cosmology:
+        return fpm.Cosmology(
+            Omega_m=random.uniform(0.2, 0.4),
+            Omega_b=0.05,
+            h=random.uniform(0.6, 0.8),
+            n_s=random.uniform(0.9, 1.0),
+            sigma8=random.uniform(0.6, 1.0),
+        )
+
+    # The same halo for all: "auto" compiles again where a universe needs another one.
+    options: dict[str, Any] = {"halo": grid // 8}
+    own = fpm.Simulation(drawn(), grid, BOX_SIZE, edges, **options)
+    ways = {
+        "bare": lambda seed: own.run(seed),
+        "run": lambda seed: own.run(seed, cosmology=drawn()),
+        "Simulation": lambda seed: fpm.Simulation(drawn(), grid, BOX_SIZE, edges, **options).run(
+            seed
+        ),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    memory, first = [], 0
+    for number in range(count):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way(number).displacement.block.numpy()
+            seconds[name].append(time.perf_counter() - begin)
+        memory.append(resident_bytes())
+        first = first or graphs[0]
+    return {"seconds": seconds, "graphs": graphs[0] - first, "memory": memory}
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("place", nargs="?", choices=["worker"])
+    parser.add_argument("--grid", type=int, default=32)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    asked = parser.parse_args()
+    if asked.place:
+        report(work(asked.grid, asked.count))
+        return
+    arguments = [f"--grid={asked.grid}", f"--count={asked.count}"]
+    found = start_worker(__file__, arguments, asked.ranks, asked.threads)
+    print(f"{asked.count} rounds at {asked.grid}^3 on {asked.ranks} ranks")
+    for name, seconds in found["seconds"].items():
+        ratio = np.median(np.divide(seconds, found["seconds"]["bare"])[1:])
+        print(f"{name:10}  {np.median(seconds[1:]):.3f} s, {ratio:.2f} of a bare run's")
+    print(f"graphs made after the first round: {found['graphs']}")
+    for number in sorted({0, 4, *range(0, asked.count, -(-asked.count // ROUNDS_SHOWN))}):
+        if number < asked.count:
+            print(f"memory after round {number + 1:4}: {found['memory'][number] / 2**20:.1f} MiB")
+    print(f"memory after the last: {found['memory'][-1] / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()
