@@ -18,17 +18,23 @@ K_MAX = 20.0
 NEUTRINOS = 3.046
 """Effective number of neutrino species, all massless."""
 
+TRANSFER = tuple(name for name in SHAPE if name not in ("n_s", "k_pivot"))
+"""The parameters that the transfer function depends on."""
+
 _A_S = 2e-9  # CAMB's spectrum is proportional to A_s, so one table is enough
 _SAMPLES = 4096
 _DEFAULTS = {"w0": -1.0, "wa": 0.0, "T_cmb": T_CMB, "k_pivot": K_PIVOT}
 
 
 def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
-    """Returns the linear power today over A_s [(Mpc/h)^3] as a spline of its logarithm.
+    """Returns the linear power today over A_s [(Mpc/h)^3] as a spline of its logarithm, at n_s = 1.
+
+    Another n_s multiplies it by (k / k_pivot)^(n_s - 1), whatever the other parameters. So CAMB
+    runs once for all cosmologies that differ in n_s, k_pivot and the amplitude alone; the last 16
+    splines are kept.
 
     Args:
-        **parameters: the parameters in `SHAPE`; w0, wa, T_cmb and k_pivot have the defaults of
-            `Cosmology`.
+        **parameters: the parameters in `SHAPE`; w0, wa and T_cmb have the defaults of `Cosmology`.
 
     Returns:
         The first ln k (k in h/Mpc), the step in ln k, and the coefficients [cells, 4] of the powers
@@ -38,7 +44,7 @@ def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
         ImportError: the package camb is missing.
     """
     values = _DEFAULTS | parameters
-    return _spline(*(values[name] for name in SHAPE))
+    return _spline(*(values[name] for name in TRANSFER))
 
 
 @contextlib.contextmanager
@@ -68,7 +74,8 @@ def camb_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=16)
 def _spline(*values: float) -> tuple[float, float, np.ndarray]:
-    k, power = camb_power_table((0.0,), "linear", _A_S, **dict(zip(SHAPE, values, strict=True)))
+    parameters = dict(zip(TRANSFER, values, strict=True))
+    k, power = camb_power_table((0.0,), "linear", _A_S, n_s=1.0, **parameters)
     from scipy.interpolate import CubicSpline  # comes with camb
 
     spline = CubicSpline(np.log(k), np.log(power[0] / _A_S))

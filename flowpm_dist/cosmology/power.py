@@ -227,7 +227,7 @@ class _CambShape:
         values = {name: known_number(name, parameter) for name, parameter in parameters.items()}
         self._start, self._step, coefficients = camb_spline(**values)
         self._coefficients = tf.constant(coefficients)
-        self._tilt = as_float64(parameters.pop("n_s")) - values["n_s"]  # 0, with a derivative
+        self._tilt = as_float64(parameters.pop("n_s")) - 1.0
         self._ln_pivot = np.log(values["k_pivot"] / values["h"])
         self._guard = without_gradient(parameters)
         self._growth = d1_today**2
