@@ -1,5 +1,6 @@
 """What commands are asked for, judge and keep of posteriors; the exact ones of test_posteriors."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -50,28 +51,46 @@ def test_the_posteriors_that_a_loss_has_trained():
     assert own_answers(Predictions(("sigma8",), same, same), one) is None
 
 
-def results(judged_by: str, tests: int = 4) -> PosteriorResults:
-    """Of one head with four tests, and of another that repeats them."""
+def results(judged_by: str) -> PosteriorResults:
+    """Of two heads that fail the tests of ranks and of TARP."""
     one = calibration_of(answers(60), np.arange(60))
     failed = replace(one, ranks_p=np.array([0.5, 0.004, 0.5]), tarp_p=0.0001)
     found = {("network", "flow"): failed, ("power", "gaussian"): failed}
-    found |= {("power", f"head {number}"): one for number in range(tests // 4 - 2)}
     errors = {key: np.array([0.1, 0.2, 0.3]) for key in found}
     return PosteriorResults(("network", "flow"), found, errors, {}, {}, {}, judged_by)
 
 
-def test_posteriors_are_called_wrong_by_the_number_of_tests():
-    said = results("test", 40).sentences()
-    assert len(said) == 2 and all("0.01 / 40, the number of tests" in one for one in said)
+def test_posteriors_are_called_wrong_by_the_number_of_their_tests():
+    """Three of ranks, one of TARP, and of two levels the coverage of three and of all together."""
+    said = results("test").sentences()
+    assert len(said) == 2 and all("below 0.01 / 12, the number of its tests" in one for one in said)
     assert "for all parameters together: P = 0.0001" in said[0] and "see tarp.png" in said[0]
     assert "see posteriors.md" in said[1], "figures have the last head alone"
-    few = results("test").found
-    alone = PosteriorResults(("network", "flow"), dict([*few.items()][:1]), {}, {}, {}, {})
-    alone = replace(
-        alone, found={k: replace(v, ranks_p=v.ranks_p / 4) for k, v in alone.found.items()}
-    )
-    assert "not right for sigma8: P = 0.001" in alone.sentences()[0]
+    failed = {
+        k: replace(v, ranks_p=v.ranks_p / 10, tarp_p=0.5) for k, v in results("test").found.items()
+    }
+    alone = replace(results("test"), found=dict([*failed.items()][:1]))
+    assert alone.sentences()[0].startswith("Posteriors of network (flow) are not right for sigma8")
     assert alone.sentences()[0].endswith("see ranks.png.")
+
+
+@pytest.mark.parametrize(("widen", "said"), [(1.15, "wide"), (0.85, "narrow")])
+def test_a_width_that_is_wrong_by_15_percent_is_said_in_a_sentence(widen, said):
+    one = calibration_of(answers(512, widen=widen), np.arange(512))
+    of = {("network", "flow"): one}
+    found = PosteriorResults(("network", "flow"), of, dict.fromkeys(of, np.ones(3)), {}, {}, {})
+    (told,) = [x for x in found.sentences() if "all parameters together" in x and "68.3%" in x]
+    share = f"{one.coverage[0, 3]:.3f}±{one.coverage_error[0, 3]:.3f}"
+    told_of = re.fullmatch(
+        rf"Posteriors of network \(flow\) are about (\d+)% too {said} for all parameters together: "
+        rf"{share} of the truths are in the central 68.3%, and P = \S+ is below 0.01 / 12, the "
+        "number of its tests.",
+        told,
+    )
+    assert told_of is not None and 8 <= int(told_of[1]) <= 22
+    assert share in found.markdown() and f"{one.coverage_p[0, 3]:.2g}" in found.markdown()
+    kept = found.numbers()["scores"][0]["coverage_0.683_p"]
+    assert kept["all parameters together"] == one.coverage_p[0, 3] and len(kept) == 4
 
 
 def test_the_validation_set_gives_no_p_values():
@@ -79,7 +98,7 @@ def test_the_validation_set_gives_no_p_values():
     assert "0.0001" in tested.markdown() and "±0.2" in tested.markdown()
     assert "0.0001" not in untested.markdown() and untested.sentences() == []
     assert "ranks_p" in tested.numbers()["scores"][0]
-    assert not {"ranks_p", "tarp_p"} & set(untested.numbers()["scores"][0])
+    assert not [name for name in untested.numbers()["scores"][0] if name.endswith("_p")]
     assert untested.numbers()["scores"][0]["rmse_error"]["n_s"] == 0.3
     figure = figures.rank_figure({"x": tested.found["network", "flow"]}, tested=False)
     assert not any(axes.get_title(loc="right") for axes in figure.axes)

@@ -17,13 +17,13 @@ from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.files import GENERATOR, UnreadableError, read_arrays, save_arrays
 from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
-from flowpm_dist.posteriors.calibration import LEVELS, Calibration
+from flowpm_dist.posteriors.calibration import LEVELS, TOGETHER, Calibration
 from flowpm_dist.posteriors.options import HEADS
 
 FILES = ("posteriors.md", "posterior_samples.npz", "ranks.png", "tarp.png")
 SUSPICIOUS = 0.01
-"""Probability with which some posterior is said to be not right if all are: a P-value is compared
-with this over the number of tests (Bonferroni).
+"""Probability with which a right posterior is said to be not right: each of its P-values is
+compared with this over their number (Bonferroni).
 """
 
 Key = tuple[str, str]
@@ -60,33 +60,52 @@ class PosteriorResults:
     def _p(self, value: float) -> str:
         return f"{value:.2g}" if self.tested else "-"
 
+    def _coverage(self, one: Calibration, column: int) -> list[str]:
+        """Returns the cells of a column of the coverage: share and P of each level."""
+        cells = []
+        for numbers in zip(one.coverage, one.coverage_error, one.coverage_p, strict=True):
+            share, error, p = (row[column] for row in numbers)
+            cells += [_with_error(share, error), self._p(p)]
+        return cells
+
     def table(self) -> Table:
-        """Returns a table for a terminal."""
+        """Returns a table for a terminal; of several P-values it has the least."""
         drawn = Table(box=SIMPLE)
-        for heading in ("posterior of", "head", "ln(q / prior)", "least P of ranks", "P of TARP"):
+        tests = "coverage", "ranks", "TARP"
+        for heading in ("posterior of", "head", "ln(q / prior)", *(f"P of {t}" for t in tests)):
             is_text = heading in ("posterior of", "head")
             drawn.add_column(heading, justify="left" if is_text else "right")
         for (name, head), one in self.found.items():
-            tests = self._p(one.ranks_p.min()), self._p(one.tarp_p)
-            drawn.add_row(name, head, _with_error(one.gain, one.gain_error), *tests)
+            least = one.coverage_p.min(), one.ranks_p.min(), one.tarp_p
+            values = map(self._p, least)
+            drawn.add_row(name, head, _with_error(one.gain, one.gain_error), *values)
         return drawn
 
     def sentences(self) -> list[str]:
         """Returns sentences on what the table does not show."""
-        count = sum(len(one.ranks_p) + 1 for one in self.found.values())
         sentences = []
         for (name, head), one in self.found.items() if self.tested else ():
+            limit = SUSPICIOUS / one.tests
+            reason = f"is below {SUSPICIOUS:g} / {one.tests}, the number of its tests"
             of_ranks = dict(zip(one.names, one.ranks_p.tolist(), strict=True))
-            of_tarp = {"all parameters together": one.tarp_p}
+            of_tarp = {TOGETHER: one.tarp_p}
             for kind, values in (("ranks", of_ranks), ("tarp", of_tarp)):
-                wrong = {n: p for n, p in values.items() if p < SUSPICIOUS / count}
+                wrong = {n: p for n, p in values.items() if p < limit}
                 drawn = f"{kind}.png" if head == self.main[1] else FILES[0]
                 if wrong:
                     sentences.append(
                         f"Posteriors of {name} ({head}) are not right for {', '.join(wrong)}: P = "
-                        f"{min(wrong.values()):.1g} is below {SUSPICIOUS:g} / {count}, the number "
-                        f"of tests; see {drawn}."
+                        f"{min(wrong.values()):.1g} {reason}; see {drawn}."
                     )
+            for row, i in np.argwhere(one.coverage_p < limit):
+                wide = one.too_wide(row, i)
+                share = _with_error(one.coverage[row, i], one.coverage_error[row, i])
+                sentences.append(
+                    f"Posteriors of {name} ({head}) are about {abs(wide):.0%} too "
+                    f"{'wide' if wide > 0 else 'narrow'} for {one.columns[i]}: {share} of the "
+                    f"truths are in the central {LEVELS[row]:.1%}, and P = "
+                    f"{one.coverage_p[row, i]:.1g} {reason}."
+                )
         for (name, head), (gain, _) in self.differences.items():
             sentences.append(
                 f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus that of {name} ({head}): "
@@ -97,17 +116,16 @@ class PosteriorResults:
     def markdown(self) -> str:
         """Returns the tables in Markdown."""
         main = self.found[self.main]
-        rows = [["posterior of", "head", "ln(q / prior)", "TARP P"]]
+        shares = [text for level in LEVELS for text in (f"in {level:.1%}", "P")]
+        rows = [["posterior of", "head", "ln(q / prior)", "TARP P", *shares]]
         for name in main.names:
-            shares = [f"in {level:.1%}" for level in LEVELS]
             rows[0] += [f"{name} RMSE", "width", *shares, "ranks P"]
         for (name, head), one in self.found.items():
             row = [name, head, _with_error(one.gain, one.gain_error), self._p(one.tarp_p)]
+            row += self._coverage(one, -1)
             for i, of_rmse in enumerate(self.rmse_error[name, head]):
                 row += [f"{one.rmse[i]:.3g}±{of_rmse:.1g}", f"{one.width[i]:.3g}"]
-                for share, error in zip(one.coverage[:, i], one.coverage_error[:, i], strict=True):
-                    row.append(_with_error(share, error))
-                row.append(self._p(one.ranks_p[i]))
+                row += [*self._coverage(one, i), self._p(one.ranks_p[i])]
             rows.append(row)
         pairs = [["posterior of", "head", "ln(q / prior) higher by", "in"]]
         pairs[0] += [f"{name} RMSE lower by" for name in main.names]
@@ -117,7 +135,8 @@ class PosteriorResults:
             pairs.append(row)
         used = "".join(f"- {name} uses the {part}.\n" for name, part in self.chosen.items())
         return (
-            f"On {main.count} volumes of {main.groups} universes:\n\n{markdown_table(rows)}\n"
+            f"On {main.count} volumes of {main.groups} universes; shares beside TARP's P are means "
+            f"over all parameters:\n\n{markdown_table(rows)}\n"
             f"{self.main[0]} ({self.main[1]}) beside the others, by a paired bootstrap:\n\n"
             f"{markdown_table(pairs)}\n{used}"
         )
