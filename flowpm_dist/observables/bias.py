@@ -144,10 +144,10 @@ def bias_with(names: Collection[str], named: str | None = None) -> Bias | None:
     if named is not None:
         own = cast(Bias, python_object(named)())
         if missing := set(own.parameters) ^ set(names):
-            told = ", ".join(own.parameters) or "none"
+            parameters = ", ".join(own.parameters) or "none"
             raise ValueError(
-                f"bias_scheme {named!r} has the parameters {told}; bias must have a value for each "
-                f"(differing: {', '.join(sorted(missing))})"
+                f"bias_scheme {named!r} has the parameters {parameters}; bias must have a value "
+                f"for each (differing: {', '.join(sorted(missing))})"
             )
         return own
     for scheme in SCHEMES:

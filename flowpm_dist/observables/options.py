@@ -64,7 +64,7 @@ STRUCTURE_NAMES = ("linear", "1lpt", "2lpt", "pm")
 UNEVOLVED = ("linear", "1lpt", "2lpt")
 """Structures that make no steps: they are known at any time."""
 
-CLOSE = 1e-6
+SAME_VALUE = 1e-6
 """Relative difference of numbers that are taken as equal."""
 
 
@@ -322,7 +322,7 @@ class CellOptions(ObservationOptions):
         if self.redshifts is None or last is None:
             return
         key, given, end = "observation.redshifts", list(self.redshifts), 1.0 / last - 1.0
-        if abs(given[-1] - end) > CLOSE * (1.0 + end):
+        if abs(given[-1] - end) > SAME_VALUE * (1.0 + end):
             what = f"= {given}: the last must be the redshift at the end of the simulation, {end:g}"
             yield Problem(key, what)
         if self.structure not in UNEVOLVED and first and 1.0 / (1.0 + given[0]) < first:

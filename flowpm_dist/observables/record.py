@@ -16,7 +16,7 @@ import numpy as np
 from flowpm_dist.io.files import checksum
 from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.observables.options import (
-    CLOSE,
+    SAME_VALUE,
     DensityOptions,
     ObservationError,
     ObservationOptions,
@@ -123,7 +123,7 @@ class ObservationRecord:
                 name = AMPLITUDES[key]
                 compare(key, self._range(here, name), data._range(there, name))
             elif key == "redshifts" and here and there:
-                if len(here) != len(there) or not np.allclose(here, there, rtol=0, atol=CLOSE):
+                if len(here) != len(there) or not np.allclose(here, there, rtol=0, atol=SAME_VALUE):
                     found.append(_difference(key, here, there))
             elif key != "bias" and not self._same_values(data, key):
                 found.append(_difference(key, here, there))
@@ -183,7 +183,7 @@ def _holds(here: Any, there: Any) -> bool:
     """Returns whether a value or range lies within another."""
     low, high = here if isinstance(here, tuple) else (here, here)
     least, most = there if isinstance(there, tuple) else (there, there)
-    room = CLOSE * max(abs(low), abs(high))
+    room = SAME_VALUE * max(abs(low), abs(high))
     return bool(low - room <= least and most <= high + room)
 
 

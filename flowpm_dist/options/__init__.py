@@ -13,7 +13,6 @@ from flowpm_dist.options.base import (
     model_of,
     problems_of,
     table_of,
-    unknown_key,
 )
 from flowpm_dist.options.types import (
     A_SEED,

@@ -193,21 +193,16 @@ def _as_toml(value: Any) -> Any:
 
 
 def problems_of(
-    model: type[BaseModel],
-    given: Mapping[str, Any],
-    error: ValidationError,
-    sections: Mapping[str, type[BaseModel]] | None = None,
+    model: type[BaseModel], given: Mapping[str, Any], error: ValidationError
 ) -> list[Problem]:
     """Returns one problem for each wrong key of a model, however many of its parts are wrong.
 
     Args:
-        model: the model that was to be made.
-        given: the keys it was to be made of.
+        model: the model that could not be made.
+        given: the keys and values it was given.
         error: pydantic's error.
-        sections: models of the sections by name; by default those of a whole run file.
     """
-    if sections is None:
-        sections = {name: part for name in model.model_fields if (part := model_of(model, name))}
+    sections = {name: part for name in model.model_fields if (part := model_of(model, name))}
     return list(dict.fromkeys(_found(model, given, _details(error), sections)))
 
 
@@ -264,7 +259,7 @@ def _what(
 ) -> str:
     """Returns what is wrong with one key, and what is allowed."""
     if kind == "extra_forbidden":
-        return unknown_key(key, model, sections)
+        return _unknown_key(key, model, sections)
     section = f"a section [{key}] with keys below it"
     field = model.model_fields.get(key)
     variants = flat_variants(model).get(key)
@@ -300,14 +295,8 @@ def model_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
 
 
-def unknown_key(key: str, model: type[BaseModel], sections: Mapping[str, type[BaseModel]]) -> str:
-    """Returns what is wrong with a key that a model does not have.
-
-    Args:
-        key: the key.
-        model: the model.
-        sections: the models of all sections of the run file by name.
-    """
+def _unknown_key(key: str, model: type[BaseModel], sections: Mapping[str, type[BaseModel]]) -> str:
+    """Returns what is wrong with a key that a model does not have."""
     known = keys_of(model)
     homes = [f"[{name}]" for name, other in sections.items() if key in keys_of(other)]
     hint = f"; it belongs in {' or '.join(homes)}" if homes else nearest(key, known)

@@ -63,20 +63,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {folded[match[0]]}?" if match else ""
 
 
-def rounded_down(value: float, digits: int = 3) -> str:
-    """Returns a number above 0, or the next one below it of so many digits, as a text."""
-    return _rounded(math.floor, value, digits)
+def rounded_down(value: float) -> str:
+    """Returns a number above 0 as a text, rounded down to three digits."""
+    return _rounded(math.floor, value)
 
 
-def rounded_up(value: float, digits: int = 3) -> str:
-    """Returns a number above 0, or the next one above it of so many digits, as a text."""
-    return _rounded(math.ceil, value, digits)
+def rounded_up(value: float) -> str:
+    """Returns a number above 0 as a text, rounded up to three digits."""
+    return _rounded(math.ceil, value)
 
 
-def _rounded(whole: Callable[[float], int], value: float, digits: int) -> str:
-    places = digits - 1 - math.floor(math.log10(value))
+def _rounded(whole: Callable[[float], int], value: float) -> str:
+    places = 2 - math.floor(math.log10(value))
     unit = 10.0**-places
-    return f"{whole(value / unit) * unit:.{digits}g}"
+    return f"{whole(value / unit) * unit:.3g}"
 
 
 T = TypeVar("T")

@@ -77,9 +77,9 @@ class ParticleMesh:
             self.box.block, self.mesh_factor, (widths["x"], widths["y"], 0), cell=(x, y, z)
         )
 
-    def padded(self, shape: Any, margin: int = 0) -> Any:
+    def padded(self, shape: Any) -> Any:
         """Returns the `mtf.Shape` of a field of `shape` on the mesh, with its halo."""
-        return padded_shape(shape, self.widths(margin), self.box.impl)
+        return padded_shape(shape, self.widths(), self.box.impl)
 
     def particles(self, x: tf.Tensor) -> tf.Tensor:
         """Returns a vector for each particle in the kernels' shape: [batch, x, y, z, 3]."""

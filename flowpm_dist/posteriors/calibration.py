@@ -222,16 +222,15 @@ def uniform_p(values: np.ndarray, independent: int) -> float:
     return float(kstwo.sf(largest, independent))
 
 
-def band(independent: int, probability: float = 0.95) -> float:
-    """Returns the half width of the band around the diagonal that holds a uniform distribution.
+def band(independent: int) -> float:
+    """Returns the half width of the 95 % band around the diagonal, for a number of values.
 
-    Args:
-        independent: number of values.
-        probability: probability that the whole curve lies in the band (Kolmogorov-Smirnov).
+    If the values are uniform, their whole curve lies in the band with a probability of 95 %
+    (Kolmogorov-Smirnov).
     """
     from scipy.stats import kstwo
 
-    return float(kstwo.ppf(probability, independent))
+    return float(kstwo.ppf(0.95, independent))
 
 
 def error_of_mean(values: np.ndarray, groups: np.ndarray) -> float:

@@ -22,12 +22,12 @@ from flowpm_dist.posteriors.options import HEADS
 
 FILES = ("posteriors.md", "posterior_samples.npz", "ranks.png", "tarp.png")
 SUSPICIOUS = 0.01
-"""Probability with which a right posterior is said to be not right: each of its P-values is
-compared with this over their number (Bonferroni).
+"""The probability of reporting a posterior as not right although all are right. Each of its P-values
+is compared with this probability divided by their number (Bonferroni).
 """
 
 Key = tuple[str, str]
-"""Name of the features, and of the head."""
+"""The name of the features, and the name of the head."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class PosteriorResults:
     """How good posteriors are.
 
     Attributes:
-        main: the network's, of the head that was asked for last.
-        found: calibration of each.
+        main: the network's posterior with the head that was requested last.
+        found: the calibration of each posterior.
         rmse_error: one standard error of each RMSE, [p].
-        differences: of `main` from others: in ln(q / prior), and of each parameter's mean.
-        chosen: which features each posterior of a network uses.
-        arrays: truth, samples and ln(q / prior) of `main`, to be kept.
-        judged_by: the split.
+        differences: how much `main` differs from each other posterior: in ln(q / prior), and in
+            the mean of each parameter.
+        chosen: the features that each posterior of a network uses.
+        arrays: truth, samples and ln(q / prior) of `main`, for the results.
+        judged_by: the split whose volumes posteriors are judged on.
     """
 
     main: Key
@@ -54,7 +55,7 @@ class PosteriorResults:
 
     @property
     def tested(self) -> bool:
-        """Whether P-values mean something: heads are chosen by the validation set."""
+        """Whether P-values are valid: not on the validation set, which heads are chosen by."""
         return self.judged_by != "validation"
 
     def _p(self, value: float) -> str:
@@ -137,7 +138,7 @@ class PosteriorResults:
         return (
             f"On {main.count} volumes of {main.groups} universes; shares beside TARP's P are means "
             f"over all parameters:\n\n{markdown_table(rows)}\n"
-            f"{self.main[0]} ({self.main[1]}) beside the others, by a paired bootstrap:\n\n"
+            f"{self.main[0]} ({self.main[1]}) compared with the others, by a paired bootstrap:\n\n"
             f"{markdown_table(pairs)}\n{used}"
         )
 
@@ -191,7 +192,7 @@ INTERVALS = (0.683, 0.954)
 
 @dataclass(frozen=True)
 class Question:
-    """A volume, and the training whose network predicts its parameters.
+    """A question: which parameters has this volume, by the network of this training?
 
     Attributes:
         volume, training: absolute paths.
@@ -202,7 +203,7 @@ class Question:
 
     @classmethod
     def of(cls, volume: str | Path, training: SavedTraining) -> Question:
-        """Returns the question of a volume, such as "file.h5:a/density"."""
+        """Returns the question about a volume, such as "file.h5:a/density"."""
         return cls(str(Path(volume).resolve()), str(training.folder.path.resolve()))
 
 
@@ -258,8 +259,8 @@ def check_prediction_folder(folder: Path, question: Question) -> None:
     """Checks that a posterior can be written to a folder, without changing anything.
 
     Raises:
-        OutputError: it is no folder, cannot be written to, has files of these names from elsewhere,
-            or the posterior of another volume or from another training.
+        OutputError: the path is no folder or cannot be written to, or the folder holds other files
+            with these names, or the posterior of another volume or training.
     """
     check_ground(folder)
     try:
@@ -309,10 +310,10 @@ def posterior_of_volume(
     *,
     needed: bool = False,
 ) -> tuple[VolumePosterior | None, list[str]]:
-    """Returns the posterior of a volume, and what one should know about it in sentences.
+    """Returns the posterior of a volume, and sentences that the user should read with it.
 
-    None is returned if none was requested, and none was fitted to the features of these weights. By
-    default the first head of `PREFERRED` that was fitted is used. Every rank has the same samples.
+    The posterior is None if none was requested and none was fitted to these weights. By default the
+    first fitted head of `PREFERRED` is used. Every rank has the same samples.
 
     Args:
         training: its folder holds the posterior.
@@ -320,10 +321,10 @@ def posterior_of_volume(
         features: features [n, value] by name; the first row is the volume's.
         step: number of steps that the network was trained for.
         head: see `fitted_heads`.
-        needed: whether there must be one; there must if a head is requested.
+        needed: whether a missing posterior is an error; it always is if a head is requested.
 
     Raises:
-        PosteriorError: no posterior of that head was fitted, or to other weights, or its file is
+        PosteriorError: no posterior of that head was fitted to these weights, or its file is
             damaged.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS
@@ -346,7 +347,7 @@ def posterior_of_volume(
             )
         except (ValueError, KeyError, TypeError) as error:
             others.append(
-                f"{path} or the density of features beside it cannot be read ({error}): fit them "
+                f"{path} or the density of its features cannot be read ({error}): fit them "
                 "again with flowpm-dist evaluate --posteriors"
             )
     else:

@@ -1,4 +1,4 @@
-"""Parameters of a volume from a trained network."""
+"""Parameters of a volume, predicted by a trained network."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
 COUNTED = ("one particle", ONE_COUNT)
-"""Units of volumes of counts, whose mean may be any."""
+"""Units of counts; the mean of a volume of counts may have any value."""
 
 MEAN_TOLERANCE = 1e-3
-"""How far the mean of a density may be from 1 without a note."""
+"""How far the mean of a density may differ from 1 before the user gets a note."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The parameters of a volume.
+    """The predicted parameters of a volume.
 
     Attributes:
-        parameters: name, value, and error bar where the network gives one, of each parameter.
-        notes: what one should know about it, in sentences.
-        posterior: where one was fitted, see `posterior_of_volume`; then parameters are its means
-            and standard deviations.
+        parameters: the name and the value of each parameter, and its error bar if there is one.
+        notes: sentences that the user should read with the prediction.
+        posterior: the posterior, if one was fitted (see `posterior_of_volume`). The parameters are
+            then its means and standard deviations.
     """
 
     parameters: tuple[tuple[str, float, float | None], ...]
@@ -56,7 +56,7 @@ class Found:
 def check_question(
     training: SavedTraining, volume_path: str | Path, box_size: float | None
 ) -> None:
-    """Checks that a network can be asked about a volume, before TensorFlow is loaded.
+    """Checks that a network can predict for a volume, before TensorFlow is loaded.
 
     Args:
         training, volume_path, box_size: see `predict_volume`.
@@ -84,13 +84,13 @@ def check_question(
 
 
 def check_observation(trained: ObservationRecord | None, volume: Volume) -> list[str]:
-    """Checks that a volume is what a network was trained for, as far as both tell.
+    """Checks that a volume has the observation that the network was trained for, if both are known.
 
     Returns:
-        What could not be seen, in words.
+        Sentences about what could not be checked.
 
     Raises:
-        ObservationError: it is of another observation; the message says in what it differs.
+        ObservationError: the observations differ; the message names the differences.
     """
     if trained is None:
         return []
@@ -114,10 +114,10 @@ def check_observation_once(
         mesh: the ranks.
 
     Returns:
-        As there, on every rank.
+        The same sentences, on every rank.
 
     Raises:
-        ObservationError: as there, on every rank.
+        ObservationError: on every rank.
     """
     wrong, notes = "", []
     if mesh.rank == 0:
@@ -133,9 +133,9 @@ def check_observation_once(
 
 
 def _observed_by(training: SavedTraining) -> ObservationOptions | None:
-    """Returns what the training observed of its universes, or None if unknown."""
-    seen = training.plan.record
-    return None if seen is None else seen.options
+    """Returns how the training observed its universes; None if that is not known."""
+    record = training.plan.record
+    return None if record is None else record.options
 
 
 def _scale_factor(training: SavedTraining) -> float | None:
@@ -157,12 +157,12 @@ def predict_volume(
     """Returns the parameters of a volume. On all ranks together, each of which reads its block.
 
     Args:
-        training: whose network is asked.
-        volume_path: see `open_volume`, or of maps `read_convergence`. A density or counts: it is
-            divided by its mean where those were that the network was trained on.
+        training: the training of the network.
+        volume_path: see `open_volume`; for maps, see `read_convergence`. A density or counts are
+            divided by their mean if the training volumes were.
         mesh: the ranks, of axes replica, row and col. Several replicas do the same work.
         progress: of this rank.
-        box_size: side of the volume [Mpc/h], where its file does not contain it.
+        box_size: side of the volume [Mpc/h], if its file does not contain it.
         which: see `trained_network`.
         head: head of the posterior; by default the first of `PREFERRED` that was fitted to
             these weights, if any.
@@ -174,9 +174,9 @@ def predict_volume(
     Raises:
         TrainedError: the checkpoint is damaged.
         PosteriorError: no posterior of that head was fitted, or to other weights.
-        VolumeError: a volume that is not such as it was trained on, with values that are negative
-            or not finite, or empty.
-        ObservationError: a volume of another observation.
+        VolumeError: the volume does not resemble the training volumes, has values that are
+            negative or not finite, or is empty.
+        ObservationError: the volume has another observation.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
     from flowpm_dist.cosmoflow.volumes.universes import as_volumes
@@ -228,26 +228,26 @@ def _volume(
     notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
     notes += check_observation_once(plan.record, volume, mesh)
     progress.note(f"reading {volume.where}")
-    cut, seen = Block.of(mesh).cut(volume.array.shape), _observed_by(training)
+    cut, observation = Block.of(mesh).cut(volume.array.shape), _observed_by(training)
     # Masked as the training's volumes.
-    block = as_observed(read_part(volume, cut), (cut[0].start, cut[1].start), volume, seen)
+    block = as_observed(read_part(volume, cut), (cut[0].start, cut[1].start), volume, observation)
     block = block[..., np.newaxis] if block.ndim == 3 else block
-    mean = _checked_mean(volume, block, mesh, seen)
+    mean = _checked_mean(volume, block, mesh, observation)
     shown = ", ".join(f"{value:.6g}" for value in mean)
     other_mean = bool(np.any(np.abs(mean - 1) > MEAN_TOLERANCE))
     if training.divides_by_mean(header):
         block /= mean
         notes += [f"The volume was divided by its mean, {shown}."] if other_mean else []
     elif header is not None and header.unit not in COUNTED and other_mean:
-        notes.append(f"The volume keeps its mean, {shown}, as those of the training did.")
+        notes.append(f"The volume keeps its mean, {shown}, as the training volumes did.")
     return block[..., 0] if channels == 1 else block, notes
 
 
 def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.ndarray:
-    """Returns maps of a file [source, x, y] [1], float64.
+    """Returns the maps in a file [source, x, y] [1], float64.
 
     Raises:
-        ObservationError: they are not such as the network was trained on.
+        ObservationError: the maps differ from those that the network was trained on.
     """
     if box_size is not None:
         raise ObservationError("--box-size is for volumes, but the network takes maps: omit it")
@@ -264,7 +264,7 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
 
 
 def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
-    """Returns what one should know about maps of a file, in sentences."""
+    """Returns sentences that the user should read about the maps in a file."""
     asked = cone.shape_noise
     assert asked is not None
     if path.suffix == ".npy":
@@ -281,13 +281,13 @@ def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
 
 
 def _checked_mean(
-    volume: Volume, block: np.ndarray, mesh: ProcessMesh, seen: ObservationOptions | None
+    volume: Volume, block: np.ndarray, mesh: ProcessMesh, observation: ObservationOptions | None
 ) -> np.ndarray:
-    """Returns the mean of each channel over all cells; all ranks raise alike for wrong values."""
+    """Returns the mean of each channel over all cells. On wrong values all ranks raise."""
     import tensorflow as tf
 
     group = mesh.without("replica")
-    positive = seen is None or seen.is_positive
+    positive = observation is None or observation.is_positive
     bad = [np.sum(~np.isfinite(block)), np.sum(block < 0) if positive else 0]
     with np.errstate(invalid="ignore"):
         sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)

@@ -44,11 +44,11 @@ class Evaluation:
 
     Attributes:
         main: the name of the method in the figures, a network or the mean of several.
-        split: the volumes that all are judged on, "test", "validation" or a fresh test set.
+        split: the volumes that all methods are judged on: "test", "validation" or a fresh set.
         predictions: the predictions for these volumes by method: `main` first, then networks, then
             baselines.
         scores: the scores of the same methods.
-        differences: of `main` from each of the others, in pairs on the same volumes.
+        differences: `main` compared with each other method, in pairs on the same volumes.
         train_mean: the mean of the training targets, [p].
         seeds: mean and standard deviation over runs that differ in their seed alone:
             [method][parameter][attribute of `OF_SEEDS`] = (mean, standard deviation).
@@ -57,7 +57,7 @@ class Evaluation:
         notes: sentences on the evaluation that a reader should know.
         trainings: the folder, step, steps, complete, seed and samples of each training, and when
             its weights were saved.
-        folder: the folder that it is written to by default.
+        folder: the folder that the results are written to by default.
         posteriors: the posteriors of the fitted heads, if any were requested.
     """
 
@@ -104,13 +104,14 @@ class Evaluation:
         return f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n{pairs}{sentences}"
 
     def write(self, folder: Path | None = None) -> Path:
-        """Writes tables, numbers and figures; an older evaluation there is replaced.
+        """Writes tables, numbers and figures in place of an older evaluation in the folder.
 
-        Its posteriors are kept if this one has none, and weights and volumes are the same.
-        All are written aside first; scores.json, moved last, says that they are whole.
+        The older evaluation's posteriors are kept if this one has none, and weights and volumes
+        are the same. All files are first written to another place. scores.json is moved last: it
+        shows that the evaluation is complete.
 
         Args:
-            folder: made when it is missing; by default the training's own.
+            folder: created if it is missing; by default a folder of the training.
 
         Returns:
             The folder.
@@ -201,8 +202,8 @@ def check_evaluation_folder(folder: Path) -> None:
     """Checks that an evaluation can be written to a folder, without changing anything.
 
     Raises:
-        OutputError: it is no folder, cannot be written to, or has files of these names from
-            elsewhere.
+        OutputError: the path is no folder or cannot be written to, or the folder holds other files
+            with these names.
     """
     check_ground(folder)
     ours = read_json(folder / SCORES).get("generator") == GENERATOR
@@ -273,7 +274,7 @@ def markdown(scores: Mapping[str, Scores]) -> str:
 
 
 FEWEST = 4
-"""Columns that are shown however narrow the terminal is."""
+"""Columns that a terminal always shows, even a narrow one."""
 
 
 def rich_table(scores: Mapping[str, Scores], width: int) -> Table:
@@ -324,8 +325,10 @@ def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
 
 
 def markdown_of_differences(main: str, differences: Differences) -> str:
-    """Returns a table in Markdown: the first method less each of the others."""
-    rows = [["parameter", f"{main} beside", "R² higher by", "RMSE lower by", "smaller RMSE in"]]
+    """Returns a table in Markdown of the first method minus each of the others."""
+    rows = [
+        ["parameter", f"{main} compared with", "R² higher by", "RMSE lower by", "smaller RMSE in"]
+    ]
     names = dict.fromkeys(name for of_method in differences.values() for name in of_method)
     for name in names:
         for method, of_method in differences.items():

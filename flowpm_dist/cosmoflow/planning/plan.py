@@ -66,13 +66,13 @@ FILL = 64
 """Simulations made before the first step, unless four batches are more."""
 
 MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
-"""Parameters that have no default: fixed, or with a prior."""
+"""Parameters without a default: a run file fixes them or gives them a prior."""
 OF_DENSITIES = ("log1p", "log1p-counts")
-"""Inputs of a network that take no values below 0."""
+"""Inputs of a network that do not allow values below 0."""
 FEWEST_PIXELS = 6
 """Pixels along a side of maps whose statistics are measured, also at half the resolution."""
 MAP_NETWORK = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"
-"""A network of maps, see there."""
+"""A network of maps, see `map_convolutions`."""
 
 
 class TrainingPlan(SimulatedRun):
@@ -141,7 +141,7 @@ class TrainingPlan(SimulatedRun):
 
     @property
     def record(self) -> ObservationRecord | None:
-        """The observation of the universes; None of files that do not record theirs."""
+        """The observation of the universes; None if the files do not record one."""
         if not self.simulates and not self.observation.model_fields_set:
             return None
         drawn = {name: ends for name, ends in self.priors.drawn.items() if name not in VARIABLE}
@@ -154,13 +154,13 @@ class TrainingPlan(SimulatedRun):
 
     @property
     def simulated(self) -> SimulatedData:
-        """The numbers of simulations, of a training that simulates."""
+        """The options of the simulations, in a training that simulates."""
         assert isinstance(self.data, SimulatedData)
         return self.data
 
     @property
     def dataset_folder(self) -> Path | None:
-        """The folder of the files that are trained on; None of simulations and arrays."""
+        """The folder of the files to train on; None for simulations and for arrays."""
         return self.data.folder if isinstance(self.data, FileData) else None
 
     def simulations(self, split: str) -> int:
@@ -184,14 +184,14 @@ class TrainingPlan(SimulatedRun):
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
-        """Cells along each side of the network's input: a volume, or maps as one layer of it."""
+        """Cells along each side of the network's input: a volume, or maps as one layer."""
         if self.lightcone is None:
             return self.grid
         return self.lightcone.pixels, self.lightcone.pixels, 1
 
     @property
     def width(self) -> int:
-        """Cells along a side of a volume, which is a cube, or of maps."""
+        """Cells along each side of a cubic volume, or pixels along each side of maps."""
         return self.input_shape[0]
 
     @property
@@ -201,7 +201,7 @@ class TrainingPlan(SimulatedRun):
 
     @property
     def channels(self) -> int:
-        """Values of a cell: one for each redshift, or source of lensing.
+        """The number of values in a cell: one for each redshift, or for each source of lensing.
 
         Files that record no observation may have more.
         """
@@ -228,7 +228,7 @@ class TrainingPlan(SimulatedRun):
     # The steps
 
     def _steps(self, dataset: Dataset | None) -> int | None:
-        """Returns the number of updates; None where it is not given and not known."""
+        """Returns the number of updates; None if it is neither given nor known."""
         asked, data = self.training, self.data
         if asked.steps != DERIVED:
             return asked.steps
@@ -238,10 +238,10 @@ class TrainingPlan(SimulatedRun):
         return None if None in (asked.epochs, samples) else asked.epochs * samples // asked.batch  # type: ignore[operator]
 
     def is_due(self, number: int, every: int) -> bool:
-        """Returns whether what is done every so many steps is done after so many.
+        """Returns whether a repeated action, such as a validation, is due after a step.
 
-        Of rates by epochs, as many steps as there are whole ones in an epoch stand for the epoch:
-        it is done at the end of each, also where the batch does not divide the samples.
+        If learning rates follow epochs and `every` is the number of whole steps in an epoch, the
+        action is due at the end of each epoch, even if the batch does not divide the samples.
 
         Args:
             number: the number of steps made.
@@ -363,7 +363,7 @@ class TrainingPlan(SimulatedRun):
                 yield self.problem(f"box.{key}", what)
 
     def _of_parameters(self) -> Iterator[Problem]:
-        """Each parameter has one value for all universes, or a prior."""
+        """Checks that each parameter has either one value for all universes, or a prior."""
         if isinstance(self.data, FileData | ArrayData):
             return
         varied = self.priors.drawn
@@ -402,37 +402,38 @@ class TrainingPlan(SimulatedRun):
         return ""
 
     def _of_the_observation(self, dataset: Dataset | None) -> Iterator[Problem]:
-        seen, chosen = self.observation, self.network.input
-        redshifts = seen.value("redshifts")
+        observation, chosen = self.observation, self.network.input
+        redshifts = observation.value("redshifts")
         if redshifts and dataset and dataset.header.channels != len(redshifts):
             what = f"the volumes have {dataset.header.channels} channels, but there are "
             yield self.problem("observation.redshifts", f"{what}{len(redshifts)} redshifts")
-        yield from seen.prior_problems([n for n in self.priors.drawn if n not in VARIABLE])
-        yield from seen.light_cone_problems(self.lightcone)
+        yield from observation.prior_problems([n for n in self.priors.drawn if n not in VARIABLE])
+        yield from observation.light_cone_problems(self.lightcone)
         if self.simulates:
-            files = {f"observation.{key}": path for key, path in seen.files.items()}
+            files = {f"observation.{key}": path for key, path in observation.files.items()}
             yield from file_problems(files, self.grid, self.box_size)
             steps = self.evolution
             uses_lpt = steps.integrator.uses_lpt
-            yield from seen.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)
+            yield from observation.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)
         order = self.initial.lpt_order
-        needs_order = self.simulates and seen.structure in ("1lpt", "2lpt")
-        if needs_order and self.is_given("initial.lpt_order") and order != seen.lpt_order:
-            what = f'observation.structure = "{seen.structure}" needs {seen.lpt_order}'
+        needs_order = self.simulates and observation.structure in ("1lpt", "2lpt")
+        if needs_order and self.is_given("initial.lpt_order") and order != observation.lpt_order:
+            structure = f'observation.structure = "{observation.structure}"'
+            what = f"{structure} needs {observation.lpt_order}"
             yield self.problem("initial.lpt_order", what)
-        if chosen is not None and (chosen == "convergence") != (seen.kind == "convergence"):
-            what = f'does not go with observation.kind = "{seen.kind}"'
+        if chosen is not None and (chosen == "convergence") != (observation.kind == "convergence"):
+            what = f'does not go with observation.kind = "{observation.kind}"'
             yield self.problem("network.input", what)
-        elif chosen in OF_DENSITIES and not seen.is_positive:
+        elif chosen in OF_DENSITIES and not observation.is_positive:
             what = 'the observed values may be below 0; give "asinh" or "density"'
             yield self.problem("network.input", what)
-        if seen.files and self.data.augment:
-            names = " and ".join(seen.files)
+        if observation.files and self.data.augment:
+            names = " and ".join(observation.files)
             what = f"would turn the {names} of [observation] with the volume: give false, or leave"
             yield Problem("data.augment", f"{what} it out")
 
     def _of_maps(self) -> Iterator[Problem]:
-        """Maps are simulated while a Keras model learns from them, and are not periodic."""
+        """Checks the rules for maps: a Keras model learns from simulated maps without shifts."""
         cone = self.lightcone
         if self.observation.kind != "convergence":
             return

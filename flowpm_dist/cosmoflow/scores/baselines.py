@@ -63,11 +63,11 @@ class RidgeOnPower:
             products = PolynomialFeatures(degree, include_bias=False)
             steps = (products, StandardScaler()) if degree > 1 else ()
             to_features = make_pipeline(StandardScaler(), *steps).fit(train.log_power)
-            inputs, seen = (to_features.transform(f.log_power) for f in (train, validation))
+            inputs, held_out = (to_features.transform(f.log_power) for f in (train, validation))
             for alpha in self.alphas:
                 ridge = Ridge(alpha=alpha * len(inputs)).fit(inputs, train.truth)
                 models.append(make_pipeline(to_features, ridge))
-                residuals = _columns(ridge.predict(seen)) - validation.truth
+                residuals = _columns(ridge.predict(held_out)) - validation.truth
                 errors.append(np.mean(residuals**2, axis=0))
         best = [models[i] for i in np.argmin(errors, axis=0)]
 
@@ -129,8 +129,8 @@ class SmallNetwork:
         networks = [best, *others]
 
         def say(features: Features) -> np.ndarray:
-            seen = inputs.transform(self._inputs(features))
-            outputs = [_columns(network.predict(seen)) for network in networks]
+            scaled = inputs.transform(self._inputs(features))
+            outputs = [_columns(network.predict(scaled)) for network in networks]
             return targets.inverse_transform(np.mean(outputs, axis=0))
 
         return _predictor(say, validation)

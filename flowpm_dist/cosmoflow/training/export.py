@@ -91,19 +91,19 @@ def export_network(
     # What the network sees: its axes and extent, what was observed, and masked cells.
     record, cone = training.plan.record, training.plan.lightcone
     box_size = list(training.plan.box_size)
-    seen: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": box_size}
+    expected: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": box_size}
     if cone is not None:
-        seen = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
+        expected = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
     if record is not None:
-        seen["observation"] = record.table()
+        expected["observation"] = record.table()
         if record.options.value("mask") is not None:
-            seen["unobserved_cells"] = record.options.unobserved
+            expected["unobserved_cells"] = record.options.unobserved
     about = {
         "parameters": list(standardiser.names),
         "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
         "volumes": [*training.plan.input_shape, network.channels],
         "divided_by_mean": over_mean,
-        **seen,
+        **expected,
         "network": training.plan.network.name,
         "weights_of_step": regressor.step,
     }

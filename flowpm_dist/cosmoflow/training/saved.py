@@ -110,8 +110,8 @@ class SavedTraining:
         Args:
             header: see `header`.
         """
-        seen = self.plan.record
-        if seen is not None and not seen.has_mean_one:
+        record = self.plan.record
+        if record is not None and not record.has_mean_one:
             return False
         return header is None or header.unit == MEAN_ONE
 

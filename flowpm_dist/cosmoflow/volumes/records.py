@@ -95,14 +95,13 @@ def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> t
 
 
 def read_ahead(
-    read: Callable[[int], Sample], batches: Iterator[np.ndarray], ahead: int = 2
+    read: Callable[[int], Sample], batches: Iterator[np.ndarray]
 ) -> Iterator[BatchOfSamples]:
-    """Yields batches of samples, which threads read ahead.
+    """Yields batches of samples, two of which threads read ahead.
 
     Args:
         read: returns the sample at a position of the split.
         batches: the positions of the samples of each batch.
-        ahead: the number of batches that are read ahead.
     """
     pool = ThreadPoolExecutor(READERS)
 
@@ -113,7 +112,7 @@ def read_ahead(
         ]
 
     try:
-        waiting = deque(begun(ahead))
+        waiting = deque(begun(2))
         while waiting:
             samples = [sample.result() for sample in waiting.popleft()]
             waiting.extend(begun(1))

@@ -252,8 +252,8 @@ class VolumeMaker(UniverseMaker):
             louder = values.get("noise_amplitude")
             for number, field in enumerate(channels):
                 of_noise = noise_seeds(*noise_key(number, len(channels))).tolist()
-                seen = self.noise.observe(field.block, field.box, of_noise, louder)
-                channels[number] = Field(tf.constant(seen), field.box)
+                observed = self.noise.observe(field.block, field.box, of_noise, louder)
+                channels[number] = Field(tf.constant(observed), field.box)
         blocks = [field.block.numpy() for field in channels]
         volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
         return volumes, measured(channels, self.values)
@@ -320,8 +320,8 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     asked, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
     if plan.lightcone is not None:
         cone = plan.lightcone
-        seen = ConvergenceModel.of(simulation, cone)
-        return MapMaker(seen, cone, priors_of(plan), lanes, targets)
+        maps = ConvergenceModel.of(simulation, cone)
+        return MapMaker(maps, cone, priors_of(plan), lanes, targets)
     noise = None
     if asked.is_noisy or asked.value("mask") is not None:
         noise = SurveyNoise(asked, simulation.box)
@@ -358,11 +358,11 @@ def draws_of(plan: TrainingPlan) -> Draws:
 
 def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
     """Returns the header of a dataset of the simulations of a training."""
-    seen = plan.record or BARE
-    attributes = {"run": plan.resolved(), ATTRIBUTE: seen.table()}
+    record = plan.record or BARE
+    attributes = {"run": plan.resolved(), ATTRIBUTE: record.table()}
     if plan.lightcone is not None:
         attributes[map_files.ATTRIBUTE] = map_files.cone_table(plan.lightcone)
-    unit = MEAN_ONE if seen.has_mean_one else MEAN_DENSITY
+    unit = MEAN_ONE if record.has_mean_one else MEAN_DENSITY
     return DatasetHeader(
         grid=plan.input_shape,
         parameters=tuple(plan.priors.ranges),
@@ -371,6 +371,6 @@ def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetH
         box_size=plan.box_size if plan.lightcone is None else None,
         priors=plan.priors.ranges,
         attributes=attributes,
-        unit=UNITS.get(seen.options.kind, unit),
+        unit=UNITS.get(record.options.kind, unit),
         **options,
     )

@@ -1,4 +1,4 @@
-"""A user's volume compared with those that a network was trained on.
+"""Checks that a user's volume resembles the volumes that a network was trained on.
 
 Nothing here imports TensorFlow.
 """
@@ -28,21 +28,21 @@ def check_volume(
     box_size: float | None,
     a: float | None,
 ) -> list[str]:
-    """Checks that a volume resembles those of a training, as far as its files show without reading.
+    """Checks, without reading its values, that a volume resembles the training volumes.
 
     Args:
-        volume: opened.
-        width: cells along a side in the training.
-        channels: likewise; None where only its files show it.
-        size: of the box in the training [Mpc/h].
-        box_size: of the volume, as the user says [Mpc/h].
-        a: scale factor in the training, where it is known.
+        volume: the user's volume.
+        width: cells along each side of a training volume.
+        channels: channels of a training volume; None if they are not known.
+        size: sides of the training's box [Mpc/h].
+        box_size: side of the user's volume, if the user gives it [Mpc/h].
+        a: scale factor of the training volumes, if it is known.
 
     Returns:
-        What could not be seen, in words.
+        Sentences about what could not be checked.
 
     Raises:
-        VolumeError: another number of cells, box or scale factor.
+        VolumeError: the volume has other cells, another box or another scale factor.
     """
     wanted = (width,) * 3
     shape = tuple(volume.array.shape)
@@ -70,19 +70,19 @@ def check_volume(
     return []
 
 
-def check_values(volume: Volume, seen: ObservationOptions | None = None) -> None:
-    """Checks that every value of a volume is that of a density, reading slabs along x in turn.
+def check_values(volume: Volume, observation: ObservationOptions | None = None) -> None:
+    """Checks that all values of a volume are densities. Reads one slab along x after another.
 
     Args:
-        volume: opened.
-        seen: what the network was trained for. Values below 0 are refused unless it makes them,
-            and cells that it does not observe are not checked.
+        volume: the user's volume.
+        observation: the observation that the network was trained for. Values below 0 are refused
+            unless this observation has them. Cells that it does not observe are not checked.
 
     Raises:
         VolumeError: see `refuse_values`; or a file cannot be read.
     """
     not_finite = negative = 0
-    positive = seen is None or seen.is_positive
+    positive = observation is None or observation.is_positive
     array = volume.array
     chunk = (getattr(array, "chunks", None) or (1,))[0]
     plane = 8 * int(np.prod(array.shape[1:]))
@@ -90,8 +90,8 @@ def check_values(volume: Volume, seen: ObservationOptions | None = None) -> None
     for first in range(0, array.shape[0], slab):
         part = read_part(volume, slice(first, first + slab))
         if np.isfinite(part).all() and not (positive and (part < 0).any()):
-            continue  # whatever is observed of it, so that the mask need not be read
-        part = as_observed(part, (first, 0), volume, seen)
+            continue  # valid with any mask, so the mask need not be read
+        part = as_observed(part, (first, 0), volume, observation)
         not_finite += int(np.sum(~np.isfinite(part)))
         negative += int(np.sum(part < 0)) if positive else 0
     refuse_values(volume, not_finite, negative)
@@ -101,25 +101,27 @@ def as_observed(
     part: np.ndarray,
     offset: tuple[int, int],
     volume: Volume,
-    seen: ObservationOptions | None,
+    observation: ObservationOptions | None,
 ) -> np.ndarray:
-    """Returns a part of a volume with what an observation has in the cells that it does not see.
+    """Returns a part of a volume; cells that the observation masks get its value for them.
 
     Args:
         part: [x, y, z] or [x, y, z, channel].
         offset: its first cell along x and y.
-        volume: that it is from.
-        seen: the observation; None, or one without a mask, leaves the part as it is.
+        volume: the volume that the part belongs to.
+        observation: the observation; without one, or without a mask, the part is unchanged.
 
     Raises:
         VolumeError: the mask cannot be read.
     """
-    mask = None if seen is None else seen.value("mask")
-    if seen is None or mask is None:
+    mask = None if observation is None else observation.value("mask")
+    if observation is None or mask is None:
         return part
     observations = Observations(DensityOptions(mask=mask), volume.array.shape[:3])
     mask = observations.block((*offset, 0), part.shape[:3]).mask
-    return np.where(mask.reshape(*mask.shape, *(1,) * (part.ndim - 3)) > 0, part, seen.unobserved)
+    return np.where(
+        mask.reshape(*mask.shape, *(1,) * (part.ndim - 3)) > 0, part, observation.unobserved
+    )
 
 
 def refuse_values(volume: Volume, not_finite: int, negative: int) -> None:
