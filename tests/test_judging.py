@@ -188,7 +188,7 @@ def test_differences_are_told_for_each_parameter():
     assert [row.split("|")[1:3] for row in rows[2:]] == [[f" {n} ", " ridge "] for n in NAMES]
     said = found["ridge"]["n_s"].sentence("n_s", "network", "ridge")
     r2 = score(methods["network"], MEANS)["n_s"].r2 - score(methods["ridge"], MEANS)["n_s"].r2
-    assert said.startswith(f"n_s: R² of network minus that of ridge: {r2:+.3f} ± ")
+    assert said.startswith(f"n_s: R² of network minus R² of ridge: {r2:+.3f} ± ")
 
 
 def test_collapse_is_found_where_it_is_and_not_elsewhere():

@@ -280,7 +280,7 @@ def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
     paired = stored["differences"]["mean"]["sigma8"]
     known = [scores[method]["sigma8"]["r2"] for method in (found.main, "mean")]
     assert paired["r2"] == pytest.approx(known[0] - known[1])
-    assert f"sigma8: R² of {found.main} minus that of" in found.markdown()
+    assert f"sigma8: R² of {found.main} minus R² of" in found.markdown()
     assert stored["learning_curves"]["network"]["rmse_over_mean"]["sigma8"][0][1] is None
     with np.load(folder / "predictions.npz") as held:
         np.testing.assert_array_equal(held["mean"], both.mean)

@@ -58,7 +58,7 @@ ON_VALIDATION = (
 )
 
 SMALLEST = 125
-"""Smallest size of the learning curves [simulations]; each further one is twice as large."""
+"""Smallest size in the learning curves [simulations]; each next size is twice as large."""
 
 
 def evaluate(
@@ -72,25 +72,24 @@ def evaluate(
 ) -> Evaluation | None:
     """Judge trainings on their common test set. On all ranks together.
 
-    Trainings that differ in training.seed alone are judged each, and by the mean of their
-    predictions; those that differ in data.simulations make a learning curve. The folder of each
+    Trainings that differ only in training.seed are judged one by one, and by the mean of their
+    predictions. Trainings that differ in data.simulations make a learning curve. The folder of each
     training records that its test set was opened.
 
     Args:
-        trainings: that have a checkpoint.
+        trainings: trainings with a checkpoint.
         mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
-        split: "test", "validation" in its place, or a fresh test set, see `fresh_split`, which is
-            simulated unless the first training has it.
+        split: "test", "validation" or a fresh test set (see `fresh_split`), which is simulated
+            unless the first training has it.
         which: the weights, "best" of the validations or "last".
-        posteriors: to be fitted and judged, if any.
+        posteriors: the options of the posteriors to fit and judge; None for no posteriors.
 
     Returns:
-        On rank 0; None on the others.
+        The evaluation on rank 0; None on the other ranks.
 
     Raises:
-        TrainedError: test sets are not the same, one training is given twice, or a checkpoint is
-            damaged.
+        TrainedError: the test sets differ, a training is given twice, or a checkpoint is damaged.
         RecordError: the files of the test set are damaged or do not match.
         PosteriorError: there is no such head or statistic.
     """
@@ -106,7 +105,7 @@ def evaluate(
     if is_fresh(split):
         plan, folder = trainings[0].plan, trainings[0].folder
         for training in trainings:
-            training.check_held_out()  # what was seen is seen now, too
+            training.check_held_out()
         hold_out(plan, mesh, folder, progress, [split])
         trainings = [replace(training, fresh_in=folder) for training in trainings]
     asked = [ask(training, mesh, progress, split, which) for training in trainings]
@@ -154,22 +153,22 @@ def evaluate(
 
 
 def _opened(asked: Sequence[Judged], split: str) -> list[str]:
-    """Records that a test set is opened; returns a sentence if it was before. On rank 0."""
+    """Records that a test set is opened; warns if it was opened before. On rank 0."""
     folders = [found.training.folder for found in asked]
     before = [opening["time"] for folder in folders for opening in folder.openings(split)]
     try:
         for found in asked:
             found.training.folder.open_test_set(found.step, split)
     except WriteError as error:
-        return [f"That the test set was opened is not recorded: {error}."]
+        return [f"The opening of the test set could not be recorded: {error}."]
     if not before:
         return []
     fresh = "take other volumes"
     if asked[0].training.plan.simulates:
         fresh = "give --fresh a number that was not opened yet"
     return [
-        f"The test set was opened before, first at {min(before)}. Whatever was changed since then "
-        f"may have been chosen by it: for final figures {fresh}."
+        f"The test set was opened before, first at {min(before)}. Later changes may have been "
+        f"chosen by its results: for final figures {fresh}."
     ]
 
 
@@ -200,36 +199,36 @@ def _reported(
 
 
 def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictions:
-    """Returns predictions sorted by the truth: files of the same volumes may differ in order.
+    """Returns predictions sorted by the truth: files may hold the same volumes in any order.
 
     Args:
-        found: in the order of the files.
+        found: the predictions in the order of the files.
         count: number of the first samples to return; all by default.
     """
-    truth = found.truth[:count].astype(np.float32)  # which is what files hold
+    truth = found.truth[:count].astype(np.float32)  # as in files
     order = np.lexsort(truth.T[::-1])
     sigma = None if found.sigma is None else found.sigma[order]
     return Predictions(found.names, found.truth[order], found.mean[order], sigma)
 
 
 def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
-    """Returns the file of the statistics of a split, which are measured if there are none."""
+    """Returns the file with the statistics of a split, and measures them if it is missing."""
     plan, own = training.plan, training.keeper(split).statistics(split)
     if training.plan.simulates:
         return own
     values = cell_values_of(plan)
     folder = plan.dataset_folder
-    beside = None if folder is None else statistics_path(folder, split)
+    shared = None if folder is None else statistics_path(folder, split)
     dataset = training.files(split, Block.of(mesh), mesh)
     count = min(len(dataset), summaries.MOST)
-    # Rank 0 looks for all: files come and go while the others look.
+    # Rank 0 looks for all ranks: files may come and go in the meantime.
     there = [0, 0]
     if mesh.rank == 0:
         current = _is_current(own, summaries.files_of(training, split), count)
-        there = [int(beside is not None and beside.exists()), int(current)]
-    is_beside, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
-    if is_beside or is_own:
-        return beside if beside is not None and is_beside else own
+        there = [int(shared is not None and shared.exists()), int(current)]
+    is_shared, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
+    if is_shared or is_own:
+        return shared if shared is not None and is_shared else own
     if mesh.rank == 0:
         own.unlink(missing_ok=True)
     mesh.barrier()
@@ -244,7 +243,7 @@ def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: 
 
 
 def _is_current(path: Path, files: Sequence[Path], count: int) -> bool:
-    """Returns whether statistics were measured from the present state of these files."""
+    """Returns whether statistics are newer than these files and complete."""
     try:
         whole = len(read_arrays(path)["index"]) >= count
     except (UnreadableError, KeyError):
@@ -266,7 +265,7 @@ def judge(
         asked: the predictions of each training.
         largest: the training whose volumes baselines are fitted to.
         paths: the statistics file of each split.
-        notes: notes made so far.
+        notes: the notes so far.
         split: the volumes that networks were judged on.
         which: the weights, "best" of the validations or "last".
     """

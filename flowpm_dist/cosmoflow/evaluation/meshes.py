@@ -1,6 +1,6 @@
-"""The meshes on which trained networks can be asked about volumes, and the memory that takes.
+"""Meshes of ranks for predictions of trained networks, and the memory that these take.
 
-Nothing here imports TensorFlow, Horovod or MPI: a command can say what is wrong before its work
+Nothing here imports TensorFlow, Horovod or MPI, so that a command reports mistakes before its work
 begins.
 """
 
@@ -24,20 +24,20 @@ from flowpm_dist.jobs.estimate import Demand, Grid
 
 
 def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | None) -> str:
-    """Returns the mesh on which to ask a network about a number of volumes.
+    """Returns the mesh on which a network predicts for a number of volumes.
 
-    It is the one that was asked for. Otherwise it is the mesh of the training, where there are as
-    many ranks and volumes were split. Otherwise each rank is a replica, as far as there are
-    volumes, and the ranks that remain split them.
+    A requested mesh is used. Otherwise it is the mesh of the training, if the job has as many ranks
+    and the training split its volumes. Otherwise each rank is a replica; if there are more ranks
+    than volumes, the other ranks split the volumes.
 
     Args:
-        training: whose network is asked.
-        ranks: of the job.
+        training: the training of the network.
+        ranks: number of ranks of the job.
         samples: number of volumes.
-        shape: that was asked for.
+        shape: the requested mesh, if any.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the mesh does not fit.
         TrainedError: there are fewer volumes than replicas.
     """
     plan = training.plan
@@ -60,15 +60,15 @@ def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | 
 
 
 def splits_asked(training: SavedTraining, split: str, *, fits: bool) -> list[str]:
-    """Returns the splits whose volumes an evaluation reads on all ranks, as far as they may be few.
+    """Returns the splits that an evaluation reads on all ranks and that may have few volumes.
 
     Args:
-        training: that is judged.
-        split: to judge on, "test", or "validation" in its place.
+        training: the training to judge.
+        split: the split to judge on: "test" or "validation".
         fits: whether posteriors are fitted.
 
     Raises:
-        RecordError: the files of the test set cannot serve.
+        RecordError: the files of the test set cannot be used.
     """
     measured = ["validation"] if fits or not training.plan.simulates else []
     measured += [] if training.plan.simulates else ["train"]
@@ -76,12 +76,12 @@ def splits_asked(training: SavedTraining, split: str, *, fits: bool) -> list[str
 
 
 def planned_volumes(training: SavedTraining, split: str) -> int:
-    """Returns the number of volumes of a split, without an index of public files.
+    """Returns the number of volumes of a split, without making an index of public files.
 
-    Of these it is the batch of the training.
+    For public files it is the batch of the training.
 
     Args:
-        training: whose volumes they are.
+        training: the training that the split belongs to.
         split: "validation", "test" or a fresh test set; "train" of volumes in files.
 
     Raises:
@@ -106,19 +106,19 @@ def common_mesh(
     fits: bool = False,
     planned: bool = False,
 ) -> str:
-    """Returns the mesh on which to ask the networks of several trainings about one test set.
+    """Returns the mesh on which the networks of several trainings predict for one test set.
 
     Args:
-        trainings: with one test set, that of the first.
-        ranks: of the job.
-        shape: that was asked for.
-        split: "test", or "validation" in its place.
+        trainings: the trainings; the test set of the first is used for all.
+        ranks: number of ranks of the job.
+        shape: the requested mesh, if any.
+        split: "test" or "validation".
         fits: whether posteriors are fitted.
-        planned: whether volumes are counted by `planned_volumes`, before the work begins.
+        planned: whether `planned_volumes` counts the volumes, before the work begins.
 
     Raises:
         ConfigError, TrainedError: see `asking_mesh`.
-        RecordError: the files of the test set cannot serve.
+        RecordError: the files of the test set cannot be used.
     """
     count = planned_volumes if planned else SavedTraining.samples
     samples = min(
@@ -141,15 +141,15 @@ def asking_demand(
     simulating: bool = False,
     statistics: Sequence[str] = (),
 ) -> Demand:
-    """Returns the memory that asking networks takes.
+    """Returns the memory that predictions of networks take.
 
     Args:
-        training: whose network is asked, the first of several.
+        training: the training of the network, the first of several.
         mesh: shape of the mesh of ranks.
         what: names the work in messages.
-        networks: their number.
-        simulating: whether its universes are simulated again, where they were simulated.
-        statistics: names of those that are measured of its volumes.
+        networks: number of networks.
+        simulating: whether the universes of a simulating training are simulated again.
+        statistics: names of the statistics to measure.
     """
     kinds: list[Callable[..., int]] = [functools.partial(prediction_memory, networks=networks)]
     if statistics:
@@ -165,13 +165,13 @@ def asking_demand(
 
 
 def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> str:
-    """Returns the mesh on which to ask a network about one volume.
+    """Returns the mesh on which a network predicts for one volume.
 
-    Unless it is given, the volume is split over all ranks, or each rank has the whole volume where
-    the network cannot be split.
+    By default all ranks share the volume. If the network cannot be split, each rank has the whole
+    volume.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the mesh does not fit.
     """
     plan = training.plan
     if shape is None and plan.declaration.whole_because:

@@ -1,6 +1,6 @@
-"""Posteriors of networks and of statistics, fitted with the same heads to the same volumes, judged.
+"""Fits posteriors of networks and of statistics to the same volumes, and judges them.
 
-Everything here is done on rank 0, from summaries that all ranks made together.
+Rank 0 does everything here, from summaries that all ranks have made together.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from flowpm_dist.posteriors.novelty import FeatureDensity
 SAMPLES = 1000
 """Number of samples of each posterior that is judged."""
 UNLIKELY = 0.01
-"""A probability, over the number of tests, below which parameters are not drawn evenly."""
+"""Parameters count as unevenly drawn if a P-value is below this over the number of tests."""
 OWN = "its own Gaussians"
-"""What tables call the posteriors that the loss of a network has trained, see `own_answers`."""
+"""The head's name in tables for posteriors that a network's loss has trained, see `own_answers`."""
 
 
 def check_names(options: PosteriorOptions) -> None:
     """Checks that all heads and statistics exist; imports user modules.
 
     Raises:
-        PosteriorError: otherwise.
+        PosteriorError: a head or a statistic does not exist.
     """
     try:
         for head in options.heads:
@@ -69,18 +69,18 @@ def judge_posteriors(
     options: PosteriorOptions,
     note: Callable[[str], None],
 ) -> PosteriorResults:
-    """Returns how good the posteriors of networks and of statistics are. On rank 0.
+    """Fits and judges the posteriors of networks and of statistics. On rank 0.
 
-    The posteriors of each network are kept in the folder of its training, for predictions.
+    The folder of each training keeps the posteriors of its network, for predictions.
 
     Args:
         asked: the predictions of each training.
         tables: the summaries of each training: splits "train", "validation" and `split`.
-        largest: number of the training whose volumes statistics were measured of.
+        largest: number of the training whose volumes were measured.
         priors: the parameters' priors.
-        split: to judge on.
-        options: what is fitted.
-        note: called with the present work.
+        split: the split to judge on.
+        options: the posteriors to fit.
+        note: called with a description of the present work.
     """
     judged = tables[largest][split]
     groups = universes(judged.truth)
@@ -165,7 +165,7 @@ def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
 
     Args:
         priors: ranges of the parameters.
-        truth: [n, p], of a table that somebody else has made; parts of one universe count as one.
+        truth: parameters [n, p] of an external table; parts of one universe count as one sample.
     """
     truth = np.unique(truth.astype(np.float32), axis=0)
     shares = (truth - priors.low) / (priors.high - priors.low)
@@ -184,8 +184,8 @@ def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
 def own_answers(predictions: Predictions, priors: UniformPriors) -> Answers | None:
     """Returns the posteriors that a network's loss has trained, if there are any.
 
-    As in `doubting_nll`, each parameter has a Gaussian on its own, and the prior with a share of
-    `DOUBT`.
+    As in `doubting_nll`, each parameter has a separate density: a Gaussian, and the prior with a
+    share of `DOUBT`.
     """
     if predictions.sigma is None:
         return None

@@ -22,8 +22,8 @@ from flowpm_dist.posteriors.options import HEADS
 
 FILES = ("posteriors.md", "posterior_samples.npz", "ranks.png", "tarp.png")
 SUSPICIOUS = 0.01
-"""The probability of reporting a posterior as not right although all are right. Each of its P-values
-is compared with this probability divided by their number (Bonferroni).
+"""The probability of reporting a posterior as not right although all are right. Each of its
+P-values is compared with this probability divided by their number (Bonferroni).
 """
 
 Key = tuple[str, str]
@@ -109,8 +109,8 @@ class PosteriorResults:
                 )
         for (name, head), (gain, _) in self.differences.items():
             sentences.append(
-                f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus that of {name} ({head}): "
-                f"{gain.value:+.3f} ± {gain.error:.3f}."
+                f"ln(q / prior) of {self.main[0]} ({self.main[1]}) minus ln(q / prior) of {name} "
+                f"({head}): {gain.value:+.3f} ± {gain.error:.3f}."
             )
         return sentences
 

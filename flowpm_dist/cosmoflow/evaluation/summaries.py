@@ -1,4 +1,4 @@
-"""What a trained network and statistics make of the volumes of a training's splits."""
+"""Summaries of volumes: the features of a trained network, and statistics."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from flowpm_dist.posteriors.options import MAP_STATISTICS, STATISTICS, STATISTIC
 from meshimpl.process_mesh import ProcessMesh
 
 MOST = 4096
-"""Greatest number of volumes of a split in files that are measured or summarised: the first."""
+"""Of a split in files, at most so many volumes are measured or summarised: the first ones."""
 OUTPUTS, HIDDEN = "network outputs", "network features"
-"""Names of a network's outputs, and of what its last layer makes them of."""
+"""Names of a network's outputs, and of the features that enter its last layer."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class SplitSummaries:
 
     Attributes:
         truth: [n, p] [physical units].
-        parts: [n, value] each by name: `OUTPUTS`, `HIDDEN`, or a statistic.
+        parts: `OUTPUTS`, `HIDDEN` and statistics by name, each [n, value].
         step: number of steps that the network was trained for.
     """
 
@@ -50,7 +50,7 @@ class SplitSummaries:
     step: int
 
     def write(self, path: Path) -> None:
-        """Writes what does not depend on a user's own code to a .npz file. Raises WriteError."""
+        """Writes a .npz file, without the parts that a user's code computes. Raises WriteError."""
         kept = {name: values for name, values in self.parts.items() if _is_ours(name)}
         numbers = {"step": np.array(self.step), "version": np.array(STATISTICS_VERSION)}
         save_arrays(path, {"truth": self.truth, **numbers, **kept})
@@ -60,8 +60,7 @@ class SplitSummaries:
         """Reads what `write` wrote.
 
         Raises:
-            KeyError or ValueError: a file that is not such, or of statistics that have been
-                defined otherwise since.
+            KeyError or ValueError: the file holds no summaries, or statistics of another version.
         """
         held = read_arrays(path)
         if held.pop("version") != STATISTICS_VERSION:
@@ -71,7 +70,7 @@ class SplitSummaries:
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether what has a name depends on this package alone, not on a user's own code."""
+    """Returns whether this package computes the part with this name, and not a user's code."""
     homes = [register[name] for register in (STATISTICS, MAP_STATISTICS) if name in register]
     in_package = (isinstance(home, str) and home.startswith("flowpm_dist.") for home in homes)
     return name in (OUTPUTS, HIDDEN) or (bool(homes) and all(in_package))
@@ -87,26 +86,25 @@ def summarise(
 ) -> list[dict[str, SplitSummaries]]:
     """Returns summaries of the volumes of splits, for each training. On all ranks together.
 
-    Training universes of simulations are simulated again, once for all networks that are asked
-    about them. What was summarised before is read, unless the network, or the files, have changed
-    since.
+    Simulated training universes are simulated again, once for all networks. Existing summaries are
+    read, unless the network or the files have changed since.
 
     Args:
-        trainings: the trainings; all on the same volumes, of which each may have seen fewer.
-        splits: their names.
-        statistics: to be measured for each training: names of `STATISTICS`, or of maps of
+        trainings: the trainings. All have the same volumes, but some may have used fewer of them.
+        splits: the names of the splits.
+        statistics: the statistics to measure for each training: names of `STATISTICS`, for maps of
             `MAP_STATISTICS`, or "package.module:function".
         mesh: the ranks, of axes replica, row and col; no more replicas than volumes.
         progress: of this rank.
         which: the weights, "best" of the validations or "last".
 
     Returns:
-        Of each training and split, on rank 0; nothing on the others.
+        The summaries of each training and split on rank 0; nothing on the other ranks.
 
     Raises:
         TrainedError: a checkpoint is damaged.
         RecordError: files that are damaged or do not match.
-        StatisticError: one that does not return a vector of finite numbers.
+        StatisticError: a statistic does not return a vector of finite numbers.
     """
     counts = [count_of(training, split) for training in trainings for split in splits]
     batch = min(*counts, *(training.plan.training.batch for training in trainings))
@@ -119,9 +117,9 @@ def summarise(
     for split in splits:
         there = [mesh.rank == 0 and question.is_answered(split) for question in questions]
         known = mesh.world.broadcast(tf.constant(there, tf.int32)).numpy()
-        # Questions about the same volumes, of which each may ask about fewer where universes are
-        # simulated again. Of splits in files the first are not the same where their numbers differ:
-        # ranks wrote them in turns.
+        # Questions about the same volumes are answered together; if universes are simulated again,
+        # some may need fewer of them. Ranks write files in turns, so the first volumes of a split
+        # in files depend on its number of volumes.
         groups: dict[int, list[_Question]] = {}
         for question, is_known in zip(questions, known, strict=True):
             if not is_known:
@@ -137,18 +135,18 @@ def summarise(
 
 
 Row = tuple[np.ndarray, dict[str, np.ndarray]]
-"""The truths of a batch, and its parts, as in `SplitSummaries`."""
+"""The truth and the parts of a batch, as in `SplitSummaries`."""
 
 
 @dataclass
 class _Question:
-    """What one training's network, and statistics, make of the volumes of splits.
+    """The summaries that are requested for one training.
 
     Attributes:
-        training: whose network it is.
+        training: the training.
         regressor: its network.
-        statistics: to be measured as well.
-        made: on rank 0, by split.
+        statistics: the statistics to measure.
+        made: the new summaries by split, on rank 0.
     """
 
     training: SavedTraining
@@ -157,12 +155,12 @@ class _Question:
     made: dict[str, SplitSummaries] = field(default_factory=dict)
 
     def is_answered(self, split: str) -> bool:
-        """Returns whether a file has all summaries of this network and the present volumes."""
+        """Returns whether a file has all summaries of this network and of the present volumes."""
         held = self._held(split)
         return held is not None and set(self.statistics) <= set(held.parts)
 
     def _held(self, split: str) -> SplitSummaries | None:
-        """Returns the summaries of a file, if they are of this network and of these volumes."""
+        """Returns the summaries in a file, if they belong to this network and these volumes."""
         training, path = self.training, self.training.folder.summaries(split)
         try:
             held = SplitSummaries.read(path)
@@ -177,7 +175,7 @@ class _Question:
         return held if fresh and whole and held.step == self.regressor.step else None
 
     def keep(self, split: str, rows: Sequence[Row]) -> None:
-        """Keeps and writes summaries: truths and parts of one batch after another. On rank 0."""
+        """Joins the summaries of all batches, keeps and writes them. On rank 0."""
         count = count_of(self.training, split)
         truth = np.concatenate([row[0] for row in rows])[:count]
         order = np.lexsort(truth.astype(np.float32).T[::-1])
@@ -189,12 +187,12 @@ class _Question:
         self.made[split] = SplitSummaries(truth[order], parts, self.regressor.step)
         held = self._held(split)
         if held is not None and np.array_equal(held.truth, truth[order]):
-            parts = {**held.parts, **parts}  # further statistics, measured before
+            parts = {**held.parts, **parts}  # statistics measured earlier
         kept = SplitSummaries(truth[order], parts, self.regressor.step)
         kept.write(self.training.folder.summaries(split))
 
     def summaries(self, split: str) -> SplitSummaries:
-        """Returns what was made, or is in the file."""
+        """Returns the new summaries, or those in the file."""
         made = self.made.get(split)
         return SplitSummaries.read(self.training.folder.summaries(split)) if made is None else made
 
@@ -206,11 +204,11 @@ def files_of(training: SavedTraining, split: str) -> Sequence[Path]:
 
 
 def trained_on(training: SavedTraining, *, planned: bool = False) -> int:
-    """Returns the number of volumes that there were to train on in the steps that were made.
+    """Returns the number of volumes that a training could use in the steps that it made.
 
     Args:
-        training: that was made.
-        planned: whether a training that ended early counts as if it had made all steps.
+        training: the training.
+        planned: whether to count all planned steps, even if the training ended early.
     """
     if not training.plan.simulates:
         return training.samples("train")
@@ -221,7 +219,7 @@ def trained_on(training: SavedTraining, *, planned: bool = False) -> int:
 
 
 def count_of(training: SavedTraining, split: str) -> int:
-    """Returns how many volumes of a split are summarised: the first, see `MOST`."""
+    """Returns how many of the first volumes of a split are summarised, see `MOST`."""
     if training.plan.simulates and split == "train":
         return trained_on(training)
     count = training.samples(split)
@@ -231,7 +229,7 @@ def count_of(training: SavedTraining, split: str) -> int:
 def _answer(
     questions: Sequence[_Question], split: str, lanes: Lanes, mesh: ProcessMesh, progress: Progress
 ) -> None:
-    """Asks all networks about the volumes of a split, of which each has seen the first."""
+    """Computes the summaries of a split for all networks; each may use fewer of the volumes."""
     counts = [count_of(question.training, split) for question in questions]
     longest = questions[int(np.argmax(counts))].training
     names = tuple(dict.fromkeys(name for question in questions for name in question.statistics))
@@ -258,12 +256,12 @@ def _answer(
 
 
 def features_of(network: BaseNetwork, volumes: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the features of volumes that heads are fitted to, [n, value] each by name.
+    """Returns the features of volumes that heads are fitted to, by name, each [n, value].
 
     On all ranks together.
 
     Args:
-        network: a Keras model gives its outputs alone.
+        network: the network; a Keras model returns its outputs only.
         volumes: this rank's blocks of a batch.
 
     Returns:
@@ -278,12 +276,10 @@ def features_of(network: BaseNetwork, volumes: np.ndarray) -> dict[str, np.ndarr
 def _measured(
     training: SavedTraining, statistics: Sequence[str], volumes: np.ndarray, mesh: ProcessMesh
 ) -> dict[str, np.ndarray]:
-    """Returns statistics of a batch of volumes or maps, [n, value] each, of all replicas.
+    """Returns statistics of a batch of volumes or maps of all replicas, each [n, value].
 
-    The channels of volumes follow one after another.
-
-    Volumes in files are measured one at a time: the memory of a batch of fields, which simulating
-    one takes anyway, is not foreseen for them.
+    The values of the channels of a volume follow one another. Volumes in files are measured one at
+    a time, because the estimate of memory does not include a batch of fields for them.
     """
     plan = training.plan
     if plan.lightcone is not None:

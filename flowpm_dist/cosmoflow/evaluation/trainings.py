@@ -1,6 +1,6 @@
-"""Which trainings are judged together, and which posteriors are fitted to them; no TensorFlow.
+"""Groups of trainings that are judged together, and options of posteriors; no TensorFlow.
 
-Trainings may differ in their seed alone, or in their number of simulations.
+The trainings of one method may differ in their seed and in their number of simulations.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ MAP_BASELINES = _growing(MAP_STATISTICS)
 
 
 class PosteriorError(UserError):
-    """A head or a statistic that there is not, or no posterior where one is asked for."""
+    """There is no such head or statistic, or a requested posterior does not exist."""
 
 
 @dataclass(frozen=True)
 class PosteriorOptions:
-    """What posteriors are fitted to, and how.
+    """The features that posteriors are fitted to, and the options of the fits.
 
     Attributes:
         heads: names of heads, see `posteriors.HEADS`, each once.
         baselines: sets of statistics, see `STATISTICS` and `MAP_STATISTICS`, each once.
         fit: options of the fit of every head.
-        of_maps: whether these are statistics of maps.
+        of_maps: whether the baselines are statistics of maps.
     """
 
     heads: tuple[str, ...]
@@ -65,7 +65,7 @@ class PosteriorOptions:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """All statistics that are needed, each once."""
+        """All statistics that the baselines need, each once."""
         return tuple(dict.fromkeys(name for names in self.baselines for name in names))
 
 
@@ -75,14 +75,14 @@ def posterior_options(
     *,
     of_maps: bool = False,
 ) -> PosteriorOptions:
-    """Returns what is fitted, by the names that a command is given.
+    """Returns the options of posteriors from the names in a command.
 
-    User modules are looked for, but not imported.
+    It checks that a user's modules exist, but does not import them.
 
     Args:
         heads: by default all of `HEADS`.
         baselines: sets of statistics such as "power+histograms"; by default `BASELINES`.
-        of_maps: whether they are statistics of maps of weak lensing, by default `MAP_BASELINES`.
+        of_maps: whether baselines are statistics of maps; the default is then `MAP_BASELINES`.
 
     Raises:
         PosteriorError: there is no such head or statistic.
@@ -107,12 +107,12 @@ class Judged:
     Attributes:
         training: the training.
         predictions: in the order of their truth, see `in_order_of_truth`.
-        summarised: predictions for the volumes that posteriors are judged on; fewer only where
-            files hold more than `summaries.MOST`.
-        step: number of steps it was trained for.
-        samples: volumes it was trained on.
-        size: the same, but the planned number where a training ended early; trainings of equal
-            size are compared as different seeds.
+        summarised: predictions for the volumes that posteriors are judged on: all of them, or the
+            first `summaries.MOST` of volumes in files.
+        step: number of steps that the network was trained for.
+        samples: number of volumes that the network was trained on.
+        size: the same number, or the planned number if the training ended early. Trainings of
+            equal size are compared as different seeds.
     """
 
     training: SavedTraining
@@ -129,7 +129,7 @@ class Judged:
 
     @property
     def method(self) -> str:
-        """A text that trainings share if they differ in seed and number of simulations only."""
+        """A text that is equal for trainings that differ only in seed and number of simulations."""
         return json.dumps(method_of(self.training.plan), sort_keys=True)
 
 
@@ -156,11 +156,12 @@ def check_comparable(trainings: Sequence[SavedTraining], split: str = "test") ->
     """Checks that trainings share one test set, and that none is given twice.
 
     Args:
-        trainings: to be judged together.
-        split: "test", "validation" in its place, or a fresh test set.
+        trainings: the trainings to judge together.
+        split: "test", "validation" or a fresh test set.
 
     Raises:
-        TrainedError: otherwise; or a fresh test set is asked for of volumes in files.
+        TrainedError: the trainings have different test sets, one is given twice, or a fresh test
+            set is requested for a training on files.
     """
     first = trainings[0]
     if is_fresh(split) and not first.plan.simulates:
@@ -188,7 +189,7 @@ def check_comparable(trainings: Sequence[SavedTraining], split: str = "test") ->
 
 
 def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
-    """Returns the settings that a test or validation set depends on."""
+    """Returns the settings that the test set and the validation set depend on."""
     data = plan.data
     if data.source != "simulate":
         named = ("folder", "volumes", "table")
@@ -209,9 +210,9 @@ class Group:
     """Trainings that differ in their seed only.
 
     Attributes:
-        name: what tables call them.
-        base: name in figures, shared with trainings on other numbers of simulations.
-        members: of them.
+        name: the name of the group in tables.
+        base: its name in figures, shared with trainings on other numbers of simulations.
+        members: the trainings.
     """
 
     name: str
@@ -255,10 +256,10 @@ def networks_of(asked: Sequence[Judged]) -> tuple[dict[str, Predictions], list[G
 
 
 def ensemble(members: Sequence[Predictions]) -> Predictions:
-    """Returns the mean of predictions of the same samples in the same order.
+    """Returns the mean of several predictions for the same samples in the same order.
 
-    The error bar belongs to the mixture of the Gaussians: the mean of their variances and the
-    variance of their means (Lakshminarayanan and others, arXiv:1612.01474).
+    Its variance is that of a mixture of Gaussians: the mean of the variances plus the variance of
+    the means (Lakshminarayanan and others, arXiv:1612.01474).
     """
     first = members[0]
     means = np.stack([found.mean for found in members])

@@ -1,1 +1,1 @@
-"""What a training is and takes, known before TensorFlow is loaded."""
+"""The plan of a training and its cost, known before TensorFlow is loaded."""

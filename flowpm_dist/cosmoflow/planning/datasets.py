@@ -1,4 +1,4 @@
-"""The dataset of a training on files or arrays: what its run file need not repeat, and must fit.
+"""The dataset of a training on files or arrays, and the checks of its run file against it.
 
 Nothing here imports TensorFlow.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset as far as it is known without reading volumes.
+    """The properties of a dataset that are known without reading its volumes.
 
     Attributes:
         header: the properties of all volumes.
@@ -48,7 +48,7 @@ def read_dataset(plan: TrainingPlan) -> Dataset | None:
     """Returns a training's dataset; None for simulations and for public files.
 
     Raises:
-        RecordError: it cannot be read.
+        RecordError: the dataset cannot be read.
     """
     data = plan.data
     if isinstance(data, ArrayData):
@@ -61,14 +61,14 @@ def read_dataset(plan: TrainingPlan) -> Dataset | None:
 
 
 def dataset_of(plan: TrainingPlan) -> Dataset | None:
-    """Returns the same as `read_dataset`; None, too, for a dataset that cannot be read."""
+    """Returns the same as `read_dataset`, but None if the dataset cannot be read."""
     with contextlib.suppress(RecordError):
         return read_dataset(plan)
     return None
 
 
 def samples_to_train_on(plan: TrainingPlan, dataset: Dataset | None) -> int | None:
-    """Returns the number of volumes in files; None where it is not known before they are indexed.
+    """Returns the number of volumes in files; None if only an index of the files would show it.
 
     Args:
         plan: the training.
@@ -91,12 +91,12 @@ def recorded_observation(header: DatasetHeader) -> ObservationRecord | None:
 
 
 def with_dataset(table: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Returns the tables of a run file, with what they leave out and the dataset's header has.
+    """Returns the tables of a run file, completed from the dataset's header.
 
-    That is the grid and the size of the box, and the observation with its priors.
+    The header may provide the grid and the size of the box, and the observation with its priors.
 
     Args:
-        table: sections and their keys, not checked yet.
+        table: the sections of the run file, not checked yet.
         folder: the run file's folder.
 
     Raises:
@@ -159,7 +159,7 @@ def _of_arrays(plan: TrainingPlan, data: ArrayData) -> Iterator[Problem]:
 
 
 def _of_public_files(plan: TrainingPlan, data: FileData) -> Iterator[Problem]:
-    """Two folders with files, of parts of boxes."""
+    """Checks a run file with the public files, which are parts of boxes in a folder per split."""
     if data.parameters is None:
         what = f"is missing: without a {DATASET}, files do not name their parameters"
         yield Problem("data.parameters", what)
@@ -209,7 +209,7 @@ def _of_dataset(plan: TrainingPlan, folder: Path) -> Iterator[Problem]:
 
 
 def _of_priors(plan: TrainingPlan, folder: Path, header: DatasetHeader) -> Iterator[Problem]:
-    """The dataset's priors are those of the file, where it gives any."""
+    """Checks that the run file's priors, if it has any, agree with the dataset's."""
     priors = {name: ends for name, ends in plan.priors.drawn.items() if name in VARIABLE}
     learned = [name for name in header.parameters if name in VARIABLE]  # others: [observation]
     if priors and set(priors) != set(learned):
@@ -226,7 +226,7 @@ def _of_priors(plan: TrainingPlan, folder: Path, header: DatasetHeader) -> Itera
 
 
 def _of_observation(plan: TrainingPlan, folder: Path, header: DatasetHeader) -> Iterator[Problem]:
-    """[observation] agrees with the dataset's header, where both are given."""
+    """Checks that [observation] agrees with the dataset's header, if both are given."""
     record = recorded_observation(header)
     if record is None or plan.record is None:
         return

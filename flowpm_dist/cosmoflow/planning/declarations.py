@@ -1,8 +1,8 @@
-"""Networks as short declarations, and what they cost; no TensorFlow.
+"""Networks as short declarations, with their shapes and numbers of weights; no TensorFlow.
 
-`sc18` is the network of the CosmoFlow paper (Mathuriya and others 2018, arXiv:1808.04728),
-`mlperf` that of MLPerf HPC. `sc18-periodic` is `sc18` with the box's own edges: its volumes keep
-powers of two as sides, so that they can be split over ranks.
+`sc18` is the network of the CosmoFlow paper (Mathuriya and others 2018, arXiv:1808.04728), and
+`mlperf` is the network of MLPerf HPC. `sc18-periodic` is `sc18` with periodic convolutions: the
+sides of its volumes stay powers of two, so that volumes can be split over ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowpm_dist.options import is_python_name, nearest
 
 @dataclass(frozen=True)
 class Convolution:
-    """`channels` kernels of `kernel` cells a side, bias and activation."""
+    """A convolution with `channels` kernels of `kernel` cells a side, bias and activation."""
 
     channels: int
     kernel: int
@@ -26,7 +26,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Pool:
-    """One value for each cube of `size` cells a side."""
+    """The mean or maximum of each cube of `size` cells a side."""
 
     kind: Literal["average", "max"] = "average"
     size: int = 2
@@ -34,40 +34,40 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shrink:
-    """Average down to `width` cells a side, whatever the volume's own width."""
+    """Averages that reduce a volume of any width to `width` cells a side."""
 
     width: int
 
 
 @dataclass(frozen=True)
 class Dense:
-    """`units` of all features, bias and activation."""
+    """A dense layer of `units` outputs, with bias and activation."""
 
     units: int
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """A share of the features left out while training, if dropout is asked for."""
+    """Sets a share of the features to zero while training, if the run file sets a dropout."""
 
 
 Layer = Convolution | Pool | Shrink | Dense | Dropout
 KINDS = {
     Convolution: "conv", Pool: "pool", Shrink: "shrink", Dense: "dense", Dropout: "dropout",
 }  # fmt: skip
-"""What the names of layers begin with."""
+"""The first letters of a layer's name, by its kind."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A layer where it stands.
+    """A layer with the shapes of its input and output.
 
     Attributes:
-        layer: itself.
-        name: of the layer, such as "conv1".
-        width, channels: of the volume it is given; a dense layer is given `channels` features.
-        width_after, channels_after: of what it gives.
-        weights: shape of its kernel; None where it has none.
+        layer: the layer.
+        name: the name of the layer, such as "conv1".
+        width, channels: the shape of the input volume; a dense layer has `channels` features.
+        width_after, channels_after: the same of the output.
+        weights: the shape of the kernel; None if the layer has no weights.
     """
 
     layer: Layer
@@ -91,12 +91,12 @@ class Declaration:
     """A network of cubic volumes.
 
     Attributes:
-        name: by which it is asked for.
-        layers: in order, without the last dense layer, whose units are the outputs.
-        edges: of its convolutions: "valid", "periodic" or "zero".
-        slope: of the LeakyReLU after each layer but the last.
+        name: the name of the network in run files.
+        layers: the layers in order, without the last dense layer, whose units are the outputs.
+        edges: the edges of convolutions: "valid", "periodic" or "zero".
+        slope: the slope of the LeakyReLU after each layer but the last.
         bounded: whether the outputs are 1.2 tanh of the last layer, for targets within -1 and 1.
-        first_weights: how its weights are drawn, see `initial_weights`.
+        first_weights: the rule that draws the first weights, see `initial_weights`.
         calibrated: whether features are calibrated unless a run file says otherwise.
     """
 
@@ -110,26 +110,26 @@ class Declaration:
 
     @property
     def whole_because(self) -> str:
-        """Returns why its volumes cannot be split over ranks; empty where they can."""
+        """Returns why volumes cannot be split over ranks; an empty text if they can."""
         if self.is_keras:
             return "is a Keras model, which knows nothing of other ranks"
         return "has valid edges" if self.edges == "valid" else ""
 
     @property
     def is_keras(self) -> bool:
-        """Whether it stands for a Keras model, whose layers are not known before it is made."""
+        """Whether the network is a Keras model; its layers are unknown until it is made."""
         return is_python_name(self.name)
 
     def stages(self, width: int, channels: int, outputs: int) -> list[Stage]:
-        """Returns every layer with the shapes it works on; none of a Keras model.
+        """Returns every layer with its shapes; for a Keras model, none.
 
         Args:
-            width: cells along a side of the volume.
-            channels: of the volume.
-            outputs: of the network.
+            width: cells along each side of the volume.
+            channels: channels of the volume.
+            outputs: number of the network's outputs.
 
         Raises:
-            ValueError: the volume is too small, or a Shrink does not divide.
+            ValueError: the volume is too small, or its width is no multiple of a Shrink's.
         """
         stages: list[Stage] = []
         if self.is_keras:
@@ -213,10 +213,10 @@ DECLARATIONS: dict[str, Declaration] = {
 
 
 def declaration(name: str) -> Declaration:
-    """Returns the network of a name; one such as "package.module:function" is a Keras model.
+    """Returns the network with a name; "package.module:function" names a Keras model.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such network.
     """
     if is_python_name(name):
         return Declaration(name, (), "zero", 0.0, calibrated=False)

@@ -23,7 +23,7 @@ CONTENTS = (
 
 
 def fresh_split(number: int) -> str:
-    """Returns the name of a fresh test set, which is simulated when it is first asked for."""
+    """Returns the name of a fresh test set, which is simulated when it is first needed."""
     return f"{FRESH}-{number}"
 
 
@@ -59,7 +59,7 @@ class TrainingFolder(WorkFolder):
         self.held_out = self.path / "held-out"
 
     def weights(self, which: str) -> Path:
-        """Returns the folder of the best weights, or of the last, also where no best were kept.
+        """Returns the folder of the best or of the last weights; of the last if no best were kept.
 
         Args:
             which: "best" or "last".
@@ -68,7 +68,7 @@ class TrainingFolder(WorkFolder):
         return self.best if kept else self.checkpoints
 
     def saved(self, which: str) -> float | None:
-        """Returns when weights were saved [s since 1970]; None where there are none.
+        """Returns when weights were saved [s since 1970]; None if there are none.
 
         Args:
             which: "best" or "last".
@@ -77,7 +77,7 @@ class TrainingFolder(WorkFolder):
         return mark.stat().st_mtime if mark.exists() else None
 
     def dataset(self, split: str) -> Path:
-        """Returns the dataset of simulations that a split is in which was not trained on."""
+        """Returns the dataset that holds a split of simulations that was not trained on."""
         number = split.removeprefix(f"{FRESH}-")
         return self.path / FRESH / number if is_fresh(split) else self.held_out
 
@@ -91,17 +91,17 @@ class TrainingFolder(WorkFolder):
         """Returns when a test set was opened: "time" (UTC) and "step" of each evaluation.
 
         Args:
-            split: "test", or a fresh one; None for all.
+            split: "test" or a fresh test set; None for all.
         """
         found = read_json(self.path / OPENINGS).get("opened", [])
         return [each for each in found if split in (None, each.get("split", "test"))]
 
     def open_test_set(self, step: int, split: str = "test") -> None:
-        """Records that a network was asked about a test set. On rank 0.
+        """Records that a network predicted for a test set. On rank 0.
 
         Args:
             step: number of steps that the network was trained for.
-            split: "test", or a fresh one.
+            split: "test" or a fresh test set.
 
         Raises:
             WriteError: the record cannot be written.
@@ -111,19 +111,19 @@ class TrainingFolder(WorkFolder):
         write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
 
     def summaries(self, split: str) -> Path:
-        """Returns the file of what networks and statistics make of the volumes of a split."""
+        """Returns the file of the summaries of a split, see `evaluation.summaries`."""
         return self.path / "summaries" / f"{split}.npz"
 
     def posterior(self, head: str) -> Path:
-        """Returns the file of a posterior of some head, fitted to the network's features."""
+        """Returns the file of the posterior with a head, fitted to the network's features."""
         return self.path / "posterior" / f"{head.replace(':', '.')}.npz"
 
     def feature_density(self, step: int) -> Path:
-        """Returns the file of the density of the features of the network after so many steps."""
+        """Returns the file of the density of the network's features after a number of steps."""
         return self.path / "posterior" / f"features-{step}.npz"
 
     def prediction(self, name: str) -> Path:
-        """Returns the folder of the posterior of a volume of some name."""
+        """Returns the folder of the posterior of a volume with a name."""
         return self.path / "predictions" / name
 
     def statistics(self, stream: str) -> Path:

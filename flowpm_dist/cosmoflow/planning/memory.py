@@ -1,4 +1,4 @@
-"""The mesh of ranks of a training, and the memory and disk space that it takes.
+"""The mesh of ranks of a training, and the memory and disk space that the training takes.
 
 The numbers were measured; docs/performance.md compares the estimates with what runs take. Nothing
 here imports TensorFlow, Horovod or MPI.
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 TRAINING = 140 * 2**20
 """Memory of the programs and libraries of a training [bytes]."""
 LEAST = 500 * 2**20
-"""What every training takes for a while, when its programs are compiled [bytes]."""
+"""Memory that every training takes while its programs are compiled [bytes]."""
 COPIES_OF_WEIGHTS = 6
-"""Weights, their gradients, Adam's two moments, and what an update makes."""
+"""Arrays of the weights' size: weights, gradients, Adam's two moments, and those of an update."""
 OF_A_STEP = 2.0
-"""Values in memory for each output of a convolution, forward and backward."""
+"""Values in memory for each output of a convolution, in a forward and a backward pass."""
 OF_A_PREDICTION = 1.0
-"""Values in memory for each output of a convolution, forward alone."""
+"""Values in memory for each output of a convolution, in a forward pass only."""
 
 OF_A_BATCH = 8
-"""Values of a cell of each universe of a batch, beyond those of a simulation of one."""
+"""Values per cell and universe that a batch needs in addition to a simulation."""
 VALUES_OF_STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
 """Values in memory for each cell while a statistic is measured."""
 VALUES_OF_OTHERS = 10
-"""The same for a statistic of a user, of which nothing is known."""
+"""The same for a user's statistic, about which nothing is known."""
 LOGS_OF_A_STEP = 2048
-"""What the logs of a step take on the disk [bytes]."""
+"""Disk space of the logs of a step [bytes]."""
 
 
 def volume_bytes(plan: TrainingPlan, grid: Grid) -> int:
@@ -62,7 +62,7 @@ def weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
 
 
 def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
-    """Returns the size of what a training will write, about and at most [bytes]."""
+    """Returns an upper estimate of the size of all files that a training writes [bytes]."""
     # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
     needed = ((plan.training.keep + 1) * 3 + 2) * weights_bytes(plan, plan.grid)
     if plan.simulates and not folder.held_out.exists():
@@ -72,12 +72,12 @@ def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
 
 
 def buffer_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
-    """Returns the memory of the kept volumes on each rank [bytes]; 0 where none are kept.
+    """Returns the memory of the kept volumes on each rank [bytes]; 0 if none are kept.
 
     Args:
-        plan: of the training.
+        plan: the training.
         grid: cells along each side, instead of the plan's.
-        axes: of the mesh of ranks.
+        axes: sizes of the mesh of ranks by axis.
     """
     if not plan.simulates:
         return 0
@@ -88,9 +88,9 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     """Returns the greatest memory of a rank of a training, TensorFlow included [bytes].
 
     Args:
-        plan: of the training.
+        plan: the training.
         grid: cells along each side, instead of the plan's.
-        axes: of the mesh of ranks.
+        axes: sizes of the mesh of ranks by axis.
     """
     ranks = math.prod(axes.values())
     lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
@@ -98,7 +98,7 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     step = lanes * OF_A_STEP * _outputs(plan, grid) * _itemsize(plan) / split
     step += COPIES_OF_WEIGHTS * weights_bytes(plan, grid)
     simulating = lanes * _universe_bytes(plan, grid, axes) if plan.simulates else 0
-    # A replica of one rank simulates while it learns.
+    # A replica of one rank simulates and learns at the same time.
     busy = step + simulating if split == 1 else max(step, simulating)
     held = TRAINING + math.ceil(busy) + buffer_bytes(plan, grid, axes)
     return process_bytes(axes) + max(LEAST, held)
@@ -120,7 +120,7 @@ def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
         return simulation_bytes(plan.solver, grid, axes) + batched + maps
     if plan.channels == 1:
         return simulation_bytes(plan.solver, grid, axes) + batched
-    # Each channel is kept beside the volume of all of them.
+    # In memory are all channels one by one, and the volume made of them.
     channels = 2 * volume_bytes(plan, grid) // split
     return simulation_bytes(plan.solver, grid, axes, outputs=True) + batched + channels
 
@@ -128,11 +128,11 @@ def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
 def prediction_memory(
     plan: TrainingPlan, grid: Grid, axes: Mapping[str, int], networks: int = 1
 ) -> int:
-    """Returns the greatest memory of a rank that asks networks about a volume [bytes].
+    """Returns the greatest memory of a rank while networks predict for a volume [bytes].
 
     Args:
         plan, grid, axes: as for `training_memory`.
-        networks: their number, one of which is asked at a time.
+        networks: the number of networks, which predict one after another.
     """
     ranks = math.prod(axes.values())
     split = ranks // axes.get("replica", 1)
@@ -146,18 +146,18 @@ def statistics_memory(
 ) -> int:
     """Returns the greatest memory of a rank that measures statistics of volumes [bytes].
 
-    Those of a batch that was simulated are measured together, volumes in files one at a time.
+    The volumes of a simulated batch are measured together, volumes in files one at a time.
 
     Args:
-        plan: of the training.
+        plan: the training.
         grid: cells along each side, instead of the plan's.
-        axes: of the mesh of ranks.
-        names: of statistics.
+        axes: sizes of the mesh of ranks by axis.
+        names: names of the statistics.
     """
     replicas = axes.get("replica", 1)
     lanes = math.ceil(plan.training.batch / replicas) if plan.simulates else 1
     values = sum(VALUES_OF_STATISTICS.get(name, VALUES_OF_OTHERS) for name in names)
-    # One channel after the other, all of which are kept.
+    # Channels are measured one after another; all results are kept.
     cells = (values / plan.channels + (plan.channels > 1)) * volume_bytes(plan, grid)
     measuring = math.ceil(cells * lanes * replicas / math.prod(axes.values()))
     return process_bytes(axes) + LEAST + measuring
@@ -186,22 +186,22 @@ def check_training_mesh(
 ) -> str:
     """Returns the shape of the mesh to train on.
 
-    It is the one that was asked for. Otherwise it has as many replicas as divide the batch, and
-    splits volumes over the ranks that remain.
+    A requested mesh is used. Otherwise the number of replicas is the largest that divides the
+    batch and the ranks, and the ranks of a replica split its volumes.
 
     Args:
         plan: the training.
         ranks: number of ranks of the job.
         source: the run file, for messages.
-        shape: from the command line; goes before the run file's.
-        batch: volumes at once, over all replicas; by default the batch of the training.
+        shape: the mesh from the command line, which replaces the run file's.
+        batch: number of volumes at once, over all replicas; by default the training's batch.
 
     Returns:
         A text such as `"replica:2,row:2,col:1"`.
 
     Raises:
-        ConfigError: not a mesh, its sizes do not multiply to `ranks`, an axis does not divide the
-            batch or its side of the grid, or the network cannot be split.
+        ConfigError: the text is no mesh, its sizes do not multiply to `ranks`, an axis does not
+            divide the batch or its side of the grid, or the network cannot be split.
     """
     batch = batch or plan.training.batch
 
@@ -241,11 +241,11 @@ def check_training_mesh(
 
 
 def training_demand(plan: TrainingPlan, shape: str) -> Demand:
-    """Returns the memory that a training takes, and what would take less.
+    """Returns the memory that a training takes, and settings that would take less.
 
     Args:
-        plan: of the training.
-        shape: of the mesh, one that `check_training_mesh` has let pass.
+        plan: the training.
+        shape: the mesh, checked by `check_training_mesh`.
     """
     free, what = plan.simulates, "the training"
     memory = functools.partial(training_memory, plan)
@@ -257,7 +257,7 @@ def training_demand(plan: TrainingPlan, shape: str) -> Demand:
 def _lighter(
     plan: TrainingPlan, axes: Mapping[str, int], fits: Callable[[int], bool]
 ) -> Iterator[str]:
-    """Yields the largest smaller buffer and the largest smaller batch that fit."""
+    """Yields the largest buffer and the largest batch that fit in memory."""
     batch, data = plan.training.batch, plan.data
     if isinstance(data, SimulatedData):
         for size in range(data.buffer - batch, 2 * data.fill - batch - 1, -batch):

@@ -40,7 +40,7 @@ from flowpm_dist.options import (
 from flowpm_dist.options.base import flat_variants
 
 DERIVED = -1
-"""Default of an option that follows from others: the run file puts a number in its place."""
+"""Default of an option that follows from others: a complete plan has a value in its place."""
 
 
 def _rising(milestones: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -62,7 +62,7 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
     """The parameters that vary from universe to universe.
 
     Attributes:
-        sampling: how they are drawn.
+        sampling: how the parameters are drawn.
         targets: the parameters that the network infers; by default all that vary in the cosmology.
             The others are nuisance parameters: they vary, but the network does not learn them.
     """
@@ -97,7 +97,7 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
 
     @property
     def drawn(self) -> dict[str, tuple[float, float]]:
-        """Lowest and highest value of all parameters that vary, in the order of the file."""
+        """Lowest and highest value of each parameter that varies, in the order of the file."""
         return {name: getattr(self, name) for name in self._order}
 
     @property
@@ -156,7 +156,7 @@ class NetworkOptions(Options):
 
 
 class AdamOptions(Options):
-    """The options of the optimiser "adam": there are none."""
+    """The optimiser "adam", which has no options."""
 
 
 class MomentumOptions(Options):
@@ -193,7 +193,7 @@ class MilestoneDecay(Options):
 
 
 class EpochDecay(MilestoneDecay):
-    """The same, but milestones and warm-up are given in epochs."""
+    """The same, with milestones and warm-up in epochs."""
 
 
 DECAYS = {
@@ -306,7 +306,7 @@ class TrainingOptions(Options):
 
     @property
     def trust(self) -> float | None:
-        """LARC's trust coefficient; None where it is off."""
+        """LARC's trust coefficient; None if LARC is off."""
         return SC18_TRUST if self.larc is True else self.larc or None
 
     @property
@@ -316,16 +316,16 @@ class TrainingOptions(Options):
 
     @property
     def centres(self) -> bool:
-        """Whether the batch's mean is subtracted from the features; not in small batches."""
+        """Whether the batch's mean is subtracted from the features; false for small batches."""
         return self.centre and self.calibrate > 0 and self.batch >= SMALLEST_CENTRED
 
 
 TRAINING_DEFAULTS = TrainingOptions()
-"""The defaults, also of optimisers made from Python."""
+"""The defaults, which optimisers made in Python use as well."""
 
 
 class DataOptions(Options):
-    """The source of the volumes, a model for each.
+    """The source of the volumes; each source has its own subclass.
 
     Attributes:
         augment: how volumes are transformed each time they are used; None until the plan is
@@ -394,7 +394,7 @@ class _Stored(DataOptions):
 
 
 class FileData(_Stored):
-    """A dataset in TFRecord files, of our own layout or the public one of CosmoFlow."""
+    """A dataset in TFRecord files, in this package's layout or in CosmoFlow's public layout."""
 
     source: Literal["files"] = "files"
     folder: AnyPath = Field(description="the folder of a dataset")
@@ -420,7 +420,7 @@ class ArrayData(_Split, _Stored):
 
 
 class DummyData(DataOptions):
-    """One batch of random numbers, to measure a training that reads no data."""
+    """One batch of random numbers, to measure the speed of a training without reading data."""
 
     source: Literal["dummy"] = "dummy"
 
@@ -468,12 +468,12 @@ by gradient descent on the mean squared error of parameters from -1 to 1."""
 def with_preset(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the tables of a run file with the settings of the preset that it names, if any.
 
-    Keys of the file replace those of the preset; `steps` also replaces `epochs`. If the file makes
-    another choice, for example of the optimiser, the preset's keys for its own choice are dropped.
-    Keys that have no meaning for a Keras model or for simulations are dropped, too.
+    Keys of the file replace keys of the preset; `steps` also replaces `epochs`. If the file
+    chooses, for example, another optimiser, the options of the preset's optimiser are dropped.
+    Keys without a meaning for a Keras model or for simulations are dropped, too.
 
     Args:
-        table: sections and their keys, not checked yet.
+        table: the sections of the run file, not checked yet.
     """
     training = table.get("training")
     preset = PRESETS.get(str(training.get("preset"))) if isinstance(training, Mapping) else None

@@ -1,8 +1,8 @@
 """Baselines that predict the parameters from summary statistics, without a network on volumes.
 
 Each baseline is fitted to the training set, and its settings are chosen on the validation set. Its
-sigma is the root mean square of its residuals on the validation set, the same for all samples. As
-the settings were chosen there, it is slightly too small.
+sigma is the root mean square of its residuals on the validation set, the same for all samples. It
+is slightly too small, because the settings were chosen on this set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class RidgeOnPower:
     """Least squares with an L2 penalty on log P(k): linear, or with all products of two bins.
 
     Attributes:
-        alphas: penalties to choose from, over the number of samples; for standardised features.
+        alphas: penalties to choose from, divided by the number of samples; for standardised
+            features.
     """
 
     name: str = "ridge on log P(k)"
@@ -79,7 +80,7 @@ class RidgeOnPower:
 
 
 def _columns(values: np.ndarray) -> np.ndarray:
-    """[n, p], of which scikit-learn makes [n] when p is 1."""
+    """Returns predictions as [n, p]; scikit-learn returns [n] if p is 1."""
     return values.reshape(len(values), -1)
 
 
@@ -87,18 +88,18 @@ def _columns(values: np.ndarray) -> np.ndarray:
 class SmallNetwork:
     """A multilayer perceptron on log P(k), with the density histogram or without.
 
-    The mean over networks that differ in their seed. Each is trained by Adam on standardised inputs
-    and targets until the validation set has not improved for `patience` epochs, and goes back to
-    its best epoch.
+    The predictions are the mean over networks with different seeds. Each network is trained by Adam
+    on standardised inputs and targets. Its training ends when the error on the validation set has
+    not improved for `patience` epochs, and the weights of the best epoch are kept.
 
     Attributes:
-        histogram: whether it sees the density histogram.
-        spectrum: what the power is called.
+        histogram: whether its inputs include the density histogram.
+        spectrum: the name of the power.
         hidden: widths of the hidden layers to choose from.
         alphas: L2 penalties to choose from.
-        seeds: networks averaged; the settings are chosen with the first.
-        epochs: at most.
-        patience: epochs without improvement.
+        seeds: the number of networks; the settings are chosen with the first.
+        epochs: the greatest number of epochs.
+        patience: the number of epochs without improvement after which a training ends.
     """
 
     histogram: bool = False
@@ -153,7 +154,7 @@ class SmallNetwork:
             hidden_layer_sizes=hidden,
             alpha=alpha,
             batch_size=min(64, len(train[0])),
-            # A generator and no number: `partial_fit` would shuffle alike in every epoch.
+            # A generator, not a number: else `partial_fit` would use the same order in every epoch.
             random_state=np.random.RandomState(seed),
         )
         inputs, targets = train
@@ -199,13 +200,13 @@ def learning_curve(
     test: Features,
     sizes: Sequence[int],
 ) -> dict[str, LearningCurve]:
-    """Returns the error of each baseline on the test set, fitted to the first simulations only.
+    """Returns the test error of each baseline as a function of the number of training simulations.
 
     Args:
-        baselines: to be fitted anew at each size.
+        baselines: the baselines, which are fitted to the first simulations at each size.
         train: one sample for each simulation.
-        validation, test: whole at every size.
-        sizes: numbers of simulations, each at most all of `train`.
+        validation, test: the same samples at every size.
+        sizes: numbers of simulations, at most as many as in `train`.
 
     Returns:
         The curve of each baseline by name; errors [size] are divided by the error of the mean of

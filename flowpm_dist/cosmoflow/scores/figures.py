@@ -1,4 +1,4 @@
-"""Figures of a regressor: its predictions, its training, and the time that each phase takes."""
+"""Figures of a network: its predictions, its training, and the time of each phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flowpm_dist.io.figures import (
 
 LIGHTER = "#e3a0a9"
 MOST_BARS = 60
-"""Greatest number of samples with an error bar, which are chosen at random."""
+"""At most so many samples, chosen at random, get an error bar."""
 
 
 def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Axes]]:
@@ -46,8 +46,8 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
     """Returns a figure of predicted against true values, with a panel for each parameter.
 
     Args:
-        predictions: predictions for one test set by method, the network first. The best
-            other method by its mean R^2 is drawn lighter, below the network.
+        predictions: predictions for one test set by method, the network first. Of the other
+            methods, the one with the best mean R^2 is drawn below the network, in a lighter colour.
         train_mean: the mean of the training targets, [p].
     """
     scores = {method: score(found, train_mean) for method, found in predictions.items()}
@@ -113,7 +113,7 @@ def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
         plain_log_ticks(axes.xaxis)
         axes.tick_params(axis="x", which="minor", bottom=False, top=False)
     plain_log_ticks(panels[0].yaxis)
-    panels[0].set_ylabel("RMSE / that of the mean predictor")
+    panels[0].set_ylabel("RMSE / RMSE of the mean predictor")
     _legend_above(figure, panels[0])
     return figure
 
@@ -162,7 +162,7 @@ def calibration_figure(predictions: Predictions) -> Figure:
     Each parameter has a panel. Values beyond 5 sigma are counted in the outermost bins.
 
     Args:
-        predictions: with their sigma.
+        predictions: predictions with a sigma.
     """
     assert predictions.sigma is not None
     figure, panels = _panels(len(predictions.names), 3.6, sharey=True)
@@ -187,7 +187,7 @@ def phases_figure(phases: Mapping[str, float]) -> Figure:
     """Returns a figure of the share of a step that each phase takes.
 
     Args:
-        phases: the time of each phase, all in one unit or as shares, some of them above zero.
+        phases: the time of each phase, in any common unit; not all zero.
     """
     times = np.array(list(phases.values()), dtype=float)
     shares = times / times.sum()

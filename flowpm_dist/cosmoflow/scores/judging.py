@@ -3,9 +3,10 @@
 Samples of equal truth, such as the parts of one simulation, are not independent. So the errors of
 scores count them as one sample.
 
-Errors of two methods on the same volumes are alike, because the same volumes are hard. The error of
-their difference is then much smaller than the errors of their scores suggest. Every resample draws
-the same volumes for both, a universe as a whole (paired bootstrap, Efron and Tibshirani 1993).
+The errors of two methods are correlated, because the same volumes are hard for both. The error of
+their difference is then much smaller than the errors of their scores suggest. So every resample
+draws the same universes for both methods, each with all its volumes (paired bootstrap, Efron and
+Tibshirani 1993).
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ def score(predictions: Predictions, train_mean: np.ndarray) -> dict[str, Score]:
 def resampled_scores(
     predictions: Predictions, place: int, groups: np.ndarray
 ) -> tuple[tuple[float, float], tuple[np.ndarray, np.ndarray]]:
-    """Returns RMSE and R^2 of a parameter, of the samples and of bootstrap resamples of them.
+    """Returns RMSE and R^2 of a parameter, for the samples and for bootstrap resamples.
 
     Args:
         predictions: predictions for the samples.
@@ -204,7 +205,7 @@ def resampled_scores(
             are the same for all methods.
 
     Returns:
-        (RMSE, R^2), and the same [resample] each.
+        (RMSE, R^2) of the samples, and (RMSE, R^2) of the resamples, each [resample].
     """
     truth = predictions.truth[:, place]
     error = predictions.mean[:, place] - truth
@@ -248,11 +249,11 @@ def _rmse_and_r2(
 def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
     """Returns a sentence on the parameters that are predicted no better than by their mean.
 
-    Their predictions spread less than `NARROW` = 10 % of the truth, or their R^2 does not exceed
+    Such predictions spread less than `NARROW` = 10 % of the truth, or their R^2 does not exceed
     `NO_BETTER` = 0.05 by more than its standard error. The predictions of an optimal regressor that
-    explains a share R^2 of the variance spread by sqrt(R^2): 10 % corresponds to R^2 = 0.01. An
-    optimal regressor, too, predicts a parameter that leaves no trace in the volumes near its mean.
-    So the network is said to have collapsed only if all parameters are.
+    explains a share R^2 of the variance spread by sqrt(R^2): 10 % corresponds to R^2 = 0.01. For a
+    parameter that leaves no trace in the volumes, even an optimal regressor predicts values near
+    the mean. So the network is said to have collapsed only if this holds for all parameters.
     """
     scores = score(predictions, train_mean)
     found = {
@@ -276,12 +277,12 @@ def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """The error of a method against the number of simulations it was trained on.
+    """The error of a method as a function of the number of simulations it was trained on.
 
     Attributes:
         sizes: the numbers of simulations, [s].
-        errors: the RMSE divided by the mean predictor's, by parameter, [s] or [s, seeds]; NaN
-            where there is no result.
+        errors: by parameter, the RMSE divided by the mean predictor's RMSE, [s] or [s, seeds]; NaN
+            if there is no result.
     """
 
     sizes: np.ndarray
@@ -294,8 +295,8 @@ class Difference:
 
     Attributes:
         r2: the first method's R^2 minus the second's.
-        rmse: the second method's RMSE minus the first's, so that it is positive as well where the
-            first is better [unit of the parameter].
+        rmse: the second method's RMSE minus the first's, which is also positive if the first
+            method is better [unit of the parameter].
         r2_error, rmse_error: one standard error of each, by the paired bootstrap.
         better: the share of the resamples in which the first has the smaller RMSE.
     """
@@ -309,7 +310,7 @@ class Difference:
     def sentence(self, parameter: str, first: str, second: str) -> str:
         """Returns the difference in words."""
         return (
-            f"{parameter}: R² of {first} minus that of {second}: {self.r2:+.3f} ± "
+            f"{parameter}: R² of {first} minus R² of {second}: {self.r2:+.3f} ± "
             f"{self.r2_error:.3f}; smaller RMSE in {100 * self.better:.0f} % of the resamples."
         )
 
@@ -322,7 +323,7 @@ def difference(first: Predictions, second: Predictions) -> dict[str, Difference]
             of `score`.
 
     Raises:
-        ValueError: if the parameters differ, or the truth by more than float32 rounds it.
+        ValueError: the parameters differ, or the truth by more than the rounding of float32.
     """
     if first.names != second.names or not _same(first, second):
         raise ValueError("only predictions for the same samples can be compared in pairs")
@@ -378,11 +379,11 @@ Differences = Mapping[str, Mapping[str, Difference]]
 
 
 def differences_from(main: str, predictions: Mapping[str, Predictions]) -> Differences:
-    """Returns the differences of one method from the others, by their names.
+    """Returns the differences between one method and each of the others, by name.
 
     Args:
         main: name of the method.
-        predictions: the predictions of all methods; other samples are left out.
+        predictions: the predictions of all methods; methods with other samples are left out.
     """
     first = predictions[main]
     others = {name: p for name, p in predictions.items() if name != main and _same(first, p)}

@@ -40,17 +40,17 @@ class BestSoFar(tf.Module):
 class Checkpoints:
     """The latest checkpoints of a training, and its best weights, written by rank 0.
 
-    `tf.train.CheckpointManager` writes each aside and moves it into place, and names the latest
-    only then: one that was cut short is never read. Weights and moments are whole on every rank, so
-    that a checkpoint can be read on a mesh of any shape.
+    `tf.train.CheckpointManager` writes each checkpoint to another place, moves it, and only then
+    names it as the latest: an incomplete one is never read. Weights and moments are whole on every
+    rank, so that a checkpoint can be read on a mesh of any shape.
 
     Args:
         folder: folder of the checkpoints.
         mesh: the ranks.
         state: variables of the network.
-        optimiser: its slots have been built.
-        keep: number of checkpoints that are kept.
-        best: the folder of the weights with the least validation loss; None if they are not kept.
+        optimiser: the optimiser, whose slots have been built.
+        keep: number of checkpoints to keep.
+        best: the folder for the weights with the least validation loss; None to keep none.
 
     Attributes:
         best: the best validation so far.
@@ -86,7 +86,7 @@ class Checkpoints:
         training, even if processors of different kinds round differently.
 
         Raises:
-            WriteError: on rank 0, where it cannot be written; those before are as they were.
+            WriteError: on rank 0, if it cannot be written; earlier checkpoints are unchanged.
         """
         self._step.assign(step)
         for variable in self._variables:
@@ -122,10 +122,11 @@ class Checkpoints:
         self._mesh.barrier()
 
     def restore(self) -> Restored | None:
-        """Restores the latest checkpoint that is whole on all ranks; None where there is none.
+        """Restores the latest undamaged checkpoint on all ranks; None if there is no checkpoint.
 
         Raises:
-            TrainedError: on all ranks; none is whole, or it has another network or optimiser.
+            TrainedError: on all ranks; all checkpoints are damaged, or the latest belongs to
+                another network or optimiser.
         """
         return _restore_latest(
             self._folder, self._mesh, self._checkpoint, self._variables, earlier=True
@@ -136,7 +137,7 @@ def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variab
     """Restores the weights alone from the latest checkpoint of a folder, on all ranks.
 
     Returns:
-        The number of steps it was written after.
+        The number of steps before it was written.
 
     Raises:
         TrainedError: on all ranks; it is damaged, missing, or belongs to another network.
@@ -162,8 +163,8 @@ class Restored:
     """A checkpoint that was restored.
 
     Attributes:
-        step: number of steps that it was written after.
-        note: on rank 0, a sentence on damaged checkpoints after it; empty if there are none.
+        step: the number of steps before it was written.
+        note: on rank 0, a sentence about later checkpoints that are damaged; else empty.
     """
 
     step: int
@@ -183,15 +184,15 @@ def _restore_latest(
     Args:
         folder: folder of checkpoints.
         mesh: the ranks.
-        checkpoint: holds the variables; those in the folder may hold more.
-        variables: what it holds, first of them the number of steps.
-        earlier: whether to restore an earlier one where later ones are damaged.
+        checkpoint: the object with the variables; files in the folder may hold more of them.
+        variables: its variables; the first is the number of steps.
+        earlier: whether to restore an earlier checkpoint if later ones are damaged.
 
     Returns:
         None if there is no checkpoint.
 
     Raises:
-        TrainedError: on all ranks; it is damaged, or does not hold these variables.
+        TrainedError: on all ranks; the checkpoint is damaged, or lacks these variables.
     """
     there, problem, note = False, "", ""
     if mesh.rank == 0:
@@ -212,7 +213,7 @@ def _restore_latest(
 
 
 def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tuple[bool, str]:
-    """Returns whether a checkpoint was there, which is then restored, and what was damaged."""
+    """Restores a checkpoint; returns whether there was one, and what was damaged."""
     paths, damaged = saved_in(folder), ""
     for path in paths:
         if reason := _damage(path):
@@ -244,7 +245,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
 
 
 def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:
-    """Returns how the weights of a checkpoint differ from a network's, or nothing."""
+    """Returns how the weights of a checkpoint differ from a network's; empty if they do not."""
     reader = tf.train.load_checkpoint(str(path))
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     keys = [f"weights/{n}/.ATTRIBUTES/VARIABLE_VALUE" for n in range(len(weights))]
@@ -271,7 +272,7 @@ def saved_in(folder: Path) -> list[Path]:
 
 
 def _damage(path: Path) -> str:
-    """Returns what is wrong with the files of a checkpoint, all of which are read; or nothing."""
+    """Reads all files of a checkpoint; returns what is wrong with them, or an empty text."""
     try:
         reader = tf.train.load_checkpoint(str(path))
         for name in reader.get_variable_to_shape_map():

@@ -1,4 +1,4 @@
-"""The simulations of a training, written into files that can be trained on again and again."""
+"""Writes the simulations of a training to files, for other trainings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def statistics_path(folder: Path, split: str) -> Path:
-    """Returns the file of the summary statistics of a split, which baselines are fitted to."""
+    """Returns the file of a split's summary statistics, which baselines are fitted to."""
     return folder / "statistics" / f"{split}.npz"
 
 
@@ -54,7 +54,7 @@ def check_dataset(
     """Checks that splits can be written, without changing anything. Needs no TensorFlow.
 
     Raises:
-        OutputError: why not, and what to do about it.
+        OutputError: they cannot; the message says why, and what to do.
     """
     _check_simulates(plan)
     if plan.lightcone is not None:
@@ -104,24 +104,24 @@ def write_dataset(
     progress: Progress,
     overwrite: bool = False,
 ) -> None:
-    """Simulates splits of a dataset. On all ranks together, each of which writes its blocks.
+    """Simulates splits of a dataset. All ranks call it together; each rank writes its blocks.
 
     dataset.json lists a split only when it is complete, and is written last. Other splits of the
     same simulations stay in the folder. The statistics of each split are written, too:
     `flowpm-dist evaluate` needs them for its baselines.
 
     Args:
-        plan: of a training with data.source = "simulate".
-        mesh: the ranks, of axes replica, row and col.
-        folder: of the dataset; on a file system that all ranks see.
-        splits: of `SPLITS`.
+        plan: the plan of a training with data.source = "simulate".
+        mesh: the ranks, with the axes replica, row and col.
+        folder: the folder of the dataset, on a file system that all ranks see.
+        splits: names in `SPLITS`.
         dtype, compressed, samples_per_file: see `DatasetHeader`.
-        progress: of this rank.
-        overwrite: whether splits that exist may be replaced.
+        progress: this rank's progress.
+        overwrite: whether existing splits may be replaced.
 
     Raises:
-        OutputError: see `check_dataset`; or other splits of the folder are of other simulations.
-        RecordError: a density that int16 cannot hold.
+        OutputError: see `check_dataset`; or other splits in the folder have other simulations.
+        RecordError: int16 cannot hold a density.
         WriteError: a file cannot be written; the job must end then.
         HaloError: a particle left the halo.
     """
@@ -143,7 +143,7 @@ def write_dataset(
 
 
 def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> None:
-    """Checks that the splits that are kept have the same simulations and the same format."""
+    """Checks that the remaining splits have the same simulations and the same format."""
     if not kept:
         return
     try:
@@ -164,14 +164,14 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
 
 
 def _universes(header: DatasetHeader) -> dict[str, Any]:
-    """Returns the settings of the simulations, from the run file that a dataset keeps."""
+    """Returns the settings of the simulations, from the run file in a dataset's header."""
     table = tomllib.loads(header.attributes.get("run", ""))
     found = {section: table.get(section) for section in OF_UNIVERSES}
     return {**found, "data.seed": table.get("data", {}).get("seed")}
 
 
 def record(path: Path) -> RunRecord | None:
-    """Returns what `flowpm-dist runs` lists of a folder; None if it holds no dataset."""
+    """Returns the entry of a folder in `flowpm-dist runs`; None if it holds no dataset."""
     try:
         header, splits = read_header(path)
     except RecordError:

@@ -40,14 +40,14 @@ from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 HELD_OUT = ("validation", "test")
-"""Splits that are never trained on."""
+"""Splits that no training uses."""
 
 
 class Statistics:
     """Parameters, power spectrum and one-point distribution of simulations, by their number.
 
-    Each rank adds its replica's simulations, as many generations as the others. Rank 0 gathers and
-    writes them.
+    Each rank adds the simulations of its replica, the same number of generations on all ranks. Rank
+    0 gathers and writes them.
 
     Args:
         path: the .npz file.
@@ -57,7 +57,7 @@ class Statistics:
 
     def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
         self.path, self._mesh, self._names = path, mesh, names
-        self._tables: list[np.ndarray] = []  # [simulation, its number and all that is kept of it]
+        self._tables: list[np.ndarray] = []  # [simulation, its number and its statistics]
         self._sizes: tuple[int, ...] = (0, 0, 0)
         self._k = np.empty(0)
         self._edges = HISTOGRAM_EDGES
@@ -70,14 +70,14 @@ class Statistics:
         self._tables.append(np.column_stack([generation.index, *parts]))
 
     def write(self) -> None:
-        """Writes all statistics, with those that the file holds already. On all ranks together.
+        """Adds the statistics to those in the file. On all ranks together.
 
-        If none have been added, an existing file stays unchanged.
+        If there are no new statistics, an existing file stays unchanged.
 
         Raises:
             WriteError: on rank 0, where it cannot be written.
         """
-        first = self._mesh.without("replica").rank == 0  # of those that share a replica
+        first = self._mesh.without("replica").rank == 0  # of the ranks of a replica
         none = np.empty((0, 1 + sum(self._sizes)))
         gathered = self._mesh.gather_to_root(np.concatenate([none, *self._tables * first]))
         if gathered is None or not self._tables:
@@ -95,7 +95,7 @@ class Statistics:
 
 
 def features(path: Path, count: int | None = None) -> Features:
-    """Returns statistics that `Statistics` wrote, as baselines take them.
+    """Returns the statistics that `Statistics` wrote, in the form that baselines need.
 
     Args:
         path: the .npz file.
@@ -125,20 +125,20 @@ def simulate_dataset(
 
     Args:
         maker: makes the universes.
-        counts: the number of simulations of each split, which is the stream of the universes, too;
-            whole generations are made.
-        folder: folder of the dataset; on a file system that all ranks see.
+        counts: the number of simulations of each split, rounded up to whole generations; the name
+            of a split is also the stream of its universes.
+        folder: the folder of the dataset, on a file system that all ranks see.
         header: header of the dataset.
         mesh: all ranks.
         statistics: returns the file of the statistics of a split.
-        progress: of this rank.
+        progress: this rank's progress.
 
     Raises:
         WriteError: a file cannot be written.
     """
     places = mesh.coordinate("replica"), mesh.axis_size("replica")
     if mesh.rank == 0:
-        # Splits are removed, with what an interrupted session left of them, and from dataset.json.
+        # Splits are removed from dataset.json, and so are their files, complete or not.
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
@@ -192,10 +192,10 @@ def hold_out(
     splits: Sequence[str] = HELD_OUT,
     maker: UniverseMaker | None = None,
 ) -> None:
-    """Simulates splits of a dataset that are not trained on, unless all are there already.
+    """Simulates the held-out splits of a dataset, unless all exist.
 
-    On all ranks together. A fresh test set has as many universes as the first, or a few more where
-    replicas do not divide their number.
+    On all ranks together. A fresh test set has as many universes as the first test set, or a few
+    more if the replicas do not divide their number.
 
     Args:
         plan: the training's plan.
@@ -210,7 +210,7 @@ def hold_out(
         there = set(read_header(path)[1]) >= set(splits)
     except (RecordError, OSError):
         there = False
-    # As rank 0 sees it: file systems may show it to others later.
+    # Rank 0 decides: file systems may show the files to other ranks later.
     if bool(mesh.world.broadcast(tf.constant(int(there)))):
         mesh.barrier()
         return
@@ -232,7 +232,7 @@ def fields_of(
     """Returns volumes as fields of a batch, float32, one for each channel.
 
     Args:
-        volumes: this rank's blocks of this replica's, [volume, x, y, z] or with channels.
+        volumes: this rank's blocks of its replica's volumes, [volume, x, y, z] or with channels.
         size: sides of the box [Mpc/h].
         mesh: all ranks.
     """
@@ -252,10 +252,11 @@ def measure_volumes(
     statistics: Statistics,
     values: CellValues = DENSITIES,
 ) -> None:
-    """Measures the statistics of volumes that are in files, numbered in their order. On all ranks.
+    """Measures the statistics of volumes in files, which are numbered in order. On all ranks.
 
     Args:
-        batches: this rank's blocks of them, of lanes that follow each other over the replicas.
+        batches: this rank's blocks of the volumes; the lanes of a batch follow one another over the
+            replicas.
         size: sides of the box [Mpc/h].
         mesh: all ranks.
         statistics: collects and writes the statistics.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.session import TrainingOutcome
 
 ENOUGH = 20
-"""Steps from which on their mean duration is not that of the compilation in the first."""
+"""After so many steps, the compilation in the first step hardly changes their mean duration."""
 
 
 class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
@@ -140,7 +140,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
 
     @property
     def cells(self) -> int:
-        """Cells of a volume; of maps those of the box behind them, which cost more."""
+        """Cells of a volume; for maps, the cells of the simulated box, which cost more."""
         config = self.options
         return config.cells if config.lightcone is None else math.prod(config.grid)
 

@@ -1,8 +1,8 @@
 """Volumes in arrays with a table of their parameters, as CAMELS and Quijote publish them.
 
-The arrays are one of three: a .npy file or a data set of an HDF5 file, [volume, x, y, z] or with
-channels, or a .npy file for each volume, [x, y, z] or with channels, whose path has "{}" where the
-number of the volume stands. A rank reads its block of a volume when it is asked for.
+All volumes are in one .npy file or in one data set of an HDF5 file, [volume, x, y, z] or with
+channels. Or each volume is in a .npy file, [x, y, z] or with channels; their path has "{}" in place
+of the number of the volume. A rank reads only its block of a volume, when it is needed.
 """
 
 from __future__ import annotations
@@ -34,30 +34,31 @@ if TYPE_CHECKING:
 
 NUMBER = "{}"
 FIRST = 8
-"""Number of volumes whose mean tells whether the unit can be right."""
+"""Number of volumes whose mean shows whether the unit can be right."""
 MOST_TABLE = 2**28
 """Size of the largest table [bytes]."""
 
 
 class ArraySet:
-    """All volumes of an array, and their parameters; nothing is read but headers and the table.
+    """All volumes of an array, and their parameters; it reads only headers and the table.
 
     Args:
         data: `volumes`, `table`, `columns`, `parameters`, `dtype`, `unit`, and the sizes of the
             splits, see `ArrayData`.
         grid: the cells that volumes must have.
-        box_size: their sides [Mpc/h].
-        priors: ranges of parameters that the table does not tell; by default those of each column,
-            wider at both ends by half the mean distance of its values: none lies on the edge.
+        box_size: sides of the volumes [Mpc/h].
+        priors: ranges of the parameters, which the table does not contain. By default the range of
+            each column, extended at both ends by half the mean distance of its values, so that no
+            value lies on the edge.
 
     Attributes:
-        header: what the volumes share.
+        header: the properties that all volumes share.
         parameters: float64 [volume, parameter].
 
     Raises:
         TableError: see `read_table`; or a parameter is the same in all rows, or outside its prior.
-        RecordError: if arrays are missing, or have other cells, another dtype or another number
-            than the run file and the table say.
+        RecordError: arrays are missing, or their number, cells or dtype differ from the run file
+            or from the table.
     """
 
     def __init__(
@@ -117,12 +118,10 @@ class ArraySet:
         return prior
 
     def check_unit(self) -> None:
-        """Check that the mean of the first volumes is that of densities, unless it is divided by.
-
-        It reads `FIRST` volumes.
+        """Checks that the first `FIRST` volumes have the mean of a density, if means are kept.
 
         Raises:
-            RecordError: it is not.
+            RecordError: their mean does not fit the unit.
         """
         limits = {"density": REASON, "overdensity": (-0.5, 0.5)}.get(str(self._data.unit))
         if limits is None:
@@ -144,7 +143,7 @@ class ArraySet:
         """Returns the array that holds a volume, and the index of the volume in it.
 
         Raises:
-            RecordError: if it has another shape than the first, or is not there.
+            RecordError: the volume is missing, or has another shape than the first.
         """
         array = self._array(number)
         if not self._one_each:
@@ -160,7 +159,7 @@ class ArraySet:
         return str(self._file(number)) if self._one_each else str(self.path)
 
     def _array(self, number: int) -> Any:
-        """Returns the array that holds a volume, opened, checked for its dtype."""
+        """Opens the array that holds a volume, and checks its dtype."""
         array = _opened(self._file(number)) if self._one_each else self._whole
         if np.dtype(array.dtype) != np.dtype(self._data.dtype):
             raise RecordError(
@@ -173,10 +172,10 @@ class ArraySet:
         return _opened(self.path)
 
     def read(self, number: int, block: Block = WHOLE) -> np.ndarray:
-        """Returns a block of a volume as the network is given it, float32 [x, y, z, channel].
+        """Returns a block of a volume for the network, float32 [x, y, z, channel].
 
         Raises:
-            RecordError: if the volume has another shape, or values that no density has.
+            RecordError: the volume has another shape, or values that no density can have.
         """
         array, index = self._volume(number)
         x, y = block.cut(self.header.grid)
@@ -196,9 +195,9 @@ class ArraySet:
         return values.astype(np.float32)
 
     def rows(self, split: str) -> np.ndarray:
-        """Returns the numbers of the volumes of a split, int64, rising.
+        """Returns the numbers of the volumes of a split, int64, increasing.
 
-        Volumes of test and validation are drawn by `data.seed`; the others are trained on.
+        The volumes of test and validation are drawn with `data.seed`; the others are for training.
 
         Raises:
             RecordError: there is no such split.
@@ -228,7 +227,7 @@ def _means(array: Any, index: tuple[int, ...], shape: Sequence[int]) -> np.ndarr
 
 
 def file_and_name(path: Path) -> tuple[Path, str]:
-    """Returns a file, and of "file.h5:name" the name of the data set in it, else ""."""
+    """Returns the file and the name in "file.h5:name"; the name is empty without a colon."""
     text, colon, name = str(path).rpartition(":")
     return (Path(text), name) if colon and Path(text).suffix in HDF5 else (path, "")
 
@@ -290,22 +289,22 @@ class TableError(RecordError):
 def read_table(
     path: Path, columns: Sequence[str] | None = None, wanted: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Returns the names and the values of the columns that are wanted.
+    """Returns the names and the values of the requested columns.
 
-    Columns are separated by commas or by spaces. The first line may name them, after a "#" or not;
-    other lines that begin with "#", and empty ones, are left out.
+    Columns are separated by commas or by spaces. The first line may name them, with or without a
+    "#" in front. Other lines that begin with "#" are skipped, and so are empty lines.
 
     Args:
-        path: of the table.
-        columns: names of all columns, where the first line does not name them.
-        wanted: names of columns, in the order of the result; all by default.
+        path: the path of the table.
+        columns: names of all columns, if the first line does not name them.
+        wanted: names of the columns to return, in order; all by default.
 
     Returns:
         The names, and float64 [row, column].
 
     Raises:
-        TableError: if there is no such table or column, a row has other columns than the first, or
-            a value that is wanted is no finite number.
+        TableError: there is no such table or column, a row has more or fewer columns than the
+            first, or a requested value is no finite number.
     """
     try:
         lines = list(enumerate(read_text(path, MOST_TABLE, encoding="utf-8-sig").splitlines(), 1))

@@ -1,19 +1,19 @@
 """The universes of a training: drawn from the priors by a seed, and trained on in an order.
 
-Everything follows from the seed of the data, the name of a stream ("train", "validation", "test"
-and those of fresh test sets) and the number of the simulation in it. So any rank knows what any
-simulation is, in any order, and a test universe is never one that was trained on.
+Each universe follows from the seed of the data, the name of a stream ("train", "validation", "test"
+or a fresh test set) and the number of the simulation in the stream. So any rank can make any
+universe, in any order, and no universe of the test set is in the training set.
 
-A generation is one universe for each place, or lane, of a batch. A lane keeps to its universes, so
-that they stay on the replica that simulated them and a batch does not depend on the number of
-replicas. Which universe of a generation a lane gets is drawn at random.
+A generation is one universe for each place, or lane, of a batch. A universe stays in its lane, and
+so on the replica that simulated it; a batch does not depend on the number of replicas. A
+generation's universes are assigned to the lanes at random.
 
-A balanced batch is a whole generation. Neighbours in a Sobol sequence lie far from each other, so
-it covers the priors evenly, and the mean of its features, which is taken off them in training,
-hardly varies from batch to batch. In a batch that is not balanced each lane goes through the
-generations in an order of its own: it is a random sample of the universes.
+A balanced batch is a whole generation. Neighbours in a Sobol sequence lie far from each other, so a
+balanced batch covers the priors evenly. The mean of its features, which training subtracts, then
+hardly varies from batch to batch. In a batch that is not balanced, each lane goes through the
+generations in a different order, so the batch is a random sample of the universes.
 
-Each time a volume is used, it is turned and shifted at random, see `View`.
+Each time a volume is used, it is rotated and shifted at random, see `View`.
 
 Nothing here imports TensorFlow before volumes are gathered.
 """
@@ -35,29 +35,29 @@ if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
 Sampling = Literal["sobol", "uniform"]
-"""How parameters are drawn: evenly, or independently of each other."""
+"""Ways to draw parameters: evenly spread, or independent of each other."""
 
 EVENLY = ("train", "validation")
-"""Streams that may fill the ranges evenly. Networks are judged by the others: their errors and P
-values assume independent draws.
+"""Streams whose parameters may be spread evenly. Networks are judged on the other streams, because
+their errors and P-values assume independent draws.
 """
 
 
 @dataclass(frozen=True)
 class Priors(UniformPriors):
-    """Uniform priors of parameters of `Cosmology`, and how universes are drawn from them.
+    """Uniform priors of cosmological parameters, and the draws of universes from them.
 
     Attributes:
         sampling: "sobol", a scrambled Sobol sequence that fills the ranges evenly (Owen 1998) for
-            the streams of `EVENLY`, or "uniform", independent draws for all.
-        seed: of the data.
+            the streams of `EVENLY`, or "uniform", independent draws for all streams.
+        seed: the seed of the data.
     """
 
     sampling: Sampling = "sobol"
     seed: int = 0
 
     def draw(self, stream: str, first: int, count: int) -> np.ndarray:
-        """Returns parameters of the simulations from `first` on of a stream, [count, parameter]."""
+        """Returns parameters [count, parameter] of the simulations of a stream, from `first` on."""
         from scipy.stats import qmc  # takes long to import
 
         key = [self.seed, _number(stream)]
@@ -66,7 +66,7 @@ class Priors(UniformPriors):
             sequence = qmc.Sobol(len(self.ranges), scramble=True, rng=scramble)
             if first:
                 sequence.fast_forward(first)
-            # One at a time: scipy warns of stretches that are not powers of two.
+            # One at a time: scipy warns about numbers that are not powers of two.
             points = np.concatenate([sequence.random(1) for _ in range(count)])
         else:
             draws = [np.random.default_rng([*key, i]) for i in range(first, first + count)]
@@ -77,10 +77,10 @@ class Priors(UniformPriors):
         """Returns seeds of the white noise of the same simulations, int64 [count].
 
         Args:
-            stream: of the simulations.
-            first: number of the first of them.
-            count: their number.
-            key: of other noise than that which universes grow from.
+            stream: the stream of the simulations.
+            first: the number of the first simulation.
+            count: the number of simulations.
+            key: selects other noise than the noise that universes grow from.
         """
         numbers = range(first, first + count)
         return np.array([hashed([self.seed, _number(stream), i, *key]) for i in numbers])
@@ -96,25 +96,25 @@ def hashed(key: list[int]) -> int:
 
 
 MEMBERS, ARRIVING, ALL, PREVIEW = range(4)
-"""What random numbers are drawn for."""
+"""Purposes of random numbers; each has a sequence of its own."""
 
 
 @dataclass(frozen=True)
 class Draws:
     """The order in which universes are made and trained on.
 
-    A buffer of all universes is filled during the first pass through them, which goes through
-    chunks of `fill` as they arrive, a generation a step. Each further pass is a permutation of all.
-    A smaller buffer gets a generation every `reuse` steps, and each chunk is gone through `reuse`
-    times before it leaves; after the last, passes go on over what is left. In both cases each
-    universe is drawn equally often, `reuse` times in `steps` steps.
+    A buffer that holds all universes is filled during the first pass, one generation in each step;
+    this pass uses chunks of `fill` universes as they arrive. Each later pass is a permutation of
+    all universes. A smaller buffer gets a generation every `reuse` steps, and a chunk is used
+    `reuse` times before it leaves. After the last new universe, passes continue over the remaining
+    ones. In both cases each universe is drawn `reuse` times in `steps` steps.
 
     Attributes:
         simulations: the number of all universes.
-        reuse: how often each is trained on.
+        reuse: how often each universe is trained on.
         buffer: the number of universes that are kept to draw from.
         fill: the number of universes made before the first step; at most `most_filled`.
-        batch: the number of universes of a step, which divides the others but `reuse`.
+        batch: the number of universes of a step, which divides all these numbers but `reuse`.
         seed: the seed of the order.
         balanced: whether each batch is a whole generation, or a random sample.
     """
@@ -170,10 +170,10 @@ class Draws:
         return np.array([self.members(generation)[lane] for lane, generation in drawn])
 
     def preview(self, number: int, made: int) -> np.ndarray:
-        """Returns a generation for each lane of those in the buffer, int64 [batch].
+        """Returns a generation in the buffer for each lane, int64 [batch].
 
         Args:
-            number: of this look; each universe is seen once before any is seen again.
+            number: the number of the preview; previews repeat no universe before all were used.
             made: the number of generations made so far.
         """
         kept = min(made, self.buffer // self.batch)
@@ -194,7 +194,7 @@ def _permutations(lanes: int, size: int, key: tuple[int, ...]) -> np.ndarray:
 def most_filled(simulations: int, buffer: int, batch: int) -> int:
     """Returns how many universes may be made before the first step.
 
-    In a buffer that does not hold all, one chunk arrives while another is drawn from.
+    In a buffer that does not hold all universes, one chunk arrives while another is in use.
 
     Args:
         simulations: the number of all universes.
@@ -211,15 +211,16 @@ def summary_of_draws(
 
     Args:
         draws: the order.
-        parameters: of all universes, [universe, parameter].
+        parameters: the parameters of all universes, [universe, parameter].
         steps: the number of steps that were made.
-        names: of the parameters.
+        names: the names of the parameters.
 
     Returns:
         "steps" and "volumes"; "draws", the least, median and greatest number of draws of a volume;
-        "spread_of_batch_means", for each parameter the variance of the batches' means over that of
-        independent draws, the variance of the drawn values over the batch. Independent draws have
-        1 +- sqrt(2 / (steps - 1)). It is None for fewer than two steps.
+        "spread_of_batch_means", for each parameter the variance of the batches' means, divided by
+        the variance that independent draws would give (the variance of the drawn values divided by
+        the batch). Independent draws have 1 +- sqrt(2 / (steps - 1)). It is None for fewer than two
+        steps.
     """
     made = draws.made(max(0, steps - 1))
     members = np.stack([draws.members(generation) for generation in range(made)])
@@ -239,12 +240,12 @@ def summary_of_passes(volumes: int, batch: int, steps: int) -> dict[str, Any]:
     """Returns how often volumes in files were drawn, each pass a permutation of all.
 
     Args:
-        volumes: their number.
-        batch: volumes of a step.
+        volumes: the number of volumes.
+        batch: the number of volumes in a step.
         steps: the number of steps that were made.
 
     Returns:
-        As `summary_of_draws`, without the spread.
+        The same as `summary_of_draws`, without the spread.
     """
     passes, rest = divmod(steps * batch, volumes)
     return _summary(passes + (np.arange(volumes) < rest), steps)
@@ -271,12 +272,12 @@ class View:
     """A periodic shift and one of the 48 symmetries of the cube, applied to a volume.
 
     A periodic box has no origin and no preferred axes, so the parameters stay the same. In redshift
-    space one axis is the line of sight, which stays where it is.
+    space one axis is the line of sight, which is not exchanged with another axis.
 
     Attributes:
         axes: the side of the volume that becomes x, y and z.
         flips: 1 or -1 for each of the new sides.
-        shift: cells along each side of the volume as it is.
+        shift: the shift along each side of the original volume [cells].
     """
 
     axes: tuple[int, int, int] = (0, 1, 2)
@@ -294,11 +295,11 @@ class View:
         """Returns one of all possible views, each equally likely.
 
         Args:
-            rng: drawn from.
-            width: cells along a side of the volume.
-            augment: True: shifts and symmetries; "symmetries" alone, of volumes that are not
-                periodic; False: as it is.
-            axis: "x", "y" or "z", a line of sight, which may be turned round but not exchanged.
+            rng: the source of random numbers.
+            width: cells along each side of the volume.
+            augment: True for shifts and symmetries; "symmetries" for volumes that are not periodic;
+                False for the unchanged volume.
+            axis: the line of sight, "x", "y" or "z", which may be reversed but not exchanged.
         """
         if not augment:
             return cls()
@@ -317,8 +318,8 @@ class View:
 def views_of(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.ndarray:
     """Returns this rank's blocks of several volumes, each under its view.
 
-    Where volumes are split, each is gathered for it: one channel, where the network's first layer
-    makes many more.
+    Volumes that are split over ranks are gathered first. This is cheap: they have one channel, and
+    the network's first layer makes many more.
 
     Args:
         volumes: blocks [n, x/row, y/col, z, ...].

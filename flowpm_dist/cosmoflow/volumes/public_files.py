@@ -4,10 +4,10 @@ A record is a tf.train.Example with `x`, raw int16 counts of a cube with 1 or 4 
 the parameters scaled to -1 and 1. Files may be packed with gzip, whatever their names say, as those
 of MLPerf HPC (cosmoUniverse_2019_05_4parE_tf_v2) are. There are no other features.
 
-A split has half a million files there. So rank 0 lists their names, and all ranks look up sizes in
-shares. A plain file as large as the first, which has one sample, is not opened. Packed files are
-opened by the ranks in shares, for a few bytes at their ends. What was found is kept in the user's
-cache, and is used as long as names and sizes of the files are the same.
+A public split has half a million files. So rank 0 lists their names, and each rank looks up the
+sizes of its share. A plain file as large as the first, which has one sample, is not opened. Of each
+packed file a rank reads a few bytes at the end. The index is kept in the user's cache, and is valid
+as long as the names and sizes of the files stay the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
 
 LEAST_KEPT = 512
-"""Number of files that had to be opened from which on an index is kept in the cache."""
+"""An index is kept in the cache if at least so many files had to be opened."""
 CHANNELS = (1, 4)
 READERS, AT_ONCE = 8, 256
 _UNREADABLE = -1
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def cube(values: int) -> tuple[int, int, int, int] | None:
-    """Returns the shape [x, y, z, channel] of a cube of so many values; None if there is none."""
+    """Returns the shape [x, y, z, channel] of a cube with this number of values, or None."""
     for channels in CHANNELS:
         side = round((values / channels) ** (1 / 3))
         if values and side**3 * channels == values:
@@ -60,7 +60,7 @@ def cube(values: int) -> tuple[int, int, int, int] | None:
 
 
 def samples_of_names(folder: Path, split: str) -> int | None:
-    """Returns the number of samples if each file holds one, by the first of them; else None."""
+    """Returns the number of files if the first one holds one sample, as all then do; else None."""
     names = names_of(folder, split)
     if not names:
         return None
@@ -78,8 +78,8 @@ def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
     Args:
         path: the file.
         packed: whether it is packed with gzip.
-        one: the size of a file of one record, after unpacking [bytes]. A packed file whose last
-            four bytes tell of that size is not unpacked.
+        one: the size of a file of one record, after unpacking [bytes]. A packed file is not
+            unpacked if its last four bytes state this size.
 
     Raises:
         RecordError: if the file is not packed as `packed` says, or is damaged.
@@ -160,7 +160,7 @@ def public_index(
 def _opened(
     paths: np.ndarray, packed: bool, one: int | None, volume_bytes: int, ranks: _Ranks
 ) -> np.ndarray:
-    """Returns the numbers of records in files, and then where each record begins. On all ranks."""
+    """Returns the number of records in each file, and where each record begins. On all ranks."""
 
     def checked(path: Path) -> np.ndarray:
         bounds = bounds_of(path, packed, one)
@@ -169,7 +169,7 @@ def _opened(
         return bounds
 
     def records(path: bytes) -> np.ndarray:
-        """Where they begin; a single -1 for a file that cannot serve."""
+        """Returns where the records of a file begin; a single -1 if the file cannot be used."""
         try:
             bounds = checked(_path(path))
         except RecordError:
@@ -200,7 +200,7 @@ def _size(path: bytes) -> int:
 
 
 def _in_threads(of_file: Callable[[bytes], T], paths: np.ndarray) -> list[T]:
-    """Returns what a function finds for each of some files, in parts by several threads."""
+    """Returns the results of a function for each file, computed by several threads."""
     parts = np.array_split(paths, max(1, len(paths) // AT_ONCE))
     with ThreadPoolExecutor(READERS) as pool:
         return [
@@ -211,7 +211,7 @@ def _in_threads(of_file: Callable[[bytes], T], paths: np.ndarray) -> list[T]:
 
 
 class _Ranks:
-    """The ranks that make an index together, or one alone."""
+    """The ranks that make an index together; or a single rank."""
 
     def __init__(self, mesh: ProcessMesh | None) -> None:
         self._mesh = mesh if mesh is not None and mesh.size > 1 else None
@@ -232,12 +232,12 @@ class _Ranks:
         return self.of_first(values if parts is None else np.concatenate(parts))
 
     def of_first(self, values: np.ndarray) -> np.ndarray:
-        """Returns the values of rank 0, of any number, on all ranks."""
+        """Returns any number of values of rank 0 on all ranks."""
         return values if self._mesh is None else self._mesh.array_from_root(values)
 
 
 def _kept(path: Path, state: str) -> np.ndarray:
-    """Returns what was found in the same files before, which the cache holds; or nothing."""
+    """Returns the index of the same files from the cache; empty if there is none."""
     try:
         held = read_arrays(path)
         if str(held["state"]) == state:
@@ -248,7 +248,7 @@ def _kept(path: Path, state: str) -> np.ndarray:
 
 
 def _keep(path: Path, state: str, found: np.ndarray) -> None:
-    """Keeps what was found; without a cache that can be written, nothing happens."""
+    """Writes the index to the cache, if the cache can be written."""
     with contextlib.suppress(WriteError), written_whole(path) as aside:
         with aside.open("wb") as file:
             np.savez_compressed(file, state=state, found=found)

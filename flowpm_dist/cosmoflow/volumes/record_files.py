@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DATASET = "dataset.json"
 UNFINISHED = ".unfinished-flowpm-dist"
-"""File that marks a folder as one where a dataset was begun, before there is a dataset.json."""
+"""This file marks a folder in which a dataset was begun, until there is a dataset.json."""
 SPLITS = ("train", "validation", "test")
 FORMAT, VERSION = "flowpm-dist density records", 1
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int16": np.dtype("<i2")}
@@ -45,10 +45,10 @@ MEAN_ONE, MEAN_DENSITY, ONE_COUNT = "mean density 1", "mean density", "one count
 """Units of volumes, see `DatasetHeader.unit`."""
 
 SMALL_FEATURES = 2**12
-"""Room that a record may take for features other than its volume [bytes]."""
-FRAME = 16  # bytes of a TFRecord around its data: length, its checksum, the data's checksum
+"""Largest size of a record's features other than its volume [bytes]."""
+FRAME = 16  # bytes around the data of a TFRecord: the length, its checksum, the data's checksum
 FREE = ("attributes", "samples_per_file")
-"""Properties in which splits of one dataset may differ."""
+"""Properties that may differ between the splits of a dataset."""
 MESSAGE_LIMIT = 2**31 - SMALL_FEATURES  # bytes of a protocol buffer for a volume
 GZIP = b"\x1f\x8b\x08"
 """The first bytes of a file that is packed with gzip."""
@@ -64,7 +64,7 @@ _PUBLIC = re.compile(rb"\.tfrecords?(\.gz)?$")
 
 
 class RecordError(WorkError):
-    """An error: a dataset cannot be written or read as asked. The message names the file."""
+    """A dataset cannot be written or read as requested. The message names the file."""
 
 
 class Block(NamedTuple):
@@ -112,18 +112,18 @@ class DatasetHeader:
         parameters: the names of the parameters, in the order of y.
         channels: the number of values per cell; 1 is also written as [x, y, z].
         blocks: the rows and columns that the volumes are split into.
-        box_size: the sides of the volume [Mpc/h]; one number for a cube; None if not known.
+        box_size: the sides of the volume [Mpc/h], or one number for a cube; None if unknown.
         dtype: "float32", or "int16", which holds round(density * scale).
         scale: the scale of int16; the default holds densities up to 127 to within 1/512.
         compressed: whether x is compressed, with zlib.
         samples_per_file: the number of samples in each file but the last.
-        unit: the meaning of a value of 1: `MEAN_ONE`, where the mean of each volume is 1 by
-            construction, `MEAN_DENSITY`, where it may be any, `ONE_COUNT`, or another in words.
+        unit: the meaning of a value of 1. `MEAN_ONE`: the mean of each volume is 1 by construction.
+            `MEAN_DENSITY`: the mean may have any value. `ONE_COUNT`, or another unit in words.
         priors: the lowest and the highest value of each parameter.
         attributes: anything JSON can hold, such as the run's configuration.
 
     Raises:
-        RecordError: if the values do not describe a dataset.
+        RecordError: the values do not describe a dataset.
     """
 
     grid: tuple[int, int, int]
@@ -161,12 +161,12 @@ class DatasetHeader:
         self.block_shape()  # checks that the grid divides
 
     def block_shape(self, block: Block | None = None) -> tuple[int, int, int, int]:
-        """Returns the cells and channels of a block, by default of one of the dataset's blocks."""
+        """Returns the cells and channels of a block; by default of a block of the dataset."""
         x, y = (block or Block(0, self.blocks[0], 0, self.blocks[1])).cut(self.grid)
         return (x.stop - x.start, y.stop - y.start, self.grid[2], self.channels)
 
     def differences(self, other: DatasetHeader) -> list[str]:
-        """Returns the names of properties that splits of one dataset share, and that differ."""
+        """Returns the names of properties that splits of a dataset must share, but that differ."""
         names = [each.name for each in fields(self) if each.name not in FREE]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
@@ -236,7 +236,7 @@ def record_bounds(path: Path) -> np.ndarray:
 
 
 def wrong_record(bounds: np.ndarray, volume_bytes: int) -> tuple[int, str] | None:
-    """Returns the first record whose length shows a volume of another shape, and what is wrong.
+    """Returns the first record whose length does not fit the volume, and what is wrong with it.
 
     Args:
         bounds: where the records of a file begin, and where the last one ends [byte].
@@ -257,9 +257,9 @@ def parsed_record(path: str, start: int, where: str, *, packed: bool = False) ->
     TensorFlow verifies its checksum.
 
     Args:
-        path: of the file.
-        start: the byte.
-        where: names the record in messages.
+        path: the file.
+        start: the byte at which the record begins.
+        where: the name of the record in messages.
         packed: whether the file is packed with gzip.
 
     Raises:
@@ -271,7 +271,7 @@ def parsed_record(path: str, start: int, where: str, *, packed: bool = False) ->
     kind = {"output_types": [tf.string], "output_shapes": [[]]}
     try:
         with tf.device("CPU:0"):
-            # Without a buffer, nothing but the record is read.
+            # Without a buffer, so that only the record is read.
             records = tf.raw_ops.TFRecordDatasetV2(
                 filenames=[path],
                 compression_type="GZIP" if packed else "",
@@ -350,7 +350,7 @@ def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
 
 
 def is_packed(path: Path) -> bool:
-    """Returns whether a file begins as gzip does. Raises RecordError if it cannot be read."""
+    """Returns whether a file is packed with gzip. Raises RecordError if it cannot be read."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read(len(GZIP)) == GZIP
@@ -394,7 +394,7 @@ def first_file(folder: Path, split: str) -> Path:
 
 
 def names_of(folder: Path, split: str) -> list[bytes]:
-    """Returns the sorted names of the record files in `folder/split`, of which none is opened."""
+    """Returns the sorted names of the record files in `folder/split`, without opening them."""
     try:
         return sorted(_public_names(folder / split))
     except OSError:
@@ -402,7 +402,7 @@ def names_of(folder: Path, split: str) -> list[bytes]:
 
 
 def splits_of(folder: Path) -> list[str]:
-    """Returns the names of the splits of a dataset, of this package's layout or the public one."""
+    """Returns the names of a dataset's splits, in this package's layout or the public one."""
     if (folder / DATASET).exists():
         return list(read_header(folder)[1])
     return public_splits(folder)

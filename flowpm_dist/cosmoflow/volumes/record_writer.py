@@ -52,11 +52,11 @@ class RecordWriter:
         split: "train", "validation", "test", or any name.
         header: the properties that all records share.
         block: this rank's part of each volume.
-        first_file, file_stride: the numbers of this writer's files.
+        first_file, file_stride: the number of this writer's first file, and the step to the next.
 
     Raises:
-        RecordError: if the first file exists, the block is not one of the header's, or the folder
-            has other splits of another kind.
+        RecordError: the first file exists, the block is none of the header's, or other splits in
+            the folder have another header.
         WriteError: if a file cannot be written.
     """
 
@@ -117,8 +117,8 @@ class RecordWriter:
             seed, index: the seed and the number of the simulation.
 
         Raises:
-            RecordError: if a shape is not that of the header, a value is not finite or, with int16,
-                a value is too large.
+            RecordError: a shape differs from the header, a value is not finite, or a value is too
+                large for int16.
             WriteError: if the file cannot be written.
         """
         import tensorflow as tf
@@ -162,7 +162,7 @@ class RecordWriter:
         return Example(features=Features(feature=example)).SerializeToString()
 
     def close(self) -> None:
-        """Completes the file that is being written, if there is one."""
+        """Completes the present file, if there is one."""
         import tensorflow as tf
 
         if self._file is None:
@@ -190,7 +190,7 @@ class RecordWriter:
 
 
 def clear_split(folder: Path, split: str) -> None:
-    """Removes the files of a split, also those that an interrupted session left unfinished.
+    """Removes the files of a split, also unfinished files of an interrupted session.
 
     Raises:
         WriteError: if a file cannot be removed.
@@ -230,12 +230,12 @@ def stage(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Copies a split into a fast local folder and unpacks gzip. For one process of each node.
+    """Copies a split into a fast local folder and unpacks gzip. One process of each node calls it.
 
-    Existing files of the same size and time are kept. Each other file appears when it is complete.
+    Existing files of the same size and time are kept. Other files appear when they are complete.
 
     Args:
-        folder: the dataset, in the layout of this package or the public one.
+        folder: the dataset, in this package's layout or the public one.
         into: the local folder; created if it does not exist.
         split: the split to copy.
         progress: called with the number of files done and the number of all files.
@@ -244,8 +244,8 @@ def stage(
         The folder to read from: `into`.
 
     Raises:
-        RecordError: if there is no such split, there is not enough room, a gzip file is damaged, or
-            `into` has files of the split that the dataset does not have.
+        RecordError: there is no such split, there is not enough room, a gzip file is damaged, or
+            `into` has files of the split that are not in the dataset.
         WriteError: if a file cannot be copied.
     """
     folder, into = Path(folder), Path(into)
@@ -323,7 +323,7 @@ def _copy(source: Path, target: Path) -> None:
 def stage_files(plan: TrainingPlan, mesh: ProcessMesh, progress: Progress) -> None:
     """Copies the files of a training to the fast folder that it names, if any, once on each node.
 
-    On all ranks together; the files are there for each of them afterwards.
+    All ranks call it together; afterwards each rank finds the files there.
 
     Raises:
         RecordError, WriteError: on the first rank of a node; see `stage`.

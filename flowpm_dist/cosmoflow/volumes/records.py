@@ -47,10 +47,10 @@ READERS = 4
 """Number of samples that a rank reads at once."""
 
 Sample = tuple[np.ndarray, np.ndarray, int]
-"""The volume, float32 [x, y, z, channel], the parameters, and the index of a sample."""
+"""A sample: its volume, float32 [x, y, z, channel], its parameters and its index."""
 
 BatchOfSamples = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""The same of several samples: volume, y and index, with a first axis for the sample."""
+"""The same for several samples, which are the first axis."""
 
 
 @lru_cache(maxsize=4)
@@ -64,7 +64,7 @@ def global_order(samples: int, seed: int, epoch: int) -> np.ndarray:
 def batch_positions(
     samples: int, first: int, count: int, *, seed: int = 0, shuffle: bool = True
 ) -> np.ndarray:
-    """Returns the samples at places first to first + count of the concatenated epochs' orders.
+    """Returns `count` samples from the joined orders of all epochs, starting at place `first`.
 
     Returns:
         The positions of the samples in the split, int64 [count].
@@ -81,7 +81,7 @@ def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> t
     """Returns this replica's part of a global batch as (first, count), by default all of it.
 
     Raises:
-        RecordError: if it is no part of the batch, or there are fewer samples than a batch holds.
+        RecordError: the lane is no part of the batch, or the batch is larger than the split.
     """
     first, count = (0, batch_size) if lane is None else lane
     if not (0 <= first < first + count <= batch_size):
@@ -158,11 +158,11 @@ class Dataset(abc.ABC):
     ) -> Iterator[BatchOfSamples]:
         """Returns this replica's part of each global batch, in the global order.
 
-        Epochs follow each other without a gap: a batch at the end of one is filled from the next.
+        A batch at the end of an epoch is filled with the first samples of the next epoch.
 
         Args:
             batch_size: the number of samples in a global batch.
-            lane: the first and the number of this replica's samples in it; None for all.
+            lane: the first place and the number of this replica's samples in it; None for all.
             seed: the seed of the order.
             start_step: the global step to start at, counted from the start of the training.
             steps: the number of batches; None for no end.
@@ -181,7 +181,7 @@ class Dataset(abc.ABC):
 
 
 class DummyDataset:
-    """One random batch in memory, repeated: it measures a training without reading.
+    """One random batch in memory, repeated, to measure a training without reading data.
 
     Args:
         grid: the cells of a whole volume.
@@ -229,14 +229,14 @@ class RecordDataset(Dataset):
         split: "train", "validation", "test", or any name.
         grid: the grid that the volumes must have; None accepts any.
         block: this rank's part. It need not be one of the blocks that the volumes were written in.
-        parameters: the names that y must have; needed with the public layout, which has none.
-        mesh: ranks that index public files together; each of them must make this dataset. None:
-            this rank does so alone.
+        parameters: the names that y must have; needed for the public layout, which has no names.
+        mesh: ranks that index public files together; each of them must make this dataset. With
+            None, this rank indexes them alone.
 
     Raises:
-        RecordError: if there is no such split, a file is missing or truncated, one that is not of
-            the public layout is packed with gzip, or the volumes have another grid or other
-            parameters. The message names the file.
+        RecordError: there is no such split, a file is missing or truncated, a file of another
+            layout than the public one is packed with gzip, or the volumes have another grid or
+            other parameters. The message names the file.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class RecordDataset(Dataset):
             )
         self.block_shape = header.block_shape(Block(*block))
         wanted_x, wanted_y = Block(*block).cut(header.grid)
-        # The stored blocks that this one overlaps: row, column, and the cells to take of it.
+        # The stored blocks that this block overlaps: row, column, and the cells to read from them.
         self._crops = [
             [(row, col, x, y) for col, y in _cuts(wanted_y, header.grid[1] // header.blocks[1])]
             for row, x in _cuts(wanted_x, header.grid[0] // header.blocks[0])
@@ -307,7 +307,7 @@ class RecordDataset(Dataset):
             raise RecordError(GZIP_ERROR.format(packed[0]))
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(record_bounds, paths))
-        if not self.header.compressed:  # of those only reading shows the shape
+        if not self.header.compressed:  # only reading shows their shape
             for path, bounds in zip(paths, found, strict=True):
                 if wrong := wrong_record(bounds, self.header.block_bytes):
                     self._piece(str(path), int(bounds[wrong[0]]))  # which says what it holds

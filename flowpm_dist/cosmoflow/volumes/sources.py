@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 PHASES = ("simulate", "read", "augment", "halo", "compute", "allreduce", "other")
-"""Making universes; drawing or reading a batch; turning and shifting it; messages within a replica;
+"""Making universes; drawing or reading a batch; rotating and shifting it; messages in a replica;
 layers and optimiser; messages that add gradients; validation, checkpoints and logs."""
 
 
@@ -70,11 +70,11 @@ class PhaseClock:
 
 @dataclass(frozen=True)
 class Batch:
-    """The batch of a step: this replica's lanes of it.
+    """This replica's lanes of the batch of a step.
 
     Attributes:
-        volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col, z]
-            or with channels.
+        volumes: observed universes, such as densities of mean 1 or counts, blocks
+            [lane, x/row, y/col, z] or with channels.
         parameters: [lane, parameter] [physical units].
         samples: the number of each sample, int64 [lane].
     """
@@ -97,8 +97,8 @@ class BatchSource(abc.ABC):
             batch) and "augment".
 
     Attributes:
-        dataset: the files, where volumes are read.
-        maker: what simulates the universes, where they are simulated.
+        dataset: the files, if volumes are read.
+        maker: the maker of universes, if they are simulated.
     """
 
     dataset: Dataset | None = None
@@ -118,7 +118,7 @@ class BatchSource(abc.ABC):
         self.augment, self.axis, self.clock = augment, axis, clock
 
     def augmented(self, step: int, volumes: np.ndarray, parameters: np.ndarray) -> Batch:
-        """Returns the batch of a step: volumes of its lanes, each turned and shifted at random."""
+        """Returns the batch of a step; each volume is rotated and shifted at random."""
         if self.augment:
             with self.clock("augment"):
                 lanes = [np.random.default_rng([self.seed, step, lane]) for lane in self.lanes]
@@ -133,7 +133,7 @@ class BatchSource(abc.ABC):
         """Prepares for a first step.
 
         Args:
-            step: its number.
+            step: the number of the first step.
             progress: called with the numbers of simulations made and to be made, over all replicas.
         """
 
@@ -147,7 +147,7 @@ class BatchSource(abc.ABC):
 
     @abc.abstractmethod
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Returns some batches after `start`, without changing what steps train on."""
+        """Returns some batches after `start`, without changing the batches of the steps."""
 
     def simulations(self, step: int) -> int:
         """Returns the number of simulations made when a step begins, over all replicas."""
@@ -160,11 +160,11 @@ class BatchSource(abc.ABC):
 class InSituSource(BatchSource):
     """A source of batches of universes that are simulated during the training.
 
-    The samples of a step follow from the seed and the number of the step. So a training resumes
-    exactly: the universes that its buffer held are simulated again.
+    The samples of a step follow from the seed and the number of the step. So a resumed training
+    continues exactly: it simulates the universes in its buffer again.
 
     Args:
-        maker: the maker of the universes, of which the stream "train" is used.
+        maker: the maker of universes; the stream "train" is used.
         mesh: see `BatchSource`.
         draws: the order in which universes are made and used.
         made: called with every new generation.
@@ -185,7 +185,7 @@ class InSituSource(BatchSource):
         super().__init__(mesh, maker.lanes, seed=draws.seed, **options)
         self.maker, self.draws = maker, draws
         self._kept: deque[Generation] = deque(maxlen=draws.buffer // self.lanes.batch)
-        self._number = 0  # of the generation that is added next
+        self._number = 0  # the generation that is added next
         self._made = made
         # In the background while the network trains, by replicas of one rank only: two threads must
         # not communicate with other ranks.
@@ -197,7 +197,7 @@ class InSituSource(BatchSource):
         """Simulates the universes that the buffer holds when a step begins.
 
         Args:
-            step: the first step that will be asked for.
+            step: the first step that will be requested.
             progress: called with the numbers of simulations made and to be made, over all replicas.
         """
         draws = self.draws
@@ -214,7 +214,7 @@ class InSituSource(BatchSource):
         self._look_ahead()
 
     def batch(self, step: int) -> Batch:
-        """Returns the batch of a step; steps must be asked for in order."""
+        """See `BatchSource.batch`; steps must be requested in order."""
         wanted = self.draws.made(step)
         with self.clock("simulate"):
             while self._number < wanted:
@@ -295,7 +295,7 @@ class FileSource(BatchSource):
         return self.augmented(step, found.volumes, found.parameters)
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Returns the first batches, not turned or shifted."""
+        """Returns the first batches, neither rotated nor shifted."""
         return map(_as_batch, itertools.islice(self._batches_from(0), batches))
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ def in_order(dataset: Dataset, lanes: Lanes) -> Iterator[Batch]:
 
 
 def _as_batch(samples: BatchOfSamples) -> Batch:
-    """Returns samples as a batch, without the dimension of the channels where there is one."""
+    """Returns samples as a batch; a single channel has no dimension of its own."""
     volumes, parameters, index = samples
     plain = volumes[..., 0] if volumes.shape[-1] == 1 else volumes
     return Batch(plain, parameters.astype(np.float64), index)
@@ -334,7 +334,7 @@ def source_of(
         folder: the training's folder.
         lanes: this rank's places of a batch.
         clock: the clock of the phases.
-        made: called with every generation that is simulated.
+        made: called with each simulated generation.
 
     Raises:
         RecordError: the files are damaged or do not match the plan.
@@ -351,7 +351,7 @@ def source_of(
 def files_of(
     plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str
 ) -> Dataset | DummyDataset:
-    """Returns a split in files, or made up; of a simulating training, one that is held out.
+    """Returns a stored split, or random data; of a simulating training, a held-out split.
 
     Raises:
         RecordError: the files are damaged or do not match the plan.

@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 UNITS = {"counts": ONE_COUNT, "convergence": "convergence 1"}
-"""Units of what is observed, by its kind; see `DatasetHeader.unit`."""
+"""Units of observed values by the kind of observation; see `DatasetHeader.unit`."""
 
 HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
-"""Bin edges, see `CellValues.histogram`, of the distribution that baselines are fitted to."""
+"""Bin edges of the histogram that baselines are fitted to, see `CellValues.histogram`."""
 
 Measured = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """k, power, histogram and edges, see `Generation`."""
 
 Values = Mapping[str, np.ndarray]
-"""The parameters of universes that vary, [lane] each by name."""
+"""The varying parameters of universes by name, each [lane]."""
 
 OF_SURVEY = 1
-"""Key of the seeds of the noise of what is seen, beside those of the universes."""
+"""Key of the seeds of observational noise, which differ from the universes' own seeds."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Generation:
     """One universe for each of this replica's lanes.
 
     Attributes:
-        volumes: what is seen, such as a density of mean 1 or counts, blocks [lane, x/row, y/col,
-            z] or with channels, one for each redshift, in the simulation's dtype.
+        volumes: the observed universes, such as densities of mean 1 or counts: blocks
+            [lane, x/row, y/col, z], or with a channel for each redshift, in the simulation's dtype.
         parameters: [lane, parameter] [physical units].
         index: the number of each simulation in its stream, int64 [lane].
         seeds: the seeds of the white noise, int64 [lane].
@@ -99,7 +99,7 @@ class Generation:
         power: P(k) [lane, bin] [(Mpc/h)^3], or C_l [sr], of one channel after another.
         histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`, of
             one channel after another.
-        edges: of these bins [bin + 1], of ln(density) or of the values.
+        edges: the edges of the histogram's bins [bin + 1], in ln(density) or in the values.
     """
 
     volumes: np.ndarray
@@ -115,11 +115,11 @@ class Generation:
 def measured(channels: Sequence[Field], values: CellValues = DENSITIES) -> Measured:
     """Returns k, power, histogram and edges of volumes, see `Generation`.
 
-    Must be called on all ranks of the volumes together.
+    All ranks that share the volumes must call it together.
 
     Args:
         channels: densities or counts of a batch of universes.
-        values: what they are.
+        values: the kind of the values.
     """
     spectra = [power_spectrum(field, window="cic") for field in channels]
     histograms = [values.histogram(field, HISTOGRAM_EDGES) for field in channels]
@@ -135,7 +135,7 @@ def as_volumes(kappa: np.ndarray) -> np.ndarray:
 
 
 def as_maps(volumes: np.ndarray) -> np.ndarray:
-    """Returns the maps [n, source, x, y] that `as_volumes` made volumes of."""
+    """Returns maps [n, source, x, y] from volumes; inverts `as_volumes`."""
     channels = volumes if volumes.ndim == 5 else volumes[..., np.newaxis]
     return np.moveaxis(channels[:, :, :, 0], -1, 1)
 
@@ -147,17 +147,17 @@ def noise_key(channel: int, channels: int) -> tuple[int, ...]:
 
 
 class UniverseMaker(abc.ABC):
-    """A maker of universes, which simulates a generation at a time: one universe for each lane.
+    """A maker of universes: it simulates one generation at a time, a universe for each lane.
 
     A subclass implements `see`.
 
     Args:
-        model: from white noise to what is seen, of a simulation on `mesh.without("replica")`: each
-            replica simulates its own universes. The simulation's cosmology gives the parameters
-            that have no prior.
+        model: the model from white noise to the observed universe. Its simulation is on
+            `mesh.without("replica")`, because each replica simulates its own universes; its
+            cosmology gives the parameters without a prior.
         priors: the priors of all parameters that vary, and the seeds.
         lanes: this replica's lanes.
-        targets: names of the parameters that generations tell; by default all that vary.
+        targets: names of the parameters in each `Generation`; by default all that vary.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class UniverseMaker(abc.ABC):
     def see(
         self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, Measured]:
-        """Returns what is seen of universes, as in a `Generation`, and what is measured of it.
+        """Returns observed universes, as in a `Generation`, and their statistics.
 
         Args:
-            seeds: of their white noise, int64 [lane].
-            values: of the parameters that vary, [lane] each by name.
-            noise_seeds: returns the seeds of the noise of what is seen of them, int64 [lane], see
+            seeds: the seeds of the white noise, int64 [lane].
+            values: the varying parameters by name, each [lane].
+            noise_seeds: returns the seeds of the observational noise for a key, int64 [lane], see
                 `noise_key`.
         """
 
@@ -188,10 +188,10 @@ class UniverseMaker(abc.ABC):
         """Simulates a generation. Must be called on all ranks of the replica together.
 
         Args:
-            stream: of the universes.
-            generation: its number.
-            numbers: of the universes of all lanes, int64 [batch], in any order; by default in
-                that of the stream.
+            stream: the stream of the universes.
+            generation: the number of the generation.
+            numbers: the numbers of the universes of all lanes, int64 [batch]; by default in the
+                order of the stream.
 
         Raises:
             HaloError: if a particle left the halo.
@@ -214,12 +214,12 @@ class VolumeMaker(UniverseMaker):
     """A maker of volumes: of densities or counts.
 
     Args:
-        model: from white noise to the density that is seen, see `UniverseMaker`.
+        model: the model from white noise to the observed density, see `UniverseMaker`.
         priors, lanes, targets: see `UniverseMaker`.
-        noise: of what is seen, if there is any, or a mask.
-        values: what the numbers are that are seen.
-        times: scale factors at which universes are seen, increasing, a channel each; the last is
-            that of the last of the simulation's steps, which is the only one by default.
+        noise: the observational noise and the mask, if there are any.
+        values: the kind of the observed values.
+        times: increasing scale factors, one for each channel. The last is the end of the
+            simulation, which is also the default.
     """
 
     def __init__(
@@ -266,9 +266,9 @@ class MapMaker(UniverseMaker):
     channels. Each replica is one rank, which has its maps whole.
 
     Args:
-        model: from white noise to maps, see `UniverseMaker`.
-        cone: the light cone, with noise. Its seed of the noise is not used: each universe has
-            noise of its own.
+        model: the model from white noise to maps, see `UniverseMaker`.
+        cone: the light cone, with noise. The seed of its noise is not used: each universe has a
+            separate seed.
         priors, lanes, targets: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
     """
 
@@ -299,7 +299,7 @@ class MapMaker(UniverseMaker):
         kappa = (clean + np.stack(noise)).astype(clean.dtype)
         maps = NoisyMaps(kappa, self.cone.fov, self.sigma)
         spectra = angular_power(kappa, maps.fov, maps.power_edges)
-        # The share of the pixels in bins of the convergence over the noise's standard deviation.
+        # The share of the pixels in bins of convergence divided by the noise's standard deviation.
         found = map_histogram(kappa / maps.sigma, LEVELS)
         power, shares = (
             values.reshape(len(kappa), -1) for values in (spectra.power, found.counts / found.cells)
@@ -308,13 +308,13 @@ class MapMaker(UniverseMaker):
 
 
 def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
-    """Returns what simulates the universes of a training.
+    """Returns the maker of a training's universes.
 
     Its simulation has the cosmology in the middle of the priors.
 
     Raises:
-        ObservationError: an object of the user's own that cannot serve.
-        VolumeError: a mask or noise in a file that cannot be read.
+        ObservationError: a user's object cannot be used.
+        VolumeError: the file of a mask or of noise cannot be read.
     """
     simulation = plan.simulation(Cosmology(**plan.middle), mesh=mesh.without("replica"))
     asked, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
@@ -332,13 +332,13 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
-    """Returns what the numbers of a training's volumes are, as far as it is known."""
+    """Returns the kind of a training's values; a density where no observation is known."""
     asked = (plan.record or BARE).options
     return CellValues(asked.is_positive, asked.value("mean_count"))
 
 
 def priors_of(plan: TrainingPlan) -> Priors:
-    """Returns the priors of simulated universes, and how they are drawn from them."""
+    """Returns the priors of simulated universes, with the way to draw from them."""
     return Priors(plan.priors.drawn, plan.priors.sampling, plan.simulated.seed)
 
 
