@@ -10,6 +10,8 @@ from derivatives import check_derivative
 
 import flowpm_dist as fpm
 from flowpm_dist.grid.box import cached_on_mesh
+from flowpm_dist.simulation import State
+from flowpm_dist.statistics import bispectrum
 from meshimpl import ProcessMesh
 
 MESH = ProcessMesh("row:1,col:1")
@@ -86,6 +88,56 @@ def test_gradients_flow_to_both_operands():
             return tf.reduce_sum(made.block * weights) + tf.reduce_sum((a - 1.0).delta().block ** 3)
 
         check_derivative(loss, of_one, 1e-5, rtol=1e-7)
+
+
+def test_which_results_keep_the_window_of_painting():
+    """Those that are linear in one painted density, or in several."""
+    painted = fpm.Field(SCALAR.block, BOX, "cic")
+    kept = [
+        *(painted + 1, 1 - painted, 2 * painted, painted / 2, -painted, painted - painted),
+        *(painted.delta(), painted.on(BOX), (painted + tf.constant(1.0)) * np.float32(2)),
+    ]
+    lost = [
+        *(painted**2, 1 / painted, 2**painted, painted * painted, painted * painted.numpy()),
+        *(painted + SCALAR, SCALAR - painted, painted + SCALAR.numpy(), painted * VECTOR),
+    ]
+    assert [found.window for found in kept] == ["cic"] * len(kept)
+    assert [found.window for found in lost] == [None] * len(lost)
+
+
+def test_spectra_divide_the_window_out():
+    """Against the modes of the particles themselves, by sums over all of them."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), 16, 64.0, [0.1, 1.0], precision="float64")
+    state, half_nyquist = sim.lpt(seed=2), 4
+    x = state.positions().numpy().reshape(-1, 3) * (2 * np.pi / 64)
+    numbers = np.fft.fftfreq(16, 1 / 16)
+    waves = [np.exp(-1j * np.outer(numbers, along)) for along in x.T]
+    modes = np.einsum("xp,yp,zp->xyz", *waves, optimize=True) / len(x)
+    k = np.sqrt(sum(n**2 for n in np.meshgrid(numbers, numbers, numbers)))
+    here = np.abs(k - half_nyquist) < 0.5
+    truth = np.mean(np.abs(modes[here]) ** 2) * 64**3
+
+    density, shifted = state.density(), state.density(shift=0.5)
+
+    def ratio(field, **options):
+        found = fpm.power_spectrum(field, interlaced=shifted, **options)
+        return found.power[half_nyquist - 1] / truth
+
+    assert ratio(density) == pytest.approx(1, abs=0.01)
+    assert ratio(density.delta() * 1) == ratio(density, window="cic") == ratio(density)
+    assert 0.6 < ratio(density, window=None) < 0.75
+    assert fpm.power_spectrum(density.numpy(), 64.0).power == pytest.approx(
+        fpm.power_spectrum(density, window=None).power
+    )
+    shells = bispectrum(density).bispectrum / bispectrum(density, window=None).bispectrum
+    assert shells[-1] > 1.5
+    found = fpm.compare(density, state.linear_delta)  # divided in the painted one alone
+    assert found.power_a[3] == fpm.power_spectrum(density).power[3]
+    assert found.power_b[3] == fpm.power_spectrum(state.linear_delta).power[3]
+    (output,) = sim.run(seed=2, outputs=[0.5], on_output=State.density)
+    assert output.window == "cic"
+    with pytest.raises(ValueError, match="window 'cci': 'own', 'cic' or None"):
+        fpm.power_spectrum(density, window="cci")
 
 
 def test_overdensity():

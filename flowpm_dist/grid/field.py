@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -22,11 +22,20 @@ _NO_MEAN = 1e-6
 Method = Callable[["Field", Any], "Field"]
 
 
-def _both_ways(operation: Callable[[Any, Any], Any]) -> tuple[Method, Method]:
-    """Returns the operators of a field with another operand, which is on its right or its left."""
+def _both_ways(
+    operation: Callable[[Any, Any], Any], kept: tuple[bool, bool, bool] = (True, True, False)
+) -> tuple[Method, Method]:
+    """Returns the operators of a field with another operand, which is on its right or its left.
+
+    Args:
+        operation: of two numbers.
+        kept: whether the window of painting stays that of the result: with a number on the right,
+            with one on the left, and with a field of the same window.
+    """
+    right, left, of_fields = kept
     return (
-        lambda field, other: field._with(operation, other),
-        lambda field, other: field._with(lambda one, two: operation(two, one), other),
+        lambda field, other: field._with(operation, other, right, of_fields),
+        lambda field, other: field._with(lambda a, b: operation(b, a), other, left, of_fields),
     )
 
 
@@ -47,10 +56,13 @@ class Field:
     Attributes:
         block: tensor of shape [..., nx/row, ny/col, nz] or, for a vector, [..., 3].
         box: grid, size and ranks.
+        window: "cic" if the field was painted by cloud-in-cell; spectra divide this window out.
+            Sums of such fields keep it, and products with numbers; other results have none.
     """
 
     block: tf.Tensor
     box: Box
+    window: Literal["cic"] | None = None
 
     __array_priority__ = 100  # so that numpy leaves `array * field` to the field
 
@@ -109,7 +121,7 @@ class Field:
                 for b in (own, box)
             )
             raise ValueError("a field of {} cannot be laid out as {}".format(*described))
-        return Field(_moved(self.block, own, box), box)
+        return Field(_moved(self.block, own, box), box, self.window)
 
     def numpy(self) -> np.ndarray:
         """The whole array, gathered on every rank; the grid must fit into one rank's memory."""
@@ -145,21 +157,29 @@ class Field:
     def __repr__(self) -> str:
         return f"Field({'vector, ' if self._trailing else ''}{self.box})"
 
-    __add__, __radd__ = _both_ways(operator.add)
-    __sub__, __rsub__ = _both_ways(operator.sub)
+    __add__, __radd__ = _both_ways(operator.add, (True, True, True))
+    __sub__, __rsub__ = _both_ways(operator.sub, (True, True, True))
     __mul__, __rmul__ = _both_ways(operator.mul)
-    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
-    __pow__, __rpow__ = _both_ways(operator.pow)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv, (True, False, False))
+    __pow__, __rpow__ = _both_ways(operator.pow, (False, False, False))
 
     def __neg__(self) -> Field:
-        return Field(-self.block, self.box)
+        return Field(-self.block, self.box, self.window)
 
     @property
     def _whole_shape(self) -> Any:
         return self.box.vector_shape if self._trailing else self.box.shape
 
-    def _with(self, operation: Callable[[Any, Any], Any], other: Any) -> Field:
+    def _with(
+        self, operation: Callable[[Any, Any], Any], other: Any, by_number: bool, by_field: bool
+    ) -> Field:
         """Returns the field of an operation, cell by cell, with another operand.
+
+        Args:
+            operation: of this field's and the other's values.
+            other: the other operand.
+            by_number, by_field: whether the result has this field's window, if the other operand is
+                a number, or a field of the same window.
 
         Raises:
             ValueError: the operands do not fit together.
@@ -170,11 +190,14 @@ class Field:
             if len(self._trailing) != len(other._trailing):
                 fields = zip(operands, (self, other), strict=True)
                 operands = tuple(b if f._trailing else b[..., tf.newaxis] for b, f in fields)
-            return Field(operation(*operands), self.box)
+            kept = self.window if by_field and other.window == self.window else None
+            return Field(operation(*operands), self.box, kept)
         operand = self._operand(other)
         if operand is NotImplemented:
             return NotImplemented
-        return Field(operation(self.block, operand), self.box)
+        cells = operand.shape[len(self.box.local_batch) :].num_elements()
+        kept = self.window if by_number and cells <= len("xyz") else None
+        return Field(operation(self.block, operand), self.box, kept)
 
     def _operand(self, value: Any) -> Any:
         """Returns what is not a field as a tensor that broadcasts to the block.

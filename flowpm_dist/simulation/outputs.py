@@ -109,7 +109,10 @@ class Outputs(Observer):
             tensor = leaf.block if isinstance(leaf, Field) else leaf
             if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
                 seen[i, j] = tensor
-                leaf = leaf.box if isinstance(leaf, Field) else None
+                if isinstance(leaf, Field):
+                    leaf = functools.partial(Field, box=leaf.box, window=leaf.window)
+                else:
+                    leaf = None
             elif holds_tensors(leaf):
                 warnings.warn(
                     f"on_output returned a {type(leaf).__name__}, which holds tensors: no gradient "
@@ -140,7 +143,7 @@ class Outputs(Observer):
         filled = []
         for j, leaf in enumerate(tf.nest.flatten(self._made[i])):
             if (i, j) in seen:
-                leaf = seen[i, j] if leaf is None else Field(seen[i, j], leaf)
+                leaf = seen[i, j] if leaf is None else leaf(seen[i, j])
             filled.append(leaf)
         return tf.nest.pack_sequence_as(self._made[i], filled)
 

@@ -315,6 +315,8 @@ class State:
     ) -> Field:
         """Returns the cloud-in-cell density, mean 1; `density().delta()` is the overdensity.
 
+        The field knows its window, which spectra divide out.
+
         Args:
             mesh_factor: mesh cells per particle spacing.
             redshift_space: the line of sight, along which peculiar velocities move the particles.
@@ -341,7 +343,7 @@ class State:
         density = self._solver.density(
             displacement, weights, halo=self.halo, mesh_factor=int(mesh_factor), label=label
         )
-        return Field(density, box)
+        return Field(density, box, "cic")
 
     @property
     def linear_growth(self) -> tf.Tensor:

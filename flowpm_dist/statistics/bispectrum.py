@@ -44,7 +44,7 @@ class Bispectrum:
 
 
 def bispectrum(
-    field: Any, box_size: Any = None, *, bins: BinChoice = None, window: Window = None
+    field: Any, box_size: Any = None, *, bins: BinChoice = None, window: Window = "own"
 ) -> Bispectrum:
     """Returns the bispectrum of a density or overdensity, the mean over all directions.
 
@@ -56,7 +56,7 @@ def bispectrum(
         box_size: the sides of an array's box [Mpc/h], one number or three.
         bins: see `power_spectrum`; they end at two thirds of the Nyquist wavenumber or below. By
             default six linear bins up to there. Memory and time grow with their number.
-        window: "cic" divides each mode by the cloud-in-cell window.
+        window: what each mode is divided by, see `power_spectrum`.
 
     Returns:
         The bispectrum, the same on every rank.
@@ -67,7 +67,7 @@ def bispectrum(
     """
     box, sample = sample_of(field, box_size, window)
     chosen = _checked(bins, box)
-    found = whole(_means(sample.block, box, chosen, window), box)
+    found = whole(_means(sample.block, box, chosen, sample.window), box)
     shells, counts = _triangles(box, chosen)
     k, _ = bin_contents(box, chosen)
     return Bispectrum(shells, k[shells], found, counts)
@@ -78,7 +78,7 @@ def binned_bispectrum(
     box: Box | None = None,
     *,
     bins: BinChoice = None,
-    window: Window = None,
+    window: Window = "own",
 ) -> tf.Tensor:
     """Returns the bispectrum of each triangle of bins [(Mpc/h)^6], differentiable.
 
@@ -92,7 +92,7 @@ def binned_bispectrum(
         block. Ranks that share a universe get the same values; see `binned_power` on losses.
     """
     box, sample = sample_of(field, box, window)
-    return _means(sample.block, box, _checked(bins, box), window)
+    return _means(sample.block, box, _checked(bins, box), sample.window)
 
 
 def default_shells(box: Box) -> Bins:

@@ -54,7 +54,7 @@ def binned_compare(
     a: Field | tf.Tensor,
     b: Field | tf.Tensor,
     box: Box | None = None,
-    window: Window | Pair = None,
+    window: Window | Pair = "own",
     interlaced: Pair = (None, None),
     bins: BinChoice = None,
 ) -> Comparison:
@@ -78,7 +78,7 @@ def compare(
     box_size: Any = None,
     *,
     bins: BinChoice = None,
-    window: Window | Pair = None,
+    window: Window | Pair = "own",
     shot_noise: float | tuple[float, float] = 0.0,
     interlaced: Pair = (None, None),
 ) -> Comparison:
@@ -88,8 +88,8 @@ def compare(
         a, b: `Field`s on the same box (or whole arrays on one rank).
         box_size: the sides of the arrays' box [Mpc/h], one number or three; `Field`s have one.
         bins: as for `power_spectrum`.
-        window: "cic" or None for both, or a pair: "cic" for a density painted from particles, None
-            for a linear field.
+        window: as for `power_spectrum`, for both or a pair: ("cic", None) for arrays of a density
+            painted from particles and of a linear field.
         shot_noise: subtracted from the two auto spectra [(Mpc/h)^3], one number or a pair.
         interlaced: for each field the shifted one or None, as for `power_spectrum`.
 
@@ -111,7 +111,7 @@ def cross_power(
     box_size: Any = None,
     *,
     bins: BinChoice = None,
-    window: Window | Pair = None,
+    window: Window | Pair = "own",
     shot_noise: float = 0.0,
     interlaced: Pair = (None, None),
 ) -> PowerSpectrum:

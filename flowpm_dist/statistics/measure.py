@@ -31,8 +31,9 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local, on_blocks
 from meshimpl.process_mesh import ProcessMesh
 
-Window = Literal["cic"] | None
-"""The window of the painting that made a field, which is divided out of its modes."""
+Window = Literal["own", "cic"] | None
+"""The window that is divided out of a field's modes: "own" is what a painted `Field` knows of its
+painting, and none for arrays and blocks; "cic" is cloud-in-cell's, of any field; None leaves it."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Sample:
     """
 
     block: tf.Tensor
-    window: Window = None
+    window: Literal["cic"] | None = None
     shifted: tf.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.window not in (None, "cic"):
-            raise ValueError(f"window {self.window!r}: 'cic' or None")
+            raise ValueError(f"window {self.window!r}: 'own', 'cic' or None")
 
 
 def sum_over_cells(
@@ -383,19 +384,21 @@ def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
 
 
 def sample_of(
-    field: Any, box: Any = None, window: Window = None, interlaced: Any = None
+    field: Any, box: Any = None, window: Window = "own", interlaced: Any = None
 ) -> tuple[Box, Sample]:
     """Returns the box and the sample of a field.
 
     Args:
         field, box: see `box_of`.
-        window: the window of the painting.
+        window: see `Window`.
         interlaced: the field of the shifted particles, given as `field` is; or None.
 
     Raises:
         ValueError: see `box_of`; also if the two fields are not on the same box.
     """
     own, block = box_of(field, box)
+    if window == "own":
+        window = field.window if isinstance(field, Field) else None
     if interlaced is None:
         return own, Sample(block, window)
     shifted_box, shifted = box_of(interlaced, box)

@@ -40,7 +40,7 @@ def power_spectrum(
     box_size: Any = None,
     *,
     bins: BinChoice = None,
-    window: Window = None,
+    window: Window = "own",
     shot_noise: float = 0.0,
     interlaced: Any = None,
 ) -> PowerSpectrum:
@@ -54,7 +54,9 @@ def power_spectrum(
         bins: edges [h/Mpc], a number of linear bins, or `Bins`; each holds the modes with low <= k
             < high. By default each bin is one fundamental mode wide and centred on a multiple of
             it, up to the smallest Nyquist wavenumber.
-        window: "cic" divides each mode by the squared cloud-in-cell window.
+        window: the window of painting that each mode is divided by: "own" is the window that a
+            `Field` knows, such as cloud-in-cell's of `State.density()`; arrays and blocks have
+            none. "cic" divides any field by cloud-in-cell's, None leaves it in.
         shot_noise: the shot noise to subtract [(Mpc/h)^3]: V / N_particles for Poisson sampling.
             Particles that started on a lattice have none at early times.
         interlaced: a second density of the same particles, which were moved by half a cell along
@@ -78,7 +80,7 @@ def power_spectrum(
 def binned_power(
     field: Field | tf.Tensor,
     box: Box | None = None,
-    window: Window = None,
+    window: Window = "own",
     interlaced: Field | tf.Tensor | None = None,
     bins: BinChoice = None,
 ) -> tf.Tensor:
@@ -117,7 +119,7 @@ def binned_multipoles(
     box: Box | None = None,
     axis: str = "z",
     orders: Sequence[int] = (0, 2, 4),
-    window: Window = None,
+    window: Window = "own",
     interlaced: Field | tf.Tensor | None = None,
     bins: BinChoice = None,
 ) -> tf.Tensor:
@@ -144,7 +146,7 @@ def multipoles(
     orders: Sequence[int] = (0, 2, 4),
     *,
     bins: BinChoice = None,
-    window: Window = None,
+    window: Window = "own",
     shot_noise: float = 0.0,
     interlaced: Any = None,
 ) -> Multipoles:
@@ -213,7 +215,7 @@ def binned_wedges(
     box: Box | None = None,
     wedges: int | Sequence[float] = 5,
     axis: str = "z",
-    window: Window = None,
+    window: Window = "own",
     interlaced: Field | tf.Tensor | None = None,
     bins: BinChoice = None,
 ) -> tf.Tensor:
@@ -241,7 +243,7 @@ def power_wedges(
     axis: str = "z",
     *,
     bins: BinChoice = None,
-    window: Window = None,
+    window: Window = "own",
     shot_noise: float = 0.0,
     interlaced: Any = None,
 ) -> Wedges:

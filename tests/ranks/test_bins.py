@@ -204,7 +204,7 @@ def test_kaisers_limit_of_a_simulated_density():
     mu = np.divide(np.abs(number[2]), total, out=0 * total, where=total > 0)
     edges = np.array([0.9, 1.9, 3.1])
     seen = state.density(redshift_space="z", shift=0.5)
-    found = power_wedges(seen.delta(), wedges=4, bins=2 * np.pi / length * edges)
+    found = power_wedges(seen.delta(), wedges=4, bins=2 * np.pi / length * edges, window=None)
     reach = np.abs(state.displacement.numpy()).max() * n / length
     for wedge, (low, high) in enumerate(zip(found.edges[:-1], found.edges[1:], strict=True)):
         high = 2.0 if high == 1 else high
