@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
-from flowpm_dist.observables import ForwardModel
+from flowpm_dist.observables import ForwardModel, StructureFormation, local_values
+from flowpm_dist.observables.bias import Bias
 from flowpm_dist.particle_mesh.positions import redshift_space
 
 
@@ -64,6 +65,31 @@ def test_tracers_share_the_velocities_of_matter():
     assert f == pytest.approx(float(sim.growth.f1(1.0)), rel=0.1)
     with pytest.raises(ValueError, match="distortions by velocities.*b1 = b - 1 = 1 "):
         ForwardModel(sim, "1lpt", redshift_space="z", bias={"b": 2.0})
+
+
+class Squared(Bias):
+    parameters = ("q",)
+
+    def contrast(self, contrast, values, box):
+        return local_values(values["q"], box) * contrast**2
+
+    def linear_response(self, factor):
+        return factor
+
+
+def test_structure_and_bias_that_no_module_has():
+    """Those of a script or a notebook: Python callers give the objects."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), 8, 32.0, [0.1, 1.0], lpt_order=1)
+    state, own = sim.lpt(seed=5), StructureFormation(lpt_order=1)
+    contrast = ForwardModel(sim, "1lpt").observe(state, {}) - 1
+    for scheme in (Squared, Squared()):
+        model = ForwardModel(sim, own, bias={"q": 0.5}, bias_scheme=scheme)
+        np.testing.assert_allclose(model.observe(state, {}), 1 + 0.5 * contrast**2, rtol=1e-6)
+    for scheme, message in ((3, "bias_scheme = 3: .*module:object"), ("__main__:S", "a notebook")):
+        with pytest.raises(ValueError, match=message):
+            ForwardModel(sim, "1lpt", bias={"q": 0.5}, bias_scheme=scheme)
+    with pytest.raises(ValueError, match="structure = 3: no structure 3.*must be"):
+        ForwardModel(sim, 3)
 
 
 def test_kaiser_limit_of_a_simulated_density():

@@ -131,18 +131,19 @@ def _centred(x: Any, box: Box) -> Any:
 SCHEMES: tuple[type[Bias], ...] = (EulerianBias, LagrangianBias)
 
 
-def bias_with(names: Collection[str], named: str | None = None) -> Bias | None:
+def bias_with(names: Collection[str], named: Any = None) -> Bias | None:
     """Returns the scheme that has these parameters, or None if there are none.
 
     Args:
         names: the names of the parameters.
-        named: "package.module:object" of a custom class.
+        named: a custom class, its "package.module:object", or a `Bias` itself.
 
     Raises:
         ValueError: the scheme does not have them, or there is none.
     """
     if named is not None:
-        own = cast(Bias, python_object(named)())
+        found = python_object(named)
+        own = cast(Bias, found if isinstance(found, Bias) else found())
         if missing := set(own.parameters) ^ set(names):
             parameters = ", ".join(own.parameters) or "none"
             raise ValueError(

@@ -8,9 +8,14 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 from flowpm_dist.grid.field import Field
-from flowpm_dist.observables.bias import bias_with
+from flowpm_dist.observables.bias import Bias, bias_with
 from flowpm_dist.observables.options import DensityOptions, LineOfSight
-from flowpm_dist.observables.universe_model import Parameters, UniverseModel, local_values
+from flowpm_dist.observables.universe_model import (
+    Parameters,
+    StructureFormation,
+    UniverseModel,
+    local_values,
+)
 from flowpm_dist.options import constructed
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -26,12 +31,13 @@ class ForwardModel(UniverseModel):
     Args:
         simulation: see `UniverseModel`. "linear" and LPT make no step, and give the universe at
             the last of the steps.
-        structure: see `CellOptions`.
+        structure: see `CellOptions`; or a `StructureFormation` itself.
         redshift_space: the line of sight "x", "y" or "z", or None.
         bias: the values of the bias parameters by name: "b" (`EulerianBias`, not in redshift
             space), or some of "b1", "b2" and "bs2" (`LagrangianBias`); empty for matter. A value
             stands unless `parameters` have another.
-        bias_scheme: "package.module:object" of a custom `Bias`, with its parameters in `bias`.
+        bias_scheme: a custom `Bias`, with its parameters in `bias`: the class, a `Bias` of it, or
+            its name "package.module:object".
 
     Raises:
         ValueError: choices that do not fit each other.
@@ -40,11 +46,11 @@ class ForwardModel(UniverseModel):
     def __init__(
         self,
         simulation: Simulation,
-        structure: str = "pm",
+        structure: str | StructureFormation = "pm",
         *,
         redshift_space: LineOfSight | None = None,
         bias: Mapping[str, float] | None = None,
-        bias_scheme: str | None = None,
+        bias_scheme: type[Bias] | Bias | str | None = None,
     ) -> None:
         given = {
             "structure": structure,
@@ -97,7 +103,8 @@ class ForwardModel(UniverseModel):
         """
 
         def look(state: State) -> Field:
-            return Field(self.observe(state, parameters), state.box)
+            window = "cic" if self.formation.has_particles else None
+            return Field(self.observe(state, parameters), state.box, window)
 
         return self.formation.at_times(self.simulation, times, look, cosmologies, seeds)
 

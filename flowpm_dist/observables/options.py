@@ -73,9 +73,9 @@ class ObservationError(UserError):
 
 
 Structure = Annotated[
-    str, AfterValidator(lambda name: checked_name(name, STRUCTURE_NAMES, "structure"))
+    Any, AfterValidator(lambda name: checked_name(name, STRUCTURE_NAMES, "structure"))
 ]
-"""One of `STRUCTURE_NAMES`, or "package.module:object" of a `StructureFormation`."""
+"""One of `STRUCTURE_NAMES`, "package.module:object" of a `StructureFormation`, or itself."""
 
 
 def _decreasing(redshifts: tuple[float, ...]) -> tuple[float, ...]:
@@ -240,7 +240,7 @@ class CellOptions(ObservationOptions):
     redshift_space: LineOfSight | None = Field(
         default=None, description='the line of sight of redshift space: "x", "y" or "z"'
     )
-    bias_scheme: Annotated[str, AfterValidator(checked_python_name)] | None = Field(
+    bias_scheme: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
         default=None, description='"package.module:object" of a bias of your own'
     )
     bias: dict[str, BiasValue] | None = Field(

@@ -149,7 +149,7 @@ class UniverseModel(abc.ABC):
         ValueError: choices that do not fit each other.
     """
 
-    def __init__(self, simulation: Simulation, structure: str = "pm") -> None:
+    def __init__(self, simulation: Simulation, structure: str | StructureFormation = "pm") -> None:
         self.simulation, self.structure = simulation, structure
         self.formation = object_named(structure, STRUCTURES, "structure")
         needed = self.formation.lpt_order

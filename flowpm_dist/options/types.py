@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date, time
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -200,43 +201,44 @@ Thing = TypeVar("Thing")
 FORM = '"package.module:object"'
 
 
-def object_named(name: str, registry: Mapping[str, Thing | str], kind: str) -> Thing:
+def object_named(name: str | Thing, registry: Mapping[str, Thing | str], kind: str) -> Thing:
     """Returns what a name stands for.
 
     Args:
-        name: a key of the registry, or "package.module:object", which is imported.
+        name: a key of the registry, or "package.module:object", which is imported; or the object
+            itself, which Python callers can give.
         registry: what this package brings: things, or their names "package.module:object".
         kind: what it is, for messages.
 
     Raises:
         ValueError: there is no such thing; the message says what there is.
     """
-    found = registry.get(checked_name(name, registry, kind), name)
+    checked = checked_name(name, registry, kind)
+    found = registry.get(checked, checked) if isinstance(checked, str) else checked
     if not isinstance(found, str):
-        return found
+        return cast(Thing, found)
     try:
         return cast(Thing, python_object(found))
     except ValueError as error:
         raise ValueError(f"no {kind} {name!r}: {error}") from error
 
 
-def checked_name(name: str, known: Collection[str], kind: str) -> str:
+def checked_name(name: Any, known: Collection[str], kind: str) -> Any:
     """Returns a name if it stands for something; a module of a user's own is not imported.
 
     Args:
-        name: a known one, or "package.module:object".
+        name: a known one, or "package.module:object"; an object is returned as it is.
         known: names of what this package brings.
         kind: what it is, for messages.
 
     Raises:
         ValueError: there is no such thing, or no such module; the message says what there is.
     """
-    if name in known:
+    if _is_object(name) or name in known:
         return name
-    if not is_python_name(name):
-        raise ValueError(
-            f"no {kind} {name!r}{nearest(name, known)} (give one of {', '.join(known)}, or {FORM})"
-        )
+    if not isinstance(name, str) or not is_python_name(name):
+        hint = nearest(str(name), known)
+        raise ValueError(f"no {kind} {name!r}{hint} (give one of {', '.join(known)}, or {FORM})")
     try:
         return checked_python_name(name)
     except ValueError as error:
@@ -248,16 +250,30 @@ def is_python_name(name: str) -> bool:
     return ":" in name
 
 
-def checked_python_name(name: str) -> str:
+def _is_object(value: Any) -> bool:
+    """Returns whether a value is an object of Python that no run file can hold."""
+    written = str | bool | int | float | list | tuple | Mapping | date | time | None
+    return not isinstance(value, written)
+
+
+def checked_python_name(name: Any) -> Any:
     """Returns a name such as "package.module:object" whose module is there.
 
-    Neither the module nor its package is imported: nothing of a user's own runs before the work.
+    Neither the module nor its package is imported: nothing of a user's own runs before the work. An
+    object, which Python callers can give in place of its name, is returned as it is.
 
     Raises:
         ValueError: it is no such name, or there is no such module on Python's path and in the
             current folder.
     """
-    module, _, attribute = name.partition(":")
+    if _is_object(name):
+        return name
+    module, _, attribute = str(name).partition(":")
+    if module == "__main__":
+        raise ValueError(
+            "a run file cannot name an object of a script or a notebook: put it into a module of "
+            "its own (in Python, a forward model also takes the object itself)"
+        )
     parts = [*module.split("."), *attribute.split(".")]
     if not all(part.isidentifier() for part in parts):
         raise ValueError(f"an object in a module is named as in {FORM}")
@@ -280,14 +296,18 @@ def _is_there(module: str) -> bool:
     return found is not None
 
 
-def python_object(name: str) -> Any:
+def python_object(name: Any) -> Any:
     """Returns the object of a name such as "package.module:object"; its module is imported.
+
+    What is no name, but an object itself, is returned as it is.
 
     Raises:
         ValueError: see `checked_python_name`, or the module has no such object.
         Exception: whatever the module raises while it is imported.
     """
-    module, _, attribute = checked_python_name(name).partition(":")
+    if _is_object(checked := checked_python_name(name)):
+        return checked
+    module, _, attribute = checked.partition(":")
     with _current_folder():
         found: Any = importlib.import_module(module)
     for part in attribute.split("."):
