@@ -31,6 +31,7 @@ _HOMES = {
     "cross_power": "statistics",
     "density_histogram": "statistics",
     "growth_steps": "cosmology.options",
+    "jacobian": "statistics",
     "logarithmic_steps": "cosmology.options",
     "multipoles": "statistics",
     "power_spectrum": "statistics",

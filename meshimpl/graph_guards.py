@@ -142,7 +142,8 @@ def check_eager(what: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{what} was called while TensorFlow builds a graph; it runs graphs of its own: call "
-            "it eagerly, outside tf.function, tf.data and tf.Graph"
+            "it eagerly, outside tf.function, tf.data and tf.Graph (GradientTape.jacobian builds "
+            "one: use flowpm_dist.jacobian)"
         )
 
 
@@ -302,7 +303,10 @@ def once_differentiable(function: Callable[..., Any], name: str) -> Callable[...
     Args:
         function: function of tensors.
         name: name of the function that it differentiates, for the LookupError that a second
-            derivative raises.
+            derivative raises. tf.autodiff.ForwardAccumulator asks for one, too.
     """
-    message = f"{name} has no second derivative; take differences of gradients instead"
+    message = (
+        f"{name} has no second derivative, and none in forward mode; take differences of gradients "
+        "for the former, and flowpm_dist.jacobian in place of the latter"
+    )
     return not_differentiable(function, message)

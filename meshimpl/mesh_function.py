@@ -63,12 +63,32 @@ def mesh_function(
     return lambda build: MeshFunction(build, mesh, layout, inputs, seed=seed)
 
 
+_keep_shares = False
+
+
+@contextlib.contextmanager
+def shares_of_gradients() -> Iterator[None]:
+    """Lets each rank keep its share of the gradients of replicated tensors.
+
+    The caller adds up the shares. The sum is complete even if a parameter did not go through
+    `replicated`, and counts nothing twice if it did.
+    """
+    global _keep_shares
+    outer, _keep_shares = _keep_shares, True
+    try:
+        yield
+    finally:
+        _keep_shares = outer
+
+
 def replicated(mesh: ProcessMesh, value: Any) -> tf.Tensor:
     """Returns a tensor that is the same on every rank, such as a cosmological parameter.
 
     The function is the identity. Its gradient is summed over all ranks, so each rank receives the
-    complete gradient.
+    complete gradient, except within `shares_of_gradients`.
     """
+    if _keep_shares:
+        return tf.identity(value)
 
     @tf.custom_gradient
     def shared(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -251,6 +271,7 @@ class MeshFunction:
         outputs, readings = found[: len(self.output_shapes)], found[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:
+            check_eager(f"the gradient of the mesh function {self.__name__}")
             found = self._vjp(slices, dys, readings)
             return found[0] if len(found) == 1 else found
 

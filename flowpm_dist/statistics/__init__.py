@@ -28,6 +28,7 @@ from flowpm_dist.statistics.comparison import (
     cross_power,
     transfer_function,
 )
+from flowpm_dist.statistics.derivatives import Jacobian, jacobian
 from flowpm_dist.statistics.histogram import (
     Histogram,
     Peaks,
@@ -51,11 +52,11 @@ from flowpm_dist.statistics.power import (
 )
 
 __all__ = [
-    "AngularPower", "Bins", "Bispectrum", "Comparison", "Histogram", "Multipoles", "Peaks",
-    "PowerSpectrum", "Sample", "Wedges", "angular_power", "bin_contents", "bin_count", "bin_edges",
-    "binned_angular_power", "binned_bispectrum", "binned_compare", "binned_multipoles",
+    "AngularPower", "Bins", "Bispectrum", "Comparison", "Histogram", "Jacobian", "Multipoles",
+    "Peaks", "PowerSpectrum", "Sample", "Wedges", "angular_power", "bin_contents", "bin_count",
+    "bin_edges", "binned_angular_power", "binned_bispectrum", "binned_compare", "binned_multipoles",
     "binned_power", "binned_wedges", "bispectrum", "box_of", "compare", "correlation_coefficient",
-    "cross_power", "density_histogram", "map_histogram", "mode_means", "multipoles",
+    "cross_power", "density_histogram", "jacobian", "map_histogram", "mode_means", "multipoles",
     "painting_window", "peaks", "power_spectrum", "power_wedges", "soft_histogram",
     "soft_map_histogram", "spherical_power", "spherical_theory_in_bins", "theory_in_bins",
     "transfer_function", "whole",

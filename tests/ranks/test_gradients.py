@@ -1,5 +1,8 @@
 """Gradients of whole runs: another code's, finite differences, adjoint against plain."""
 
+import dataclasses
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +12,7 @@ from test_simulation import check_pmwd, pmwd_simulation
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
+from flowpm_dist.statistics import binned_power
 
 pytestmark = pytest.mark.timeout(240, method="thread")
 
@@ -199,6 +203,84 @@ def test_what_has_no_derivative_says_so(line):
         slope = tf.reduce_sum(inner.gradient(loss, noise) ** 2)
     with pytest.raises(LookupError, match="has no second derivative"):
         outer.gradient(slope, noise)
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        bins = binned_power(sim.run(white_noise=noise, cosmology=cosmology).density())
+    with pytest.raises(RuntimeError, match="use flowpm_dist.jacobian"):
+        tape.jacobian(bins, noise)
+    with tf.autodiff.ForwardAccumulator(noise, tf.ones_like(noise)):
+        with pytest.raises(LookupError, match="flowpm_dist.jacobian in place of"):
+            sim.run(white_noise=noise, cosmology=cosmology)
+
+
+@pytest.mark.ranks(1, 2, 4)
+def test_jacobian_and_fisher_matrix(mesh):
+    """Against central differences, of each bin by a field and by each parameter."""
+    sim = two_steps(8, mesh, halo=8)
+    noise = sim.lpt(seed=3).white_noise
+    inputs = {"noise": noise, "Omega_m": 0.3, "sigma8": 0.8, "n_s": 0.96}
+    calls = []
+
+    def spectrum(x):
+        calls.append(x)
+        parameters = {name: x[name] for name in ("Omega_m", "sigma8", "n_s")}
+        cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, **parameters)
+        return binned_power(sim.run(white_noise=x["noise"], cosmology=cosmology).density())
+
+    found = fpm.jacobian(spectrum, inputs, mesh)
+    assert len(calls) == 1
+    np.testing.assert_allclose(found.values, spectrum(inputs), rtol=1e-12)
+    direction = block_of(sim, np.random.default_rng(3).normal(size=sim.box.grid))
+    along = tf.reduce_sum(found.derivatives["noise"] * direction, axis=[1, 2, 3])
+    slopes = dict(found.derivatives) | {"noise": mesh.world.allreduce(along).numpy()}
+    for name, value in inputs.items():
+        shift, step = (direction, 1e-8) if name == "noise" else (1.0, 1e-7)
+        up, down = (spectrum(inputs | {name: value + s * shift}) for s in (step, -step))
+        difference = (up - down).numpy() / (2 * step)
+        rounding = 1e-13 * np.abs(up) / step
+        assert (np.abs(slopes[name] - difference) < 1e-6 * np.abs(difference) + rounding).all(), (
+            name
+        )
+
+    with pytest.raises(ValueError, match="noise is a field"):
+        found.fisher(np.ones(found.values.size))
+    del found.derivatives["noise"]
+    parameters = dataclasses.replace(found, fields=frozenset())
+    factor = np.random.default_rng(4).normal(size=(found.values.size,) * 2)
+    covariance = factor @ factor.T + np.eye(found.values.size)
+    columns = np.stack(list(parameters.derivatives.values()), axis=1)
+    expected = columns.T @ np.linalg.inv(covariance) @ columns
+    np.testing.assert_allclose(parameters.fisher(covariance), expected, rtol=1e-9)
+    variances = np.diag(covariance)
+    np.testing.assert_allclose(
+        parameters.fisher(variances), columns.T @ (columns / variances[:, None]), rtol=1e-12
+    )
+
+
+def test_jacobians_that_are_refused(line):
+    """On both ranks, so that none waits."""
+    shared = functools.partial(fpm.jacobian, inputs={"x": 1.0, "y": 2.0}, mesh=line)
+    with pytest.raises(ValueError, match="outputs differ between ranks"):
+        shared(lambda p: tf.stack([p["x"] * p["y"] * (1 + line.rank)]))
+    with pytest.raises(ValueError, match="no output depends on y"):
+        shared(lambda p: p["x"] * float(p["y"]))
+    with pytest.raises(ValueError, match="returned a Field"):
+        shared(lambda p: two_steps(8, line).lpt(seed=1).density() * p["x"])
+    with pytest.raises(ValueError, match="x is int32: floating"):
+        shared(lambda p: p["x"], inputs={"x": tf.constant(1)})
+    found = shared(lambda p: tf.stack([p["x"] ** 2, p["y"] + np.nan]))
+    np.testing.assert_array_equal(found.derivatives["x"], [2.0, 0.0])  # complete on each rank
+    with pytest.raises(ValueError, match="output 1 or a derivative of it is not finite"):
+        found.fisher([1.0, 1.0])
+    found = shared(lambda p: tf.stack([p["x"], p["y"]]))
+    for covariance, message in (
+        (np.eye(3), "shape .3, 3., and there are 2 outputs"),
+        ([[1.0, 0.5], [0.0, 1.0]], "not symmetric"),
+        (np.ones([2, 2]), "not positive definite"),
+        ([1.0, 0.0], "not positive definite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            found.fisher(covariance)
 
 
 @pytest.mark.ranks(2, 4)
