@@ -1,5 +1,6 @@
 """Package metadata of flowpm_dist and meshimpl; tool settings are in pyproject.toml."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def read(name: str) -> str:
 
 setup(
     name="flowpm-dist",
-    version="0.1.0.dev0",
+    version=re.findall('^__version__ = "(.*)"$', read("flowpm_dist/__init__.py"), re.MULTILINE)[0],
     description="Particle-mesh universes on many ranks: Mesh TensorFlow over Horovod process sets",
     long_description=read("README.md"),
     long_description_content_type="text/markdown",

@@ -10,7 +10,39 @@
     k, pk = fpm.power_spectrum(state.density())
 """
 
+from typing import TYPE_CHECKING
+
 from meshimpl.imports import lazy_names
+
+if TYPE_CHECKING:  # what type checkers and editors see
+    from flowpm_dist.cli.from_python import run as run
+    from flowpm_dist.cosmology.growth import Growth as Growth
+    from flowpm_dist.cosmology.options import growth_steps as growth_steps
+    from flowpm_dist.cosmology.options import logarithmic_steps as logarithmic_steps
+    from flowpm_dist.cosmology.options import scale_factor_steps as scale_factor_steps
+    from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
+    from flowpm_dist.cosmology.power import LinearPower as LinearPower
+    from flowpm_dist.evolution.integrators import COLA as COLA
+    from flowpm_dist.evolution.integrators import BullFrog as BullFrog
+    from flowpm_dist.evolution.integrators import FastPM as FastPM
+    from flowpm_dist.grid.box import Box as Box
+    from flowpm_dist.grid.field import Field as Field
+    from flowpm_dist.particle_mesh.cloud_in_cell import HaloError as HaloError
+    from flowpm_dist.simulation.simulation import Simulation as Simulation
+    from flowpm_dist.simulation.state import State as State
+    from flowpm_dist.statistics import Bins as Bins
+    from flowpm_dist.statistics import PowerSpectrum as PowerSpectrum
+    from flowpm_dist.statistics import compare as compare
+    from flowpm_dist.statistics import correlation_coefficient as correlation_coefficient
+    from flowpm_dist.statistics import cross_power as cross_power
+    from flowpm_dist.statistics import density_histogram as density_histogram
+    from flowpm_dist.statistics import jacobian as jacobian
+    from flowpm_dist.statistics import multipoles as multipoles
+    from flowpm_dist.statistics import power_spectrum as power_spectrum
+    from flowpm_dist.statistics import power_wedges as power_wedges
+    from flowpm_dist.statistics import transfer_function as transfer_function
+
+__version__ = "0.1.0.dev0"
 
 _HOMES = {
     "Bins": "statistics",
@@ -42,4 +74,5 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
-__getattr__ = lazy_names(__name__, _HOMES, without_tensorflow=["run"])
+if not TYPE_CHECKING:  # where it would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_tensorflow=["run"])

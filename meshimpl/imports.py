@@ -76,8 +76,8 @@ def import_tensorflow() -> None:
 
 def lazy_names(
     package: str, homes: Mapping[str, str], without_tensorflow: Collection[str] = ()
-) -> Callable[[str], Any]:
-    """Returns the module-level `__getattr__` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the module-level `__getattr__` and `__dir__` of a package.
 
     Args:
         package: name of the package.
@@ -93,4 +93,9 @@ def lazy_names(
             import_tensorflow()
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
-    return get
+    def directory() -> list[str]:
+        own = vars(sys.modules[package]).items()
+        rooms = (n for n, x in own if getattr(x, "__name__", "") == f"{package}.{n}")
+        return sorted({*homes, *rooms, *(n for n, _ in own if n.startswith("__"))})
+
+    return get, directory

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+import flowpm_dist as fpm
 import meshimpl
+from flowpm_dist.simulation.options import SolverKeys, SolverOptions
 
 NOTICES = (
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
@@ -38,6 +42,34 @@ def errors_of_import(tmp_path: Path):
         return result.stderr
 
     return run
+
+
+def test_public_names_are_listed_and_typed(tmp_path: Path) -> None:
+    """By `dir`, and by mypy, which reads imports that Python leaves until they are needed."""
+    code = "import flowpm_dist, sys; print(*dir(flowpm_dist), 'tensorflow' in sys.modules)"
+    *listed, loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    public = [name for name in listed if not name.startswith("__")]
+    assert {*fpm.__all__} <= {*public} and "lazy_names" not in public and loaded == "False"
+    assert fpm.__version__ == version("flowpm-dist")
+    script = tmp_path / "script.py"
+    names = [f"reveal_type(fpm.{name})\n" for name in fpm.__all__]
+    call = "fpm.Simulation(fpm.Cosmology.planck18(), 8, 16.0, [0.1, 1.0], lptorder=2)\n"
+    script.write_text(f"import flowpm_dist as fpm\n{''.join(names)}fpm.no_such_name\n{call}")
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--follow-imports=silent"]
+    command += [f"--cache-dir={tmp_path}", "--ignore-missing-imports", str(script)]
+    root = Path(meshimpl.__file__).parents[1]
+    lines = subprocess.run(command, capture_output=True, text=True, cwd=root).stdout.splitlines()
+    revealed = [line.partition("Revealed type is ")[2] for line in lines[: len(names)]]
+    assert all(revealed) and not any(each == '"Any"' for each in revealed), lines
+    assert 'has no attribute "no_such_name"' in lines[len(names)]
+    assert 'Unexpected keyword argument "lptorder" for "Simulation"' in lines[len(names) + 1]
+
+
+def test_options_are_the_keywords_of_a_simulation() -> None:
+    hints, keys = get_type_hints(SolverOptions), get_type_hints(SolverKeys)
+    assert list(keys) and {*keys} == {*SolverOptions.model_fields}
+    for name, kind in keys.items():
+        assert kind in (hints[name], hints[name] | str), name
 
 
 def test_only_the_notices_are_left_out(errors_of_import) -> None:

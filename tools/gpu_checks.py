@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +36,8 @@ from meshimpl.operations.fft import irfft3d, rfft3d
 GRID = 24
 """Cells along a side of the universe of the checks; 1 to 4, 6, 8, 9 and 12 ranks can share it."""
 BOX = 48.0  # [Mpc/h]
-COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.8)
+SIGMA8 = 0.8
+COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=SIGMA8)
 NETWORK = Declaration(
     "gpu-check",
     (Convolution(4, 3), Pool(), Convolution(8, 4), Convolution(8, 3, stride=2), Shrink(3))
@@ -305,7 +306,8 @@ def simulation_of(
     """Returns a simulation with the resolution of the checks; `side` and `steps` are its own."""
     edges = fpm.scale_factor_steps(0.1, 1.0, steps)
     size = BOX * side / GRID
-    return fpm.Simulation(COSMOLOGY, side, size, edges, mesh=mesh, precision=precision)
+    known = cast(Literal["float32", "float64"], precision)
+    return fpm.Simulation(COSMOLOGY, side, size, edges, mesh=mesh, precision=known)
 
 
 @functools.cache
@@ -350,7 +352,7 @@ def _difference(mesh: ProcessMesh) -> Found:
     slope, device = gradient_numbers(mesh, "float64")
     step = 1e-7  # small: the loss has a kink where a particle crosses the face of a cell
     up, down = (
-        mesh.world.allreduce(_part_of_loss(mesh, "float64", sigma8=COSMOLOGY.sigma8 + sign * step))
+        mesh.world.allreduce(_part_of_loss(mesh, "float64", sigma8=SIGMA8 + sign * step))
         for sign in (1, -1)
     )
     error = _worst(slope["to sigma8"], (up - down) / (2 * step))

@@ -52,4 +52,4 @@ __all__ = [
     "Shrink",
     *_HOMES,
 ]
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -11,4 +11,4 @@ _HOMES = {
 }
 
 __all__ = sorted(_HOMES)
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

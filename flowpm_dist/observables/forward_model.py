@@ -103,8 +103,8 @@ class ForwardModel(UniverseModel):
         """
 
         def look(state: State) -> Field:
-            window = "cic" if self.formation.has_particles else None
-            return Field(self.observe(state, parameters), state.box, window)
+            seen = self.observe(state, parameters)
+            return Field(seen, state.box, "cic" if self.formation.has_particles else None)
 
         return self.formation.at_times(self.simulation, times, look, cosmologies, seeds)
 

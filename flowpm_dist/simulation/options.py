@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import Literal, TypedDict
 
 import numpy as np
 from pydantic import Field
 
-from flowpm_dist.evolution.adjoints import ADJOINTS, AdjointChoice, ReversibleAdjoint
-from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, IntegratorChoice
+from flowpm_dist.evolution.adjoints import (
+    ADJOINTS,
+    Adjoint,
+    AdjointChoice,
+    ReversibleAdjoint,
+)
+from flowpm_dist.evolution.integrators import (
+    INTEGRATORS,
+    FastPM,
+    Integrator,
+    IntegratorChoice,
+)
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid
-from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
-from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
 
 
 class SolverOptions(InitialOptions, ForceOptions, RunOptions):
@@ -48,6 +59,22 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         if self.integrator.uses_lpt and self.lpt_order < 2:
             name = type(self.integrator).__name__
             yield self.problem("lpt_order", f"{name} follows LPT of order 2; must be 2 or 3")
+
+
+class SolverKeys(TypedDict, total=False):
+    """The options of `SolverOptions` as keywords of `Simulation`, for editors and type checkers."""
+
+    integrator: Integrator | str
+    adjoint: Adjoint | str
+    lpt_order: LptOrder
+    noise: Noise
+    fixed_amplitude: bool
+    force_gradient: ForceGradient
+    mesh_factor: int
+    deconvolve: bool
+    exchange: Exchange
+    halo: Literal["auto"] | int
+    precision: Literal["float32", "float64"]
 
 
 STATE = 6

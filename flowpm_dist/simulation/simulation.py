@@ -42,7 +42,7 @@ from flowpm_dist.simulation.inputs import (
     particles_of,
     source_of,
 )
-from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.options import SolverKeys, SolverOptions
 from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
@@ -88,7 +88,7 @@ class Simulation:
         mesh: ProcessMesh | MeshShape | None = None,
         growth: GrowthOf = Growth,
         power: PowerOf = LinearPower,
-        **options: Any,
+        **options: Unpack[SolverKeys],
     ) -> None:
         cells = np.asarray(grid)
         if cells.dtype.kind == "f" and (cells % 1 == 0).all():  # whole numbers of any kind
@@ -357,7 +357,8 @@ class Simulation:
         """Returns the universe of Lagrangian perturbation theory alone, of the simulation's order.
 
         It makes no time step: it costs as much as the initial conditions of `run` and has the same
-        gradients.
+        gradients. Without `a` the universe is that of the last step, not of the first: initial
+        conditions for another code need `a`.
 
         Args:
             seed, start: as for `run`, without particles.
