@@ -94,7 +94,114 @@ def test_other_readers_find_the_particles(state, expected, tmp_path, format):
     with pytest.raises(FileExistsError, match=f"{folder.name} exists"):
         state.save(tmp_path, format=format)
     with pytest.raises(SnapshotError, match=f"holds {folder.name}, which is for other codes"):
-        fpm.State.from_snapshot(tmp_path)
+        load_snapshot(tmp_path)
+    again = fpm.State.from_snapshot(tmp_path)
+    assert again.header() == state.header() and again.displacement.dtype == tf.float64
+    apart = again.positions().numpy() - state.positions().numpy()
+    apart -= np.array(SIZE) * np.rint(apart / SIZE)
+    np.testing.assert_allclose(apart, 0, atol=1e-12)
+    np.testing.assert_allclose(again.velocity.numpy(), state.velocity.numpy(), rtol=1e-13)
+    np.testing.assert_array_equal(again.white_noise.numpy(), state.white_noise.numpy())
+    with pytest.raises(SnapshotError, match="holds its cosmology: leave cosmology out"):
+        fpm.State.from_snapshot(folder, cosmology=COSMOLOGY)
+
+
+CUBIC = (16.0, 24.0, 32.0)
+KPC = 3.085678e21
+
+
+def of_another_code(folder, change=lambda parts: None, **header):
+    """Two files of Gadget-4 in kpc/h with ids from 1, in any order; returns their particles."""
+    rng, count = np.random.default_rng(3), int(np.prod(GRID))
+    sites = np.stack(np.meshgrid(*map(np.arange, GRID), indexing="ij"), axis=-1).reshape(-1, 3)
+    moved = rng.normal(size=(count, 3)).astype(np.float32)
+    slow = rng.normal(scale=100, size=(count, 3)).astype(np.float32)
+    x = np.mod(sites * 4.0 + moved, CUBIC) * 1e3
+    order = rng.permutation(count)
+    ids = order.astype(np.uint32) + 1
+    parts = [
+        [ids[:50], x[order][:50], slow[order][:50]],
+        [ids[50:], x[order][50:], slow[order][50:]],
+    ]
+    change(parts)
+    about = {"Time": A, "BoxSize": np.array(CUBIC) * 1e3, "NumFilesPerSnapshot": 2}
+    about["NumPart_Total"] = np.array([0, count, 0], np.uint32)
+    units = {"UnitLength_in_cm": KPC, "UnitVelocity_in_cm_per_s": 1e5}
+    folder.mkdir()
+    for number, part in enumerate(parts):
+        with h5py.File(folder / f"snapshot_003.{number}.hdf5", "w") as file:
+            own = {"NumPart_ThisFile": np.array([0, len(part[0]), 0], np.uint32)}
+            file.create_group("Header").attrs.update(about | own | header)
+            cosmology = {"Omega0": OMEGA, "OmegaBaryon": 0.05, "HubbleParam": HUBBLE}
+            file.create_group("Parameters").attrs.update(units | cosmology | header)
+            names = ("ParticleIDs", "Coordinates", "Velocities")
+            for name, values in zip(names, part, strict=True):
+                file[f"PartType1/{name}"] = values.astype("f4") if name != names[0] else values
+    return moved.reshape(*GRID, 3), (slow * np.sqrt(A) * A / 100).reshape(*GRID, 3)
+
+
+def test_particles_of_another_code_are_read_by_id(tmp_path):
+    """To the precision of positions in float32, from a folder or from one of its files."""
+    moved, velocity = of_another_code(tmp_path / "s")
+    for path in (tmp_path / "s", tmp_path / "s" / "snapshot_003.1.hdf5"):
+        state = fpm.State.from_snapshot(path, cosmology=COSMOLOGY)
+        assert (state.a, state.box.grid, state.box.size) == (A, GRID, CUBIC)
+        assert state.displacement.dtype == tf.float32
+        np.testing.assert_allclose(state.displacement.numpy(), moved, atol=32 * 2**-23)
+        np.testing.assert_allclose(state.velocity.numpy(), velocity, rtol=1e-6)
+    sim = fpm.Simulation(COSMOLOGY, GRID, CUBIC, [A, 1.0])
+    assert sim.run(particles=state).a == 1.0
+
+
+def twice(parts):
+    parts[0][0][0] = parts[1][0][0]
+
+
+def from_two(parts):
+    for part in parts:
+        part[0] += 1
+
+
+def in_another_order(parts):
+    """z varies slowest."""
+    for part in parts:
+        site = np.unravel_index(part[0] - 1, GRID[::-1])
+        part[0][:] = np.ravel_multi_index(site[::-1], GRID) + 1
+
+
+def a_file_less(parts):
+    del parts[1]
+
+
+@pytest.mark.parametrize(
+    "change, header, message",
+    [
+        (twice, {}, "ids are missing, and others are there twice|ids from"),
+        (from_two, {}, "ids from 2 to 193 of 192 particles"),
+        (in_another_order, {}, r"must number the sites of a lattice in the order \(ix ny \+ iy\)"),
+        (a_file_less, {}, "1 files, and the snapshot has 2"),
+        (None, {"Omega0": 0.31}, "is of Omega0 = 0.31, the cosmology of Omega_m = 0.3"),
+        (None, {"BoxSize": 16e3}, "192 particles do not fill a lattice of cubic cells"),
+        (None, {"NumPart_Total": np.array([9, 192, 0])}, "particles of type 0; must be of type 1"),
+        (None, {"NumPart_Total": np.array([0, 193, 0])}, "192 of 193 particles: files are missing"),
+    ],
+)
+def test_files_of_another_code_that_cannot_be_read(tmp_path, change, header, message):
+    of_another_code(tmp_path / "s", *([change] if change else []), **header)
+    with pytest.raises(SnapshotError, match=message):
+        fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY)
+
+
+def test_another_code_does_not_know_the_whole_cosmology(tmp_path):
+    of_another_code(tmp_path / "s")
+    with pytest.raises(SnapshotError, match=r"lacks n_s and the amplitude .*: give cosmology="):
+        fpm.State.from_snapshot(tmp_path / "s")
+    with h5py.File(tmp_path / "s" / "snapshot_003.1.hdf5", "r+") as file:
+        del file["Parameters"].attrs["UnitLength_in_cm"]
+    with h5py.File(tmp_path / "s" / "snapshot_003.0.hdf5", "r+") as file:
+        del file["Parameters"].attrs["UnitLength_in_cm"]
+    with pytest.raises(SnapshotError, match="has no attribute UnitLength_in_cm"):
+        fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY)
 
 
 def test_the_header_of_gadget(state, tmp_path):

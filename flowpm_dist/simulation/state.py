@@ -17,12 +17,15 @@ from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.io.snapshot import (
     DEFAULT_FIELDS,
     FIELDS,
     VECTORS,
     FormatName,
+    Snapshot,
+    SnapshotError,
     check_particles,
     load_snapshot,
     save_fields,
@@ -79,7 +82,11 @@ class State:
 
     @classmethod
     def from_snapshot(
-        cls, path: str | Path, *, mesh: ProcessMesh | MeshShape | None = None
+        cls,
+        path: str | Path,
+        *,
+        mesh: ProcessMesh | MeshShape | None = None,
+        cosmology: Cosmology | None = None,
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
 
@@ -89,17 +96,31 @@ class State:
         measures. If the snapshot has only the seed, white noise and linear field are computed again
         from it.
 
+        Snapshots of other codes, in Gadget-4's HDF5 or in bigfile, are read by the ids of the
+        particles, which must number the sites of a lattice, (ix ny + iy) nz + iz, from 0 or 1.
+
         Args:
-            path: `snapshot.zarr`, or the folder that holds it.
+            path: `snapshot.zarr`, or the folder that holds it; or the folder of Gadget-4's files,
+                one of them, or the folder of bigfile.
             mesh: the ranks; by default chosen from their number. It need not be the mesh that wrote
                 the snapshot.
+            cosmology: the cosmology of another code's files, which lack some parameters; Omega_m, h
+                and Omega_b must be those of the files.
 
         Raises:
-            SnapshotError: there is no complete snapshot, or it lacks the particles.
+            SnapshotError: there is no complete snapshot, it lacks the particles, or files of
+                another code do not fit a lattice or the cosmology.
             ValueError: the mesh does not divide the grid.
         """
-        snapshot = load_snapshot(path)
-        check_particles(path, snapshot)
+        files = particle_files(path)
+        if files is not None:
+            snapshot, dtype = Snapshot({}, files.attributes(cosmology)), files.dtype
+        else:
+            snapshot = load_snapshot(path)
+            check_particles(path, snapshot)
+            dtype = snapshot.array("displacement").dtype
+            if cosmology is not None:
+                raise SnapshotError(f"{path} holds its cosmology: leave cosmology out")
         about = snapshot.attributes
         nx, ny, nz = (int(n) for n in about["grid"])
         lx, ly, lz = (float(length) for length in about["box_size"])
@@ -107,10 +128,14 @@ class State:
             mesh = default_mesh(launch.detect().size, (nx, ny, nz))
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
-        precision = np.dtype(snapshot.array("displacement").dtype).name
+        precision = np.dtype(dtype).name
         box = Box((nx, ny, nz), (lx, ly, lz), mesh, tf.as_dtype(precision))
-        blocks = (snapshot.array(name)[box.place] for name in VECTORS)
-        particles = Particles(*(tf.convert_to_tensor(np.asarray(b), box.dtype) for b in blocks))
+        blocks = (
+            [np.asarray(snapshot.array(name)[box.place]) for name in VECTORS]
+            if files is None
+            else files.blocks(box)
+        )
+        particles = Particles(*(tf.convert_to_tensor(b.astype(precision)) for b in blocks))
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], batched=False)
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
         halo = int(about.get("halo", 1))
@@ -130,8 +155,8 @@ class State:
         Args:
             folder: where the snapshot is created, on a file system that all ranks see.
             attributes: additional attributes of the snapshot.
-            format: "zarr" (`snapshot.zarr`, from which a state can be read); or, for other codes,
-                particles as "gadget-hdf5" (`snapshot.gadget`) or "bigfile" (`snapshot.bigfile`).
+            format: "zarr" (`snapshot.zarr`); or, for other codes, particles as "gadget-hdf5"
+                (`snapshot.gadget`) or "bigfile" (`snapshot.bigfile`).
             fields: names of the fields to write to a zarr snapshot, see `fields`.
 
         Returns:

@@ -46,5 +46,10 @@ def test_all_ranks_together_write_the_same_particles(mesh, tmp_path_factory):
     np.testing.assert_allclose(block_of(files / "1/Velocity"), peculiar[ids], rtol=1e-13)
     assert len(list((files / "1/ID").glob("00000?"))) == SIZE
     assert snapshot_attributes(files)["complete"]
+    for path in (folder / "snapshot.gadget", files):  # each rank reads a part, and sends it on
+        again = fpm.State.from_snapshot(path, mesh=mesh)
+        for name in ("displacement", "velocity"):
+            found, expected = (getattr(each, name).block for each in (again, state))
+            np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(FileExistsError, match="snapshot.bigfile exists"):
         state.save(folder, format="bigfile")

@@ -1,0 +1,308 @@
+"""Particles of snapshots of other codes: Gadget-4's HDF5 and bigfile, read back to a lattice.
+
+Nothing here imports TensorFlow, except `ParticleFiles.blocks`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowpm_dist.io.files import OF_PARTICLES, SNAPSHOT, snapshot_attributes
+from flowpm_dist.io.formats import DARK_MATTER, NAMES, UNITS
+from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
+from flowpm_dist.io.snapshot import SnapshotError
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmology.parameters import Cosmology
+    from flowpm_dist.grid.box import Box
+
+CLOSE = 1e-4
+"""Relative difference up to which parameters of a file and of a cosmology are the same."""
+UNORDERED = 0.2
+"""A root mean square displacement above this part of the box means that the ids number no lattice
+as is expected; of a random order it is 0.29."""
+BLOCKS = ("ID", "Position", "Velocity")
+"""The blocks of bigfile, in the order of `NAMES`."""
+PARAMETERS = {"Omega_m": "Omega0", "h": "HubbleParam", "Omega_b": "OmegaBaryon"}
+"""Our names of parameters, and those of Gadget-4 and MP-Gadget."""
+
+
+@dataclass(frozen=True)
+class ParticleFiles:
+    """A snapshot of particles, which are read piece by piece.
+
+    Attributes:
+        path: its folder or file.
+        header: attributes by the names of Gadget-4 and MP-Gadget.
+        parts: for each file, the number of its particles, and a function that reads the ids, the
+            comoving positions and the velocities of some of them, by begin and end, in the file's
+            units.
+        to_peculiar: what velocities are multiplied by to be peculiar, in the units of the files.
+        written: the attributes that flowpm-dist wrote; None if the files are another code's.
+    """
+
+    path: Path
+    header: Mapping[str, Any]
+    parts: Sequence[tuple[int, Callable[[int, int], ParticleSlab]]]
+    to_peculiar: float
+    written: Mapping[str, Any] | None
+
+    @functools.cached_property
+    def count(self) -> int:
+        """The number of particles."""
+        return sum(count for count, _ in self.parts)
+
+    def _number(self, name: str) -> float:
+        """Returns a number of the header.
+
+        Raises:
+            SnapshotError: it has none of this name.
+        """
+        if name not in self.header:
+            raise SnapshotError(f"{self.path} has no attribute {name}, which is needed here")
+        return float(np.ravel(self.header[name])[0])
+
+    def attributes(self, cosmology: Cosmology | None) -> dict[str, Any]:
+        """Returns the attributes of a snapshot, see `Snapshot`.
+
+        Args:
+            cosmology: the cosmology of another code's files, which lack some of its parameters.
+
+        Raises:
+            SnapshotError: no cosmology is given where it is needed, it differs from the files', or
+                the particles do not fill a lattice.
+        """
+        if self.written is not None:
+            if cosmology is not None:
+                raise SnapshotError(f"{self.path} holds its cosmology: leave cosmology out")
+            return dict(self.written)
+        if cosmology is None:
+            raise SnapshotError(
+                f"{self.path} lacks n_s and the amplitude of the power: give cosmology=..."
+            )
+        numbers = cosmology.numbers()
+        for ours, theirs in PARAMETERS.items():
+            there = float(np.ravel(self.header.get(theirs, 0.0))[0])  # 0: no baryons of their own
+            if there and abs(there - numbers[ours]) > CLOSE * abs(there):
+                raise SnapshotError(
+                    f"{self.path} is of {theirs} = {there:g}, the cosmology of {ours} = "
+                    f"{numbers[ours]:g}: they must be the same"
+                )
+        scale = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
+        sides = np.broadcast_to(np.asarray(self.header["BoxSize"], float) * scale, 3)
+        grid = np.rint(sides * (self.count / np.prod(sides)) ** (1 / 3)).astype(int)
+        if np.prod(grid) != self.count or (grid % 2).any() or (grid < 4).any():
+            raise SnapshotError(
+                f"{self.path}: {self.count} particles do not fill a lattice of cubic cells with an "
+                f"even number along each side of a box of {' x '.join(f'{s:g}' for s in sides)} "
+                "Mpc/h"
+            )
+        found = {"grid": grid.tolist(), "box_size": sides.tolist(), "cosmology": numbers}
+        return {"a": self._number("Time"), **found}
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of positions, float32 or float64."""
+        return np.dtype(self._read(0, 1)[1].dtype.newbyteorder("="))
+
+    def _read(self, begin: int, end: int) -> ParticleSlab:
+        """Returns ids, positions and velocities of some of the particles, as `parts` do."""
+        found, first = [self.parts[0][1](0, 0)], 0
+        for count, read in self.parts:
+            low, high = max(begin - first, 0), min(end - first, count)
+            if low < high:
+                found.append(read(low, high))
+            first += count
+        ids, x, v = (np.concatenate(each) for each in zip(*found, strict=True))
+        return ids, x, v
+
+    def _ids(self, begin: int, end: int) -> np.ndarray:
+        pieces = [self._read(b, min(end, b + SLAB))[0] for b in range(begin, end, SLAB)]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
+
+    def blocks(self, box: Box) -> tuple[np.ndarray, np.ndarray]:
+        """Returns displacement [Mpc/h] and canonical velocity [Mpc/h H0] of this rank's sites.
+
+        Each rank reads its part of the files, and sends each particle to the rank that has its
+        lattice site. All ranks call this together.
+
+        Args:
+            box: the box, with the grid of the snapshot.
+
+        Raises:
+            SnapshotError: on every rank; the ids are not those of the sites of a lattice.
+        """
+        import tensorflow as tf
+
+        mesh, world = box.mesh, box.mesh.world
+        begin, end = (self.count * r // mesh.size for r in (mesh.rank, mesh.rank + 1))
+        ids = self._ids(begin, end).astype(np.int64)
+        extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
+        first, last = world.allreduce(extremes, "max").numpy() * (-1, 1)
+        if first not in (0, 1) or last - first != box.cells - 1 or self.count != box.cells:
+            raise SnapshotError(
+                f"{self.path}: ids from {first} to {last} of {self.count} particles; those of the "
+                f"{box.cells} sites of the lattice must count from 0 or 1"
+            )
+        length = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
+        speed = self._number("UnitVelocity_in_cm_per_s") / UNITS["UnitVelocity_in_cm_per_s"]
+        to_canonical = speed * self.to_peculiar * self._number("Time") / HUBBLE
+        places, side = [box.place_of(r) for r in range(mesh.size)], np.array(box.size)
+        owners = np.empty(box.grid, np.int32)
+        for rank, place in enumerate(places):
+            owners[place] = rank
+        own = np.full([*box.block, 6], np.nan)
+        origin, squares = np.array(box.offset), np.zeros(3)
+        rounds = math.ceil(max(1, math.ceil(self.count / mesh.size)) / SLAB)
+        for low in (begin + number * SLAB for number in range(rounds)):
+            _, x, v = self._read(min(low, end), min(low + SLAB, end))
+            numbers = ids[low - begin : low - begin + SLAB] - first
+            sites = np.stack(np.unravel_index(numbers, box.grid), axis=-1)
+            moved = x * length - sites * (side / box.grid)
+            moved -= side * np.rint(moved / side)  # to the nearest image
+            squares += np.sum(moved**2, axis=0)
+            owner = owners.ravel()[numbers]
+            order = np.argsort(owner, kind="stable")
+            rows = np.concatenate([sites, moved, v * to_canonical], axis=1)[order]
+            sent = np.bincount(owner, minlength=mesh.size) * rows.shape[1]
+            arrived = world.alltoallv(tf.constant(rows.ravel()), tf.constant(sent, tf.int32))
+            arrived = arrived.numpy().reshape(-1, rows.shape[1])
+            own[tuple((arrived[:, :3].astype(int) - origin).T)] = arrived[:, 3:]
+        missing = tf.constant(int(np.isnan(own).any()))
+        if int(world.allreduce(missing, "max")):
+            raise SnapshotError(f"{self.path}: ids are missing, and others are there twice")
+        spread = np.sqrt(world.allreduce(tf.constant(squares)).numpy() / self.count)
+        if (spread > UNORDERED * side).any():
+            raise SnapshotError(
+                f"{self.path}: displacements of {spread.max():.3g} Mpc/h (root mean square) in a "
+                f"box of {side.max():g} Mpc/h; ids must number the sites of a lattice in the order "
+                "(ix ny + iy) nz + iz"
+            )
+        return own[..., :3], own[..., 3:]
+
+
+def particle_files(path: str | Path) -> ParticleFiles | None:
+    """Returns the snapshot of particles at a path; None if there is none, or a `snapshot.zarr`.
+
+    Args:
+        path: a folder of HDF5 files, one of these files, or a folder of bigfile; or the folder of a
+            run that holds one of them.
+
+    Raises:
+        SnapshotError: a file is missing, damaged, or holds other than particles of dark matter.
+    """
+    path = Path(path)
+    if path.name == SNAPSHOT or (path / SNAPSHOT).exists():
+        return None
+    found = []
+    for folder in (path, *(path / name for name in OF_PARTICLES.values())):
+        if folder.suffix == ".hdf5" or any(folder.glob("*.hdf5")):
+            found.append((_gadget, folder))
+        elif (folder / "Header" / "attr-v2").is_file():
+            found.append((_bigfile, folder))
+    if len(found) > 1:
+        names = " and ".join(folder.name for _, folder in found)
+        raise SnapshotError(f"{path} holds {names}: give the path of one of them")
+    if not found:
+        return None
+    ((read, folder),) = found
+    try:
+        files = read(folder)
+    except (OSError, KeyError, ValueError) as error:
+        raise SnapshotError(f"{folder} cannot be read: {error}") from error
+    totals = _totals(files.header)
+    others = [n for n, total in enumerate(totals) if total and n != DARK_MATTER]
+    if others:
+        raise SnapshotError(f"{folder} has particles of type {others[0]}; must be of type 1 alone")
+    if totals[DARK_MATTER] != files.count:
+        raise SnapshotError(
+            f"{folder} holds {files.count} of {totals[DARK_MATTER]} particles: files are missing"
+        )
+    return files
+
+
+def _totals(header: Mapping[str, Any]) -> np.ndarray:
+    """Returns the number of particles of each type."""
+    low = header["NumPart_Total"] if "NumPart_Total" in header else header["TotNumPart"]
+    high = np.asarray(header.get("NumPart_Total_HighWord", 0), np.int64)
+    return np.asarray(low).astype(np.int64) + high * 2**32
+
+
+def _gadget(path: Path) -> ParticleFiles:
+    """Returns a snapshot in Gadget-4's HDF5, whose velocities are over sqrt(a)."""
+    import h5py
+
+    if path.is_dir():
+        folder, names = path, sorted(path.glob("*.hdf5"))
+    else:  # one of the files, all of which differ in a number before the ending
+        stem = re.sub(r"\.\d+$", "", path.stem)
+        folder = path.parent
+        names = sorted(p for p in folder.glob("*.hdf5") if re.sub(r"\.\d+$", "", p.stem) == stem)
+    header: dict[str, Any] = {}
+    parts = []
+    for name in names:
+        with h5py.File(name) as file:
+            groups = [file[group] for group in ("Parameters", "Header") if group in file]
+            header |= {key: value for group in groups for key, value in group.attrs.items()}
+            ids = file.get(f"PartType{DARK_MATTER}/{NAMES[0]}")
+            count = int(header["NumPart_ThisFile"][DARK_MATTER])
+            if count and (ids is None or len(ids) != count):
+                raise KeyError(f"{name.name} has no {NAMES[0]} of {count} particles of type 1")
+        if count:
+            parts.append((count, functools.partial(_read_gadget, name)))
+    if len(names) != header["NumFilesPerSnapshot"]:
+        expected = header["NumFilesPerSnapshot"]
+        raise ValueError(f"{len(names)} files, and the snapshot has {expected}")
+    return ParticleFiles(
+        path, header, parts, math.sqrt(float(header["Time"])), snapshot_attributes(folder)
+    )
+
+
+def _read_gadget(path: Path, begin: int, end: int) -> ParticleSlab:
+    import h5py
+
+    with h5py.File(path) as file:
+        ids, x, v = (file[f"PartType{DARK_MATTER}/{name}"][begin:end] for name in NAMES)
+    return ids, x, v
+
+
+def _bigfile(path: Path) -> ParticleFiles:
+    """Returns a snapshot in bigfile, whose velocities are peculiar."""
+    header: dict[str, Any] = {}
+    for line in (path / "Header" / "attr-v2").read_text().splitlines():
+        name, dtype, _, raw = line.split(" #HUMANE ")[0].split()
+        values = np.frombuffer(bytes.fromhex(raw), dtype)
+        header[name] = values if len(values) > 1 else values[0]
+    if not header.get("UsePeculiarVelocity", 1):
+        raise ValueError("UsePeculiarVelocity is 0; must be 1")
+    header.setdefault("Time", header.get("ScalingFactor"))
+    folders = [path / str(DARK_MATTER) / name for name in BLOCKS]
+    described = [list(_files_of(folder)) for folder in folders]
+    counts = [[count for _, count in files] for files in described]
+    if counts[1:] != counts[:-1]:
+        raise ValueError(f"the files of {', '.join(BLOCKS)} hold different numbers of particles")
+
+    def read(number: int, begin: int, end: int) -> ParticleSlab:
+        ids, x, v = (np.asarray(files[number][0]()[begin:end]) for files in described)
+        return ids[:, 0], x, v
+
+    parts = [(n, functools.partial(read, i)) for i, n in enumerate(counts[0]) if n]
+    return ParticleFiles(path, header, parts, 1.0, snapshot_attributes(path))
+
+
+def _files_of(folder: Path) -> Iterator[tuple[Callable[[], np.ndarray], int]]:
+    """Yields for each data file of a block what maps its values [items, members], and the items."""
+    lines = (folder / "header").read_text().splitlines()
+    dtype, members, _ = (line.split(":")[1].strip() for line in lines[:3])
+    for line in lines[3:]:
+        name, items = (part.strip() for part in line.split(":")[:2])
+        shape = (int(items), int(members))
+        yield functools.partial(np.memmap, folder / name, dtype, "r", 0, shape), int(items)
