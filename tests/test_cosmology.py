@@ -115,6 +115,9 @@ def test_astropy_universes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="no baryon density: give it Ob0, or pass Omega_b"):
         convert(astropy.cosmology.FlatLambdaCDM(70, 0.3))
     assert convert(astropy.cosmology.FlatLambdaCDM(70, 0.3), Omega_b=0.04).Omega_b == 0.04
+    for given in ({}, {"n_s": 0.96}, {"sigma8": 0.8}):
+        with pytest.raises(ValueError, match="no spectrum .*give n_s, and A_s or sigma8"):
+            Cosmology.from_astropy(astropy.cosmology.Planck18, **given)
     with pytest.raises(TypeError, match="got w0wzCDM"):
         convert(astropy.cosmology.w0wzCDM(70, 0.3, 0.7))
     with pytest.raises(TypeError, match="got dict"):

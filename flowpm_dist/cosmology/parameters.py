@@ -135,10 +135,16 @@ class Cosmology:
 
         Raises:
             TypeError: another kind of dark energy, or not an astropy cosmology.
-            ValueError: a curved universe, or no baryon density.
+            ValueError: a curved universe; no baryon density, `n_s` or amplitude is given.
         """
         from flowpm_dist.cosmology.astropy_bridge import parameters_from_astropy
 
+        if "n_s" not in parameters or not any(name in parameters for name in AMPLITUDES):
+            given = ", ".join(parameters) or "neither"
+            raise ValueError(
+                "astropy's cosmologies have no spectrum of initial fluctuations: give n_s, and A_s "
+                f"or sigma8, as keywords (given: {given})"
+            )
         return cls(**{**parameters_from_astropy(cosmology, parameters), **parameters})
 
     @property
