@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 CLOSE = 1e-4
 """Relative difference up to which parameters of a file and of a cosmology are the same."""
 UNORDERED = 0.2
-"""A root mean square displacement above this part of the box means that the ids number no lattice
-as is expected; of a random order it is 0.29."""
+"""If the root mean square displacement is above this part of the box, the ids do not number the
+lattice in the expected order. A random order gives 0.29."""
 BLOCKS = ("ID", "Position", "Velocity")
 """The blocks of bigfile, in the order of `NAMES`."""
 PARAMETERS = {"Omega_m": "Omega0", "h": "HubbleParam", "Omega_b": "OmegaBaryon"}
-"""Our names of parameters, and those of Gadget-4 and MP-Gadget."""
+"""Our names of parameters, and the names in files of Gadget-4 and MP-Gadget."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class ParticleFiles:
             box: the box, with the grid of the snapshot.
 
         Raises:
-            SnapshotError: on every rank; the ids are not those of the sites of a lattice.
+            SnapshotError: on every rank; the ids do not number the sites of a lattice.
         """
         import tensorflow as tf
 
@@ -149,8 +149,8 @@ class ParticleFiles:
         first, last = world.allreduce(extremes, "max").numpy() * (-1, 1)
         if first not in (0, 1) or last - first != box.cells - 1 or self.count != box.cells:
             raise SnapshotError(
-                f"{self.path}: ids from {first} to {last} of {self.count} particles; those of the "
-                f"{box.cells} sites of the lattice must count from 0 or 1"
+                f"{self.path}: ids from {first} to {last} of {self.count} particles; ids must "
+                f"number the {box.cells} sites of the lattice, from 0 or 1"
             )
         length = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
         speed = self._number("UnitVelocity_in_cm_per_s") / UNITS["UnitVelocity_in_cm_per_s"]

@@ -27,8 +27,8 @@ class Jacobian:
 
     Attributes:
         values: the outputs [...].
-        derivatives: for each input by name, [..., *shape of the input]. The derivatives with
-            respect to a field are those of this rank's block.
+        derivatives: for each input by name, [..., *shape of the input]. For a field, this rank's
+            block of them.
         fields: names of the inputs that are fields.
     """
 
@@ -44,7 +44,7 @@ class Jacobian:
         its numbers.
 
         Args:
-            covariance: of the outputs, [output, output], or their variances [output].
+            covariance: the outputs' covariance [output, output], or their variances [output].
 
         Raises:
             ValueError: an input is a field, outputs or derivatives are not finite, or the
@@ -68,10 +68,10 @@ class Jacobian:
                 f"({count}, {count}) or variances ({count},) are needed"
             )
         c = np.diag(c) if c.ndim == 1 else c
-        if not (np.isfinite(c).all() and np.allclose(c, c.T, rtol=1e-8, atol=0)):
-            raise ValueError("the covariance is not symmetric and finite")
         scale = np.sqrt(np.maximum(np.diag(c), 0.0))
         correlation = c / np.outer(scale, scale) if scale.all() else np.zeros_like(c)
+        if not np.allclose(correlation, correlation.T, rtol=0, atol=1e-8):  # NaN is not close
+            raise ValueError("the covariance is not symmetric, or not finite")
         if not np.linalg.eigvalsh(correlation)[0] > _SINGULAR:
             raise ValueError(
                 "the covariance is not positive definite: one that is estimated needs more draws "
@@ -170,7 +170,7 @@ def _check_same(outputs: tf.Tensor, mesh: ProcessMesh) -> None:
     lowest = -mesh.world.allreduce(-here, "max").numpy()
     if np.max(highest - lowest, initial=0.0) > _SAME * np.max(np.abs(highest), initial=0.0):
         raise ValueError(
-            "the outputs differ between ranks: numbers that all ranks hold alike are needed, such "
-            "as those of binned_power; sum a rank's part over the ranks, and split no batch over "
+            "the outputs differ between ranks: numbers that all ranks hold alike are needed, as "
+            "binned_power returns them; sum a rank's part over the ranks, and split no batch over "
             "a replica axis"
         )

@@ -218,14 +218,15 @@ def test_jacobian_and_fisher_matrix(mesh):
     """Against central differences, of each bin by a field and by each parameter."""
     sim = two_steps(8, mesh, halo=8)
     noise = sim.lpt(seed=3).white_noise
-    inputs = {"noise": noise, "Omega_m": 0.3, "sigma8": 0.8, "n_s": 0.96}
+    inputs = {"noise": noise, "Omega_m": 0.3, "sigma8": 0.8}
     calls = []
 
     def spectrum(x):
         calls.append(x)
-        parameters = {name: x[name] for name in ("Omega_m", "sigma8", "n_s")}
-        cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, **parameters)
-        return binned_power(sim.run(white_noise=x["noise"], cosmology=cosmology).density())
+        parameters = {name: x[name] for name in ("Omega_m", "sigma8")}
+        cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, **parameters)
+        density = sim.run(white_noise=x["noise"], cosmology=cosmology).density()
+        return binned_power(density, bins=[0.1, 0.5, 0.8])
 
     found = fpm.jacobian(spectrum, inputs, mesh)
     assert len(calls) == 1
