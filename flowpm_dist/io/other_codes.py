@@ -97,6 +97,7 @@ class ParticleFiles:
                     f"{numbers[ours]:g}: they must be the same"
                 )
         scale = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
+        self._number("BoxSize")  # or three
         sides = np.broadcast_to(np.asarray(self.header["BoxSize"], float) * scale, 3)
         grid = np.rint(sides * (self.count / np.prod(sides)) ** (1 / 3)).astype(int)
         if np.prod(grid) != self.count or (grid % 2).any() or (grid < 4).any():
@@ -283,7 +284,8 @@ def _bigfile(path: Path) -> ParticleFiles:
         header[name] = values if len(values) > 1 else values[0]
     if not header.get("UsePeculiarVelocity", 1):
         raise ValueError("UsePeculiarVelocity is 0; must be 1")
-    header.setdefault("Time", header.get("ScalingFactor"))
+    if "ScalingFactor" in header:
+        header.setdefault("Time", header["ScalingFactor"])
     folders = [path / str(DARK_MATTER) / name for name in BLOCKS]
     described = [list(_files_of(folder)) for folder in folders]
     counts = [[count for _, count in files] for files in described]

@@ -7,6 +7,7 @@ from conftest import SIZE, shared_folder
 from reading import block_of
 
 import flowpm_dist as fpm
+from flowpm_dist.io import SnapshotError
 from flowpm_dist.io.files import snapshot_attributes
 
 N, LENGTH, A = 8, 32.0, 0.5
@@ -53,3 +54,10 @@ def test_all_ranks_together_write_the_same_particles(mesh, tmp_path_factory):
             np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(FileExistsError, match="snapshot.bigfile exists"):
         state.save(folder, format="bigfile")
+    if mesh.rank == 0:  # as another code leaves it
+        (files / "flowpm-dist.json").unlink()
+    mesh.barrier()
+    with pytest.raises(SnapshotError, match="give cosmology="):
+        fpm.State.from_snapshot(files, mesh=mesh)
+    theirs = fpm.State.from_snapshot(files, mesh=mesh, cosmology=fpm.Cosmology.planck18())
+    np.testing.assert_array_equal(theirs.velocity.block, again.velocity.block)
