@@ -3,7 +3,7 @@
 A `Communicator` is an ordered group of ranks (a line or a plane of the process mesh). It offers
 allreduce, allgather, alltoall, permute, shift and broadcast on TensorFlow tensors, eagerly and in
 graphs. On a group of one rank every collective is the identity. On more, `meshimpl.engine` moves
-the data, and `meshimpl.graph_guards` keeps TensorFlow from pruning or merging what moves them.
+the data, and `meshimpl.graph_guards` keeps TensorFlow from pruning or merging the collectives.
 
 dtypes: float16/32/64 and most integers travel unchanged; complex as pairs of reals, bfloat16 as
 16-bit integers (reduced in float32), bool as 8-bit integers. uint32 and uint64 travel as signed
@@ -28,15 +28,15 @@ from meshimpl.traffic import Tally
 REDUCTIONS = ("sum", "max", "min", "mean")
 
 LARGEST = 2.0**15
-"""Largest number of a piece that travels; float16 ends at 65504."""
+"""The largest number of a piece is scaled to this; float16 ends at 65504."""
 SMALLEST = 1e-30
-"""A piece in which all numbers are smaller is scaled as if this were the largest."""
+"""A piece with only smaller numbers is scaled as if this were its largest number."""
 SCALE = 2
-"""The length of a scale, a float32, in numbers of float16."""
+"""Numbers of float16 that hold a scale, a float32."""
 
 
 def halved(pieces: tf.Tensor) -> tf.Tensor:
-    """Returns pieces as they travel.
+    """Returns pieces in half precision, each with its scale.
 
     Args:
         pieces: float32 or complex64, [n, ...].
@@ -401,6 +401,6 @@ def _bytes(x: tf.Tensor) -> int:
 
 
 def _own(value: Any) -> tf.Tensor:
-    """Returns what differs between ranks as a tensor that enters the same graph on every rank."""
+    """Returns a rank's own value as a tensor, so that all ranks build the same graph."""
     mine = tf.constant(value)
     return mine if tf.executing_eagerly() else fence(mine)

@@ -45,9 +45,10 @@ def caller() -> str:
 class CollectiveNames:
     """The names of collectives: the same on every rank of a group that builds the same graphs.
 
-    Each group counts its own: groups work independently, and one may have made more collectives
-    than another when all ranks meet again. What a collective does, and from which line of the
-    program, is part of the name: two that differ do not pair, but wait, and the engine says so.
+    Each group counts its own collectives: groups work independently, and one may have made more
+    collectives than another when all ranks meet again. A name also contains what the collective
+    does, and the line of the program. So different collectives do not pair: they wait, and the
+    engine reports that.
 
     Args:
         first: number of each group's first collective, the same on every rank.
@@ -134,7 +135,7 @@ _plan: Plan | None = None
 _stopwatch: Stopwatch | None = None
 _CHAIN = "_meshimpl_chain"
 NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (mtf)"
-"""What TensorFlow says when it is asked for one."""
+"""The message if TensorFlow is asked for a gradient."""
 
 
 def check_eager(what: str) -> None:
@@ -153,7 +154,7 @@ def fence(x: tf.Tensor) -> tf.Tensor:
 
 
 def _chain(graph: Any) -> dict[Any, Any]:
-    # An attribute of the graph: a table of graphs would keep each alive through its operations.
+    # An attribute of the graph, because a table of graphs would keep every graph alive.
     if not hasattr(graph, _CHAIN):
         setattr(graph, _CHAIN, {})
     chain: dict[Any, Any] = getattr(graph, _CHAIN)
@@ -197,7 +198,7 @@ def timed(stopwatch: Stopwatch | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def planned(plan: Plan) -> Iterator[None]:
-    """Lets the collectives built inside enter a plan, and take their names from it."""
+    """Enters the collectives built inside into a plan, which gives them their names."""
     global _plan
     outer, _plan = _plan, plan
     try:
@@ -242,7 +243,7 @@ def guarded(
         # Asking TensorFlow for a gradient through it is a LookupError.
         result = collective(tf.raw_ops.PreventGradient(input=fenced, message=NO_GRADIENT), name)
     if _stopwatch is None:
-        # TensorFlow turns an operation that only others wait for into nothing; it keeps the fence.
+        # TensorFlow removes an operation that others only wait for, but keeps the fence.
         _chain(graph)[context] = fence(result).op
     else:
         _chain(graph)[context] = _stopwatch.add(kind, begin, _stopwatch.now([fence(result)]))
@@ -252,7 +253,7 @@ def guarded(
 def _counted(
     collective: Callable[[tf.Tensor, str], tf.Tensor], sent: traffic.Tally
 ) -> Callable[[tf.Tensor, str], tf.Tensor]:
-    """Returns the same collective, which counts what it sends, by a call in Python, when it ran."""
+    """Returns the same collective, which counts its traffic by a Python call whenever it runs."""
 
     def count(_: np.ndarray) -> list[Any]:
         traffic.count(sent)
@@ -260,7 +261,7 @@ def _counted(
 
     def counting(x: tf.Tensor, name: str) -> tf.Tensor:
         result = fence(collective(x, name))
-        # It reads a value: with a control dependency alone, TensorFlow's optimiser left it waiting
+        # It reads a value: with only a control dependency, TensorFlow's optimiser made it wait
         # for ever on a rank where the input of the collective is a constant.
         counted = tf.numpy_function(count, [tf.reshape(result, [-1])[:1]], [])
         with tf.control_dependencies([counted]):

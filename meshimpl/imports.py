@@ -1,7 +1,7 @@
-"""TensorFlow imported late, without Keras, and without the lines that it prints.
+"""Imports TensorFlow late, without Keras, and without the notices that it prints.
 
-A command line can then read its arguments and its place among the ranks before TensorFlow, which
-takes seconds to load, and TensorFlow finds its number of threads set.
+TensorFlow takes seconds to load. A command reads its arguments, finds its place among the ranks and
+sets the number of threads before it loads TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOISE = re.compile(
 )
 
 
-# Its import, at the end of TensorFlow's, loads Keras, SciPy, scikit-learn and Matplotlib as well.
+# TensorFlow imports it at the end; it loads Keras, SciPy, scikit-learn and Matplotlib as well.
 _EAGER = "keras.src.optimizers"
 
 
@@ -39,7 +39,7 @@ def without_keras() -> Iterator[None]:
     if _EAGER in sys.modules or "tensorflow" in sys.modules:
         yield
         return
-    # With None there, importing that module is an ImportError, which TensorFlow passes over.
+    # With None there, importing the module raises an ImportError, which TensorFlow ignores.
     sys.modules[_EAGER] = None  # type: ignore[assignment]
     try:
         yield
@@ -50,8 +50,8 @@ def without_keras() -> Iterator[None]:
 def import_tensorflow() -> None:
     """Imports TensorFlow, without Keras.
 
-    Known notices are left out of what it prints to the standard error. With TF_CPP_MIN_LOG_LEVEL=0
-    in the environment everything is printed at once.
+    Known notices are removed from the standard error. With TF_CPP_MIN_LOG_LEVEL=0 in the
+    environment, everything is printed at once.
     """
     if "tensorflow" in sys.modules:
         return

@@ -343,7 +343,7 @@ def block_of(
     Args:
         impl: the layout.
         name: name of the tensor, for messages.
-        value: tensor or array; of a memory-mapped file only the block is read.
+        value: tensor or array; only the block is read from a memory-mapped file.
         shape: `mtf.Shape` of the whole tensor.
         dtype: required dtype; an array is converted.
 

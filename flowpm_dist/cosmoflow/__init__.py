@@ -1,7 +1,7 @@
 """Cosmological parameters from density volumes, by a network trained where they are simulated.
 
-A network of your own is a `Declaration` of layers, such as `Convolution` and `Dense`, that is added
-to `DECLARATIONS` under its name before a run file that names it is read.
+To add a network, put a `Declaration` of layers, such as `Convolution` and `Dense`, into
+`DECLARATIONS` under its name, before a run file with this name is read.
 """
 
 from flowpm_dist.cosmoflow.planning.declarations import (

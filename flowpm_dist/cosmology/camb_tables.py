@@ -1,4 +1,4 @@
-"""Tables of CAMB's matter power. Imports camb only when it is used, and TensorFlow never."""
+"""Tables of CAMB's matter power. It imports camb only when needed, and never TensorFlow."""
 
 from __future__ import annotations
 

@@ -25,15 +25,16 @@ MODELS = ("takahashi", "mead2020", "mead2016", "linear")
 
 
 class Halofit:
-    """The non-linear power P(k, a) of a linear one: `halofit(k, a)`, in the place of `LinearPower`.
+    """The non-linear power P(k, a) for a linear power: `halofit(k, a)` can replace `LinearPower`.
 
-    Differentiable by whatever the linear power is differentiable by, and by k and a. CAMB's halofit
-    (`NonlinearPower`) is the same fit with CAMB's growth, which has radiation, and no gradients.
+    It is differentiable with respect to k, a and all that the linear power is differentiable with
+    respect to. CAMB's halofit (`NonlinearPower`) is the same fit with CAMB's growth, which includes
+    radiation, and without gradients.
 
     Where fluctuations are below 1 on all scales above 3 kpc/h, the power is linear.
 
     Args:
-        linear: the linear power, whose cosmology counts.
+        linear: the linear power; its cosmology is used.
     """
 
     def __init__(self, linear: LinearPower) -> None:
@@ -70,7 +71,7 @@ class Halofit:
         return tf.where(exists, (quasi + halo) / volume, power)
 
     def _scales(self, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns what the fit depends on, at scale factors [...].
+        """Returns the quantities that the fit depends on, at scale factors [...].
 
         These are the wavenumber at which the variance of the density, smoothed by a Gaussian, is 1
         [h/Mpc]; the slope n_eff and the curvature C of the power there; and whether there is such a
@@ -101,7 +102,7 @@ class Halofit:
             above = exceeds(middle)
             low, high = tf.where(above, middle, low), tf.where(above, high, middle)
         ln_r = tf.stop_gradient(low)
-        for _ in range(2):  # which have the derivatives, too
+        for _ in range(2):  # with derivatives
             value, slope, _ = excess(ln_r)
             ln_r -= tf.where(exists, value / slope, tf.zeros_like(value))
         _, slope, curvature = excess(ln_r)
@@ -115,11 +116,12 @@ class NonlinearPower:
     no gradients by the cosmology, and computing one raises LookupError; `Halofit` has gradients.
 
     Args:
-        cosmology: the parameters; CAMB is used whatever its `transfer` is.
+        cosmology: the parameters; its `transfer` is ignored.
         model: one of `MODELS`.
 
     Raises:
-        ValueError: an unknown model; parameters that only a graph knows (inside a tf.function).
+        ValueError: the model is unknown, or the parameters have no values yet (inside a
+            tf.function).
         ImportError: the package camb is missing.
     """
 

@@ -16,7 +16,7 @@ from meshimpl.mesh_function import block_of
 from meshimpl.process_mesh import ProcessMesh
 
 _NO_MEAN = 1e-6
-"""A mean below this part of the root mean square is rounding: the field is not a density."""
+"""If the mean divided by the root mean square is smaller, it is rounding: not a density."""
 
 
 Method = Callable[["Field", Any], "Field"]
@@ -200,10 +200,10 @@ class Field:
         return Field(operation(self.block, operand), self.box, kept)
 
     def _operand(self, value: Any) -> Any:
-        """Returns what is not a field as a tensor that broadcasts to the block.
+        """Returns an operand that is no field as a tensor that broadcasts to the block.
 
         Returns:
-            NotImplemented for what is no number, nor an array of numbers.
+            NotImplemented if the operand is neither a number nor an array of numbers.
 
         Raises:
             ValueError: it has none of the shapes that `Field` names.

@@ -1,4 +1,4 @@
-"""Fourier filters of maps of the flat sky, which are taken as periodic.
+"""Fourier filters of maps of the flat sky, which treat the maps as periodic.
 
 A map is a tensor [..., x, y] of pixels over a field of view; a pixel's centre is half a pixel from
 the map's edge.
@@ -111,8 +111,8 @@ def inverse_square(sky: FlatSky) -> tf.Tensor:
 def mixed_product(sky: FlatSky) -> tf.Tensor:
     """Returns kx ky [1/rad^2], the kernel of a mixed second derivative of a real map.
 
-    It is 0 where one of the two belongs to a Nyquist mode, whose sign is not known; where both are,
-    the mode is its own conjugate, and keeps the positive product.
+    It is 0 if only one of the two is a Nyquist wavenumber, because its sign is not known. If both
+    are, the mode is its own conjugate, and the product is positive.
     """
     (x, y), (odd_x, odd_y) = sky.wavenumbers(), sky.wavenumbers(odd=True)
     both = (x != odd_x) & (y != odd_y)
@@ -128,7 +128,7 @@ def filter_maps(maps: tf.Tensor, sky: FlatSky, filters: Sequence[SkyFilter]) -> 
     Args:
         maps: [..., x, y], float32 or float64.
         sky: pixels of the maps.
-        filters: as many as there shall be components.
+        filters: the filters, one for each component of the result.
 
     Returns:
         [..., x, y, filter].

@@ -23,7 +23,7 @@ from meshimpl.operations.local import pointwise
 from meshimpl.operations.noise import mode_noise, white_noise
 
 NOISES = get_args(Noise)
-"""The kinds of noise: keyed by cell, or by mode."""
+"""The kinds of noise: generated for each cell, or for each mode."""
 
 
 @cached_on_mesh(16)
@@ -38,8 +38,8 @@ def noise_function(
             "nested": it depends on the seed and the mode, and is reproduced to rounding. A grid
             twice as fine in the same box keeps the modes (nx, ny, nz) of the coarse one where
             |nx|, |ny| and |nz| are below half the coarse grid's cells, and so its large scales.
-        fixed: whether to give every mode its expected amplitude and keep its phase only.
-        paired: whether to give the noise the opposite sign, which shifts all phases by pi. The mean
+        fixed: whether every mode has its expected amplitude and only its phase is random.
+        paired: whether to change the sign of the noise, which shifts all phases by pi. The mean
             over a fixed universe and its pair has far less sample variance (Angulo and Pontzen
             2016, arXiv:1603.05253).
 
@@ -47,7 +47,7 @@ def noise_function(
         seed: int64 of the box's `number_shape`.
 
     Raises:
-        ValueError: if the kind is another one.
+        ValueError: there is no such kind.
     """
     if kind not in NOISES:
         raise ValueError(f"noise {kind!r} is not one of {', '.join(map(repr, NOISES))}")
@@ -86,7 +86,7 @@ def check_white_noise(noise: np.ndarray, box: Box) -> None:
 
     Args:
         noise: the whole array, of which each rank checks its block, or this rank's block.
-        box: the box that it is for.
+        box: the box of the simulation.
 
     Raises:
         ValueError: on every rank, if its shape or dtype does not fit, or a value is not finite.
@@ -146,7 +146,7 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
 def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
     """Returns u and (mx, my, mz) with k^2 = u (mx nx^2 + my ny^2 + mz nz^2).
 
-    Returns None if that saves no work.
+    Returns None if these would save no work.
     """
     longest = max(box.size)
     exact = [(longest / s) ** 2 for s in box.size]
@@ -190,7 +190,7 @@ def _look_up(table: tf.Tensor, index: Callable[[], tf.Tensor], dtype: tf.DType) 
 
 @dataclass
 class InitialConditions:
-    """The functions from a seed to particles, each lowered when it is first needed.
+    """The functions from a seed to particles; each is lowered when it is first needed.
 
     Attributes:
         box: the box of one universe, or of a batch.

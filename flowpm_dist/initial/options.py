@@ -13,7 +13,7 @@ LptOrder = Literal[1, 2, 3]
 
 
 class InitialOptions(Options):
-    """The options of initial conditions: the white noise and what is made of it.
+    """The options of initial conditions: the white noise, and the particles made from it.
 
     Attributes:
         lpt_order: the order of Lagrangian perturbation theory, 1, 2 or 3.

@@ -1,4 +1,4 @@
-"""Files in and out: snapshots, volumes, white noise, figures. Importing this is light."""
+"""Reading and writing files: snapshots, volumes, white noise, figures. It imports fast."""
 
 from flowpm_dist.io.light_cone import LightConeMaps, load_light_cone, read_light_cone
 from flowpm_dist.io.snapshot import Snapshot, SnapshotError, load_snapshot

@@ -4,12 +4,12 @@
 class UserError(ValueError):
     """A mistake that the user can correct, such as a wrong run file; exit status 2.
 
-    Commands look for these before the work begins.
+    Commands find these mistakes before the work begins.
     """
 
 
 class WorkError(RuntimeError):
-    """Work that cannot go on, such as on a full disk or a damaged file; exit status 1.
+    """The work cannot continue, for example on a full disk or a damaged file; exit status 1.
 
     A single rank may raise it.
     """

@@ -33,7 +33,7 @@ SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
 
 
 def symbol(name: str) -> str:
-    """Returns how figures write the name of a parameter."""
+    """Returns the symbol of a parameter for figures."""
     return SYMBOLS.get(name, name)
 
 
@@ -66,7 +66,7 @@ def plain_log_ticks(axis: Axis) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a figure as a PNG file by `written_whole`.
+    """Writes a figure as a PNG file, which appears when it is complete.
 
     Raises:
         WriteError: the file cannot be written.

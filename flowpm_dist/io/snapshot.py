@@ -1,7 +1,7 @@
-"""`snapshot.zarr`: the fields of a universe at one time, each rank writing its own block.
+"""`snapshot.zarr`: the fields of a universe at one time. Each rank writes its own block.
 
-A snapshot is a zarr group (version 3) that any zarr reader opens. No chunk holds cells of two
-ranks, so that all ranks write at the same time and nothing is gathered. The attribute `complete` of
+A snapshot is a zarr group (version 3) that any zarr reader can open. No chunk holds cells of two
+ranks, so all ranks can write at the same time, without gathering. The attribute `complete` of
 the group is set last.
 """
 
@@ -45,7 +45,7 @@ FieldName = Literal["displacement", "velocity", "density", "white_noise", "linea
 VECTORS: tuple[FieldName, ...] = ("displacement", "velocity")
 FormatName = Literal["zarr", "gadget-hdf5", "bigfile"]
 DEFAULT_FIELDS: tuple[FieldName, ...] = (*VECTORS, "density")
-"""The fields that are written by default; a seed gives the others again."""
+"""The fields that are written by default; a seed reproduces the others."""
 
 
 class SnapshotError(UserError):
@@ -54,7 +54,7 @@ class SnapshotError(UserError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot on disk. An array is read when it is used.
+    """A snapshot on disk. An array is read when it is needed.
 
     Attributes:
         arrays: zarr arrays by name, [nx, ny, nz] or [nx, ny, nz, 3].
@@ -103,14 +103,14 @@ def snapshot_name(format: str) -> str:
 
 
 def load_snapshot(path: str | Path) -> Snapshot:
-    """Open a complete snapshot.
+    """Opens a complete snapshot.
 
     Args:
         path: `snapshot.zarr`, or the output folder that holds it.
 
     Raises:
-        SnapshotError: there is no snapshot, its writing was interrupted, its format is not the one
-            of this version, it holds an array that is not of numbers, or it lacks a chunk.
+        SnapshotError: there is no snapshot, its writing was interrupted, it has the format of
+            another version, an array does not hold numbers, or a chunk is missing.
     """
     path = Path(path)
     if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
@@ -129,7 +129,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
 
     try:
         arrays = dict(zarr.open_group(path, mode="r").arrays())
-    except ValueError as error:  # of a codec or a data type that zarr does not know, such as pickle
+    except ValueError as error:  # zarr does not know the codec or the data type, such as pickle
         raise SnapshotError(f"{path} holds an array that cannot be read: {error}") from error
     for name, array in arrays.items():
         if array.dtype.kind not in "fiu":
@@ -140,7 +140,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
 
 
 def check_particles(source: str | Path, snapshot: Snapshot) -> None:
-    """Check that a snapshot has the particles.
+    """Checks that a snapshot has the particles.
 
     Raises:
         SnapshotError: it lacks their displacement or velocity.
@@ -158,7 +158,7 @@ def complete_attributes(path: Path, otherwise: str) -> dict[str, object]:
 
     Args:
         path: the group.
-        otherwise: what is wrong if it is no group that flowpm-dist wrote, for the message.
+        otherwise: the message if the path is no group written by flowpm-dist.
 
     Raises:
         SnapshotError: it is no such group, or its writing was interrupted.
@@ -195,7 +195,7 @@ def snapshot_bytes(
     Args:
         grid: number of cells along each side.
         itemsize: size of one value [bytes].
-        fields: names of those that are written.
+        fields: names of the fields in the snapshot.
     """
     values = sum(3 if name in VECTORS else 1 for name in fields)
     return values * math.prod(grid) * itemsize
@@ -304,7 +304,7 @@ def new_array(
         chunks=chunks,
         dtype=dtype,
         fill_value=np.nan,
-        # With a checksum: blosc alone unpacks a damaged chunk to other values.
+        # With a checksum, because blosc alone unpacks a damaged chunk to wrong values.
         compressors=(BloscCodec(cname="zstd", clevel=1, shuffle="shuffle"), Crc32cCodec()),
         dimension_names=dimensions,
         attributes={"units": units, "meaning": meaning},
@@ -323,7 +323,7 @@ def _write_block(path: Path, field: Field) -> None:
 
 
 def missing_chunks(path: Path, arrays: Mapping[str, zarr.Array[Any]]) -> str:
-    """Returns a text that says which array of a group lacks chunks, or an empty one.
+    """Returns a text that names an array without all its chunks, or an empty text.
 
     zarr reads NaN in place of a chunk whose file is missing.
     """

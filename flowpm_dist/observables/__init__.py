@@ -1,6 +1,6 @@
 """The observables of a survey: structure formation, redshift space, biased tracers.
 
-`ForwardModel` goes from white noise to the observed density, `ConvergenceModel` to maps of weak
+`ForwardModel` computes the observed density from white noise, `ConvergenceModel` maps of weak
 lensing.
 """
 

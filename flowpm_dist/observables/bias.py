@@ -80,7 +80,7 @@ class LagrangianBias(Bias):
 
         s_ij = (d_i d_j / laplacian - delta_ij / 3) delta.
 
-    The fields are those of the grid, unsmoothed, so that only fits on the same grid can be compared
+    The fields on the grid are not smoothed, so that only fits on the same grid can be compared
     by b2 and bs2.
 
     Source: Matsubara 2008; Modi, Castorina and Seljak 2017.

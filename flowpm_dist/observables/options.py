@@ -1,4 +1,4 @@
-"""What is observed, as options: a model for each kind of observation.
+"""The options of an observation: one model for each kind.
 
 A new kind is a subclass of `ObservationOptions` in `OBSERVATIONS`: run files of
 reconstructions and trainings then have it as `observation.kind`, with its keys, its rules and its
@@ -58,18 +58,18 @@ A_BIAS = "a number from -20 to 20"
 AN_AMPLITUDE = "a number above 0, at most 100"
 
 STRUCTURE_NAMES = ("linear", "1lpt", "2lpt", "pm")
-"""What forms structure, by cost."""
+"""Models of structure formation, in the order of their cost."""
 
 
 UNEVOLVED = ("linear", "1lpt", "2lpt")
-"""Structures that make no steps: they are known at any time."""
+"""Models of structure without time steps: they are known at any time."""
 
 SAME_VALUE = 1e-6
-"""Relative difference of numbers that are taken as equal."""
+"""Values with a smaller relative difference are equal."""
 
 
 class ObservationError(UserError):
-    """An observation that cannot be made as asked, or does not fit what it is used for."""
+    """An observation cannot be made as requested, or does not fit its use."""
 
 
 Structure = Annotated[
@@ -99,14 +99,15 @@ Amplitude = Annotated[float, Field(gt=0, le=100)]
 
 
 class ObservationOptions(Options):
-    """What a survey sees of a universe: a forward model, and the noise of the observation.
+    """The observation of a universe by a survey: a forward model and its noise.
 
     This is the base of all kinds. Run files of all jobs have one of them as [observation].
 
     Attributes:
         kind: the name of the kind.
-        structure: what forms structure, by cost: "linear" (linear theory on the grid), "1lpt",
-            "2lpt" or "pm" (the particle mesh); or a custom `StructureFormation`.
+        structure: the model of structure formation: "linear" (linear theory on the grid), "1lpt",
+            "2lpt" or "pm" (the particle mesh), in the order of their cost; or a custom
+            `StructureFormation`.
     """
 
     kind: str
@@ -121,7 +122,7 @@ class ObservationOptions(Options):
     unobserved: ClassVar[float] = 1.0
     """The value where nothing is observed."""
     own_input: ClassVar[str | None] = None
-    """The input of a network that this kind needs; None: a density's."""
+    """The input that a network needs for this kind; None for the input for densities."""
 
     def value(self, key: str) -> Any:
         """Returns the value of a key; None if this kind does not have it."""
@@ -134,7 +135,7 @@ class ObservationOptions(Options):
 
     @property
     def line_of_sight(self) -> LineOfSight | None:
-        """The direction in which the survey looks; None where all are alike."""
+        """The line of sight; None if all directions are equivalent."""
         found: LineOfSight | None = self.value("redshift_space")
         return found
 
@@ -150,35 +151,35 @@ class ObservationOptions(Options):
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files that are named, by key."""
+        """The files in this section, by key."""
         return {key: value for key, value in self if isinstance(value, Path)}
 
     @property
     def is_noisy(self) -> bool:
-        """Whether what is seen differs from the density by chance."""
+        """Whether the observed values have random noise."""
         return True
 
     @property
     def is_positive(self) -> bool:
-        """Whether what is seen is never below 0, up to rounding."""
+        """Whether observed values are never below 0, up to rounding."""
         return False
 
     @property
     def network_input(self) -> str:
-        """The input of a network that suits these data, see `NetworkOptions`."""
+        """The default input of a network for these data, see `NetworkOptions`."""
         return self.own_input or ("log1p" if self.is_positive else "asinh")
 
     @property
     def own_values(self) -> dict[str, float]:
-        """The values of nuisance parameters of a mock, or without a prior."""
+        """The values of the nuisance parameters in a mock, or if they have no prior."""
         return dict.fromkeys(NUISANCE_AMPLITUDES, 1.0) | (self.value("bias") or {})
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
-        """Returns the model from white noise to what is seen.
+        """Returns the model from white noise to the observed values.
 
         Args:
             simulation: the simulation of one universe.
-            light_cone: the options of the light cone on which maps are seen.
+            light_cone: the options of the light cone of maps.
 
         Raises:
             ObservationError: a custom object that cannot be used, or a simulation that does not
@@ -218,14 +219,14 @@ class ObservationOptions(Options):
             yield Problem("evolution.integrator", what)
 
     def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
-        """Yields the problem of a section [lightcone] that this kind has no use for."""
+        """Yields a problem if there is a section [lightcone], which this kind does not use."""
         if light_cone is not None:
             what = f'is given, but observation.kind = "{self.kind}": must be "convergence", or '
             yield Problem("lightcone", f"{what}leave it out")
 
 
 class CellOptions(ObservationOptions):
-    """What a survey sees in the cells of the box: a density of matter or tracers.
+    """An observation of the cells of the box: a density of matter or of tracers.
 
     Attributes:
         kind, structure: see `ObservationOptions`.
@@ -233,15 +234,15 @@ class CellOptions(ObservationOptions):
         bias_scheme: a custom `Bias`; by default the one with the names in `bias`.
         bias: the value of each bias parameter; None for matter.
         mask: the share of each cell that is observed.
-        redshifts: at which one universe is seen, each as a channel of the volume; None: at the end
-            of the simulation alone.
+        redshifts: the redshifts at which a universe is observed; each is a channel of the volume.
+            None for the end of the simulation only.
     """
 
     redshift_space: LineOfSight | None = Field(
         default=None, description='the line of sight of redshift space: "x", "y" or "z"'
     )
     bias_scheme: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
-        default=None, description='"package.module:object" of a bias of your own'
+        default=None, description='"package.module:object" of a custom bias'
     )
     bias: dict[str, BiasValue] | None = Field(
         default=None,
@@ -289,7 +290,7 @@ class CellOptions(ObservationOptions):
 
     @property
     def is_positive_without_noise(self) -> bool:
-        """Whether the density that is seen is never below 0 before noise is added."""
+        """Whether the observed density is never below 0 before noise is added."""
         return self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
@@ -375,7 +376,7 @@ class CountsOptions(CellOptions):
 
 
 class ConvergenceMapOptions(ObservationOptions):
-    """Maps of weak lensing on the light cone of the particle mesh, with the noise of shapes."""
+    """Maps of weak lensing on the light cone of the particle mesh, with shape noise."""
 
     kind: Literal["convergence"] = "convergence"
     layout = "maps"
@@ -424,16 +425,16 @@ OBSERVATIONS: dict[str, type[ObservationOptions]] = {
     "counts": CountsOptions,
     "convergence": ConvergenceMapOptions,
 }
-"""Kinds of observations by name."""
+"""The kinds of observations by name."""
 
 Observation = Annotated[
     SerializeAsAny[ObservationOptions], Variants("kind", OBSERVATIONS, default="density")
 ]
-"""The section [observation], whose kind decides on its keys."""
+"""The section [observation]; its kind determines its keys."""
 
 
 def _no_parameter(name: str, nuisances: Iterable[str]) -> str:
-    """Returns what is wrong with a prior of an unknown name."""
+    """Returns what is wrong with a prior that has an unknown name."""
     known = [*VARIABLE, *nuisances]
     of_cosmology = name in PartialCosmologyOptions.model_fields
     hint = "; it belongs in [cosmology]" if of_cosmology else nearest(name, known)
@@ -441,7 +442,7 @@ def _no_parameter(name: str, nuisances: Iterable[str]) -> str:
 
 
 class ObservationSection(Options):
-    """A table with the section [observation] alone."""
+    """A table with only the section [observation]."""
 
     observation: Observation
 
@@ -461,15 +462,15 @@ def observation_of(keys: Mapping[str, Any]) -> ObservationOptions:
 
 
 class NuisanceRanges(Options):
-    """Uniform priors of what an observation depends on besides the cosmology.
+    """Uniform priors of the nuisance parameters of an observation.
 
     Parameters of a custom `bias_scheme` have priors under their own names.
 
     Attributes:
         b, b1, b2, bs2: bias.
-        amplitude: what the density that is seen is multiplied by, before the noise.
-        noise_amplitude: what the standard deviation of the noise of a density, or of the shapes
-            in maps, is multiplied by.
+        amplitude: factor of the observed density, before the noise is added.
+        noise_amplitude: factor of the standard deviation of the noise: of a density, or of the
+            shape noise of maps.
     """
 
     model_config = ConfigDict(extra="allow")

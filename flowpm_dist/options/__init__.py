@@ -1,7 +1,7 @@
-"""The declaration of options: once, with their types, their defaults, and what they must be.
+"""How options are declared: once, with type, default and a description of valid values.
 
-The options of a room are a frozen `Options` model in that room. A job is given the model, and a
-section of a run file is the model, so that an option is one line wherever it is used.
+The options of a room are a frozen `Options` model in that room. Run files have the model as a
+section, and jobs receive the model, so that a new option is a single line.
 Nothing here imports TensorFlow.
 """
 

@@ -1,22 +1,22 @@
-"""The base class of all options: their values, the rules between them, and how they are written.
+"""The base class of all options: their values, the rules between them, and their written form.
 
-A model holds the rules between its own keys, for Python and for run files alike:
+A model has the rules between its own keys, which apply to Python and to run files:
 
     class SourceOptions(Options):
         redshift: float | None = Field(default=None, gt=0, description="a number above 0")
         file: AnyPath | None = Field(default=None, description="a text file")
         column: int = Field(default=1, ge=1, description="a whole number of at least 1")
 
-        def idle(self) -> dict[str, str]:  # keys without a meaning beside the others
+        def idle(self) -> dict[str, str]:  # keys that mean nothing here
             return {} if self.file else {"column": "file"}
 
-        def problems(self) -> Iterator[Problem]:  # everything else that must hold between keys
+        def problems(self) -> Iterator[Problem]:  # all other rules between keys
             yield from self.exactly_one("redshift", "file")
             if self.redshift == 3.0:
                 yield self.problem("redshift", "must not be 3")
 
-`idle` refuses "column = 2: goes with file" and leaves the key out of resolved run files. The key's
-default is accepted: it changes nothing, and a resolved run file that is edited has it.
+A key in `idle` is refused ("column = 2: goes with file") and is left out of resolved run files. Its
+default value is accepted, because it changes nothing and may be in an edited resolved run file.
 `flowpm_dist.options.types` declares keys that choose between whole models.
 """
 
@@ -63,13 +63,13 @@ class Options(BaseModel):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """Yields the problems between keys whose own values are valid; models override it."""
+        """Yields the problems between keys; each value alone is valid. Models override it."""
         yield from ()
 
     def idle(self) -> dict[str, str]:
-        """Returns the keys that mean nothing beside the others, each with what it goes with.
+        """Returns the keys that mean nothing with the present values, and what each goes with.
 
-        Models override it. A given one is refused.
+        Models override it. Such a key is refused if it is given.
         """
         return {}
 
@@ -103,11 +103,11 @@ class Options(BaseModel):
         return bool(getattr(part, name) == default)
 
     def part(self, model: type[Model]) -> Model:
-        """Returns the options of a narrower model that these hold as well."""
+        """Returns the options of a model that has some of the same fields."""
         return model.model_construct(**{name: getattr(self, name) for name in model.model_fields})
 
     def to_table(self) -> dict[str, Any]:
-        """Returns keys and values as they stand in a run file, without idle and empty keys."""
+        """Returns keys and values for a run file, without idle and empty keys."""
         found: dict[str, Any] = {}
         idle = self.idle()
         for name in (*type(self).model_fields, *(self.model_extra or ())):
@@ -127,7 +127,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _gather_flat_variants(cls, keys: Any) -> Any:
-        """Moves the keys of a flat variant, which stand beside its name, below the name."""
+        """Moves the keys of a flat variant from the section into a table of their own."""
         if not isinstance(keys, Mapping):
             return keys
         keys = dict(keys)
@@ -137,7 +137,7 @@ class Options(BaseModel):
                 continue
             others = [key for key in variants.keys() if key not in cls.model_fields]
             own = {key: keys.pop(key) for key in others if key in keys}
-            # What is no name is a problem of its own, and leaves the keys without a meaning.
+            # A value that is no name is reported elsewhere; the keys then mean nothing.
             if isinstance(chosen, str) and (name in keys or own):
                 keys[name] = {variants.by: chosen, **own}
         return keys
@@ -156,7 +156,7 @@ class Options(BaseModel):
 
 
 def flat_variants(model: type[BaseModel]) -> dict[str, Variants]:
-    """Returns the fields of a model whose variants have their keys beside the field's own."""
+    """Returns the fields of a model whose variants have their keys in the model's section."""
     return {
         name: variants
         for name, field in model.model_fields.items()
@@ -166,7 +166,7 @@ def flat_variants(model: type[BaseModel]) -> dict[str, Variants]:
 
 
 def keys_of(model: type[BaseModel]) -> list[str]:
-    """Returns the keys of a model in a run file, those of its flat variants included."""
+    """Returns the keys of a model in a run file, including the keys of flat variants."""
     flat = flat_variants(model).values()
     return list(
         dict.fromkeys([*model.model_fields, *(key for each in flat for key in each.keys())])
@@ -174,7 +174,7 @@ def keys_of(model: type[BaseModel]) -> list[str]:
 
 
 def as_written(value: Any) -> str:
-    """Returns a value as it is written in a run file."""
+    """Returns the text of a value in a run file."""
     if isinstance(value, str | Path):
         return f'"{value}"'
     if isinstance(value, list | tuple):
@@ -207,7 +207,7 @@ def problems_of(
 
 
 _Detail = tuple[tuple[int | str, ...], str, BaseException | None]
-"""Place, kind and cause of one of pydantic's errors."""
+"""The place, the kind and the cause of an error of pydantic."""
 
 
 def _details(error: ValidationError) -> list[_Detail]:
@@ -223,7 +223,7 @@ def _found(
     details: list[_Detail],
     sections: Mapping[str, type[BaseModel]],
 ) -> Iterator[Problem]:
-    """Yields the problems of a model, one for each value that is wrong in any of its parts."""
+    """Yields the problems of a model, one for each wrong value in any of its parts."""
     wrong = set()
     for loc, kind, cause in details:
         key = str(loc[0]) if loc else ""
@@ -272,7 +272,7 @@ def _what(
 
 
 def _of_variant(error: VariantError, sections: Mapping[str, type[BaseModel]]) -> Iterator[Problem]:
-    """Yields the problems of a chosen variant; keys of another one name what they go with."""
+    """Yields the problems of a chosen variant; for other variants' keys it names the variant."""
     model, details = error.variants.models[error.name], _details(error.error)
     for problem in _found(model, error.given, details, sections):
         if others := error.variants.owners(problem.key, but=error.name):
@@ -286,7 +286,7 @@ def _of_variant(error: VariantError, sections: Mapping[str, type[BaseModel]]) ->
 
 
 def model_of(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Returns the model of a section of a run file; of several variants the default one."""
+    """Returns the model of a section of a run file; the default one if there are variants."""
     field = model.model_fields[name]
     for each in field.metadata:
         if isinstance(each, Variants) and not each.flat:
@@ -308,9 +308,9 @@ def constructed(model: type[Model], given: Mapping[str, Any], context: Any = Non
     """Returns the options that a Python caller has given by name.
 
     Args:
-        model: the options there are.
+        model: the model of the options.
         given: values by name.
-        context: of the validation, such as the folder of relative paths.
+        context: the context of the validation, such as the folder of relative paths.
 
     Raises:
         TypeError: there is no option of such a name; the message names the nearest one.
@@ -330,13 +330,13 @@ def constructed(model: type[Model], given: Mapping[str, Any], context: Any = Non
 
 
 def _plain(value: Any) -> Any:
-    """Returns a number of numpy's as Python's own, and any other value as it is."""
-    numpy = sys.modules.get("numpy")  # without it there is none; it takes long to import
+    """Returns a number of numpy as a number of Python, and any other value unchanged."""
+    numpy = sys.modules.get("numpy")  # without numpy there are none; it takes long to import
     return value.item() if numpy and isinstance(value, numpy.generic) else value
 
 
 def table_of(model: type[Options]) -> BeforeValidator:
-    """Returns the validator of a table, or of a list of tables, that names what is wrong in it."""
+    """Returns the validator of a table or of a list of tables, which names every wrong key."""
 
     def made(value: Any, where: str, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What options are declared with: types, names of objects, keys that choose a model, mistakes."""
+"""Parts of declarations of options: types, names of objects, keys that choose a model, mistakes."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class Problem:
 
 
 class ProblemsError(ValueError):
-    """Values that are valid each, but not together.
+    """Each value is valid, but they are not valid together.
 
     Attributes:
-        problems: all of them; their keys are those of the model that found them.
+        problems: all problems, with the keys of the model that found them.
     """
 
     def __init__(self, problems: list[Problem]) -> None:
@@ -58,7 +58,7 @@ class ProblemsError(ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns "; did you mean ...?" with the known name most like this one, or an empty text."""
+    """Returns "; did you mean ...?" with the most similar known name, or an empty text."""
     folded = {k.lower(): k for k in known}
     match = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.4)
     return f"; did you mean {folded[match[0]]}?" if match else ""
@@ -107,8 +107,8 @@ def known(names: Collection[str], what: str) -> Callable[[str], str]:
     """Returns the validator of a name.
 
     Args:
-        names: the names there are, looked up when one is given.
-        what: they are names of, for the message about another one.
+        names: the known names, looked up at each validation.
+        what: the kind of thing that they name, for the message about an unknown name.
     """
 
     def checked(name: str) -> str:
@@ -129,7 +129,7 @@ def limits(what: str) -> Any:
     """Returns the field of a `Pair` that may be left out.
 
     Args:
-        what: each of the two must be.
+        what: the description of each of the two numbers.
     """
     return Field(default=None, description=f"[low, high] with low below high, each {what}")
 
@@ -138,8 +138,8 @@ def from_registry(registry: Mapping[str, Callable[[], T]], what: str) -> Callabl
     """Returns the validator of a field that holds an object, or is given the name of one.
 
     Args:
-        registry: name -> how the object is made; looked up when a name is given.
-        what: the object is, for the message about an unknown name.
+        registry: name -> maker of the object; looked up at each validation.
+        what: the kind of object, for the message about an unknown name.
     """
 
     def made(value: Any) -> Any:
@@ -173,7 +173,7 @@ def _low_below_high(pair: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns names of which none stands there twice; a ValueError otherwise."""
+    """Returns the names, or raises ValueError if one occurs twice."""
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{name!r} is named twice")
@@ -187,7 +187,7 @@ Length = Annotated[float, Field(gt=0)]
 """[Mpc/h] where it is a distance."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 A_SEED = "a whole number from 0 to 2^63 - 1"
-"""What a `Seed` must be, for the description of a field."""
+"""Description of a `Seed`."""
 Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]
 """The lowest and the highest value."""
 OneOrMore = Annotated[tuple[T, ...], Field(min_length=1), BeforeValidator(listed)]
@@ -202,16 +202,16 @@ FORM = '"package.module:object"'
 
 
 def object_named(name: str | Thing, registry: Mapping[str, Thing | str], kind: str) -> Thing:
-    """Returns what a name stands for.
+    """Returns the object with a name.
 
     Args:
         name: a key of the registry, or "package.module:object", which is imported; or the object
             itself, which Python callers can give.
-        registry: what this package brings: things, or their names "package.module:object".
-        kind: what it is, for messages.
+        registry: the objects of this package by name, or their names "package.module:object".
+        kind: the kind of object, for messages.
 
     Raises:
-        ValueError: there is no such thing; the message says what there is.
+        ValueError: there is no such object; the message lists the known names.
     """
     checked = checked_name(name, registry, kind)
     found = registry.get(checked, checked) if isinstance(checked, str) else checked
@@ -224,15 +224,15 @@ def object_named(name: str | Thing, registry: Mapping[str, Thing | str], kind: s
 
 
 def checked_name(name: Any, known: Collection[str], kind: str) -> Any:
-    """Returns a name if it stands for something; a module of a user's own is not imported.
+    """Returns a name if its object exists; a user's module is not imported.
 
     Args:
-        name: a known one, or "package.module:object"; an object is returned as it is.
-        known: names of what this package brings.
-        kind: what it is, for messages.
+        name: a known name, or "package.module:object"; an object is returned as it is.
+        known: the names in this package.
+        kind: the kind of object, for messages.
 
     Raises:
-        ValueError: there is no such thing, or no such module; the message says what there is.
+        ValueError: there is no such name or no such module; the message lists the known names.
     """
     if _is_object(name) or name in known:
         return name
@@ -246,7 +246,7 @@ def checked_name(name: Any, known: Collection[str], kind: str) -> Any:
 
 
 def is_python_name(name: str) -> bool:
-    """Returns whether a name is meant as one of an object in a module."""
+    """Returns whether a name has the form "package.module:object"."""
     return ":" in name
 
 
@@ -257,14 +257,14 @@ def _is_object(value: Any) -> bool:
 
 
 def checked_python_name(name: Any) -> Any:
-    """Returns a name such as "package.module:object" whose module is there.
+    """Returns a name such as "package.module:object" if its module exists.
 
-    Neither the module nor its package is imported: nothing of a user's own runs before the work. An
-    object, which Python callers can give in place of its name, is returned as it is.
+    Neither the module nor its package is imported, so no user code runs before the work. An object,
+    which Python callers can give in place of its name, is returned as it is.
 
     Raises:
-        ValueError: it is no such name, or there is no such module on Python's path and in the
-            current folder.
+        ValueError: the name has another form, or there is no such module on Python's path and in
+            the current folder.
     """
     if _is_object(name):
         return name
@@ -319,7 +319,7 @@ def python_object(name: Any) -> Any:
 
 @contextmanager
 def _current_folder() -> Iterator[None]:
-    """The current folder at the end of Python's path, where a command does not have it."""
+    """Puts the current folder at the end of Python's path, if it is not there."""
     here = os.getcwd()
     added = here not in sys.path and "" not in sys.path
     if added:
@@ -335,9 +335,9 @@ class VariantError(ValueError):
     """The keys of a chosen variant are wrong.
 
     Attributes:
-        variants: the variants there are.
-        name: the chosen one's name.
-        given: its keys.
+        variants: all variants.
+        name: the name of the chosen variant.
+        given: the keys and values that it was given.
         error: pydantic's error.
     """
 
@@ -350,7 +350,7 @@ class VariantError(ValueError):
 
 @dataclass(frozen=True)
 class Variants:
-    """Annotates a field that holds one of several models; a key of a run file says which.
+    """Annotates a field that holds one of several models, which a key of the run file chooses.
 
     As a whole section, where each model declares the key (`sky: Literal["flat"] = "flat"`):
 
@@ -358,18 +358,18 @@ class Variants:
             Flat | Full | None, Variants("sky", {"flat": Flat, "full": Full}, default="flat")
         ] = None
 
-    As a part of a section, where the variant's keys stand beside its name (`flat`):
+    As a part of a section, which then also has the variant's keys (`flat`):
 
         integrator: Annotated[Integrator, Variants("integrator", INTEGRATORS, "fastpm", flat=True)]
 
     A key of another variant is refused ("half_step = ...: goes with integrator = "fastpm", not
-    with "bullfrog""), and a resolved run file has the chosen one's alone.
+    with "bullfrog""), and a resolved run file has only the keys of the chosen variant.
 
     Attributes:
         by: the key that chooses.
         models: name -> model; it is looked up when options are made, so that it may grow.
-        default: the name that is taken where none is given.
-        flat: whether a field is a part of its section.
+        default: the name of the default model.
+        flat: whether the section has the keys of the variant.
     """
 
     by: str
@@ -382,13 +382,13 @@ class Variants:
         return {key: None for model in self.models.values() for key in model.model_fields}
 
     def owners(self, key: str, but: str) -> list[str]:
-        """Returns the names of the variants that have a key which the variant `but` has not."""
+        """Returns the names of the variants with a key, if the variant `but` lacks this key."""
         if key == self.by or key in self.models[but].model_fields:
             return []
         return [name for name, model in self.models.items() if key in model.model_fields]
 
     def name_of(self, options: Any) -> str:
-        """Returns the name of the variant that an object is of."""
+        """Returns the name of the variant of an object."""
         return next(name for name, model in self.models.items() if type(options) is model)
 
     def __get_pydantic_core_schema__(

@@ -30,7 +30,7 @@ from flowpm_dist.posteriors.options import MAP_STATISTICS, STATISTICS, STATISTIC
 from meshimpl.process_mesh import ProcessMesh
 
 MOST = 4096
-"""Of a split in files, at most so many volumes are measured or summarised: the first ones."""
+"""If a split is in files, only the first volumes are measured and summarised: so many at most."""
 OUTPUTS, HIDDEN = "network outputs", "network features"
 """Names of a network's outputs, and of the features that enter its last layer."""
 

@@ -258,7 +258,7 @@ def networks_of(asked: Sequence[Judged]) -> tuple[dict[str, Predictions], list[G
 def ensemble(members: Sequence[Predictions]) -> Predictions:
     """Returns the mean of several predictions for the same samples in the same order.
 
-    Its variance is that of a mixture of Gaussians: the mean of the variances plus the variance of
+    Its variance belongs to a mixture of Gaussians: the mean of the variances plus the variance of
     the means (Lakshminarayanan and others, arXiv:1612.01474).
     """
     first = members[0]

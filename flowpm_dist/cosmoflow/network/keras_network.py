@@ -31,11 +31,11 @@ class ModelError(UserError):
 class KerasNetwork(BaseNetwork):
     """A Keras model that is trained and used like a `Network`, with weights equal on all ranks.
 
-    Each replica is one rank, which works on its own volumes. Gradients are added over the replicas,
-    and what layers keep besides, such as the moving averages of batch normalisation, is averaged.
-    So a training is the same on any number of replicas, unless layers mix the volumes of a batch or
-    draw random numbers: those see the volumes of their own replica. The random numbers of a step
-    follow from its seed and from the numbers of its samples.
+    Each replica is one rank, which works on its own volumes. Gradients are added over the replicas;
+    other variables of layers, such as the moving averages of batch normalisation, are averaged. So
+    a training is the same on any number of replicas, unless layers mix the volumes of a batch or
+    draw random numbers: such layers see only the volumes of their own replica. The random numbers
+    of a step follow from its seed and from the numbers of its samples.
 
     Args:
         name: a function "package.module:function". It is given the shape of the input,
@@ -68,7 +68,7 @@ class KerasNetwork(BaseNetwork):
 
     @property
     def state(self) -> list[tf.Variable]:
-        """The variables of a checkpoint: the weights, and what layers keep besides."""
+        """The variables of a checkpoint: the weights and other variables of layers."""
         return [*self.weights, *self._statistics]
 
     @property

@@ -59,7 +59,7 @@ class TrainingFolder(WorkFolder):
         self.held_out = self.path / "held-out"
 
     def weights(self, which: str) -> Path:
-        """Returns the folder of the best or of the last weights; of the last if no best were kept.
+        """Returns the folder of the best or the last weights; the last ones if no best were kept.
 
         Args:
             which: "best" or "last".

@@ -33,7 +33,7 @@ TRAINING = 140 * 2**20
 LEAST = 500 * 2**20
 """Memory that every training takes while its programs are compiled [bytes]."""
 COPIES_OF_WEIGHTS = 6
-"""Arrays of the weights' size: weights, gradients, Adam's two moments, and those of an update."""
+"""Arrays of the weights' size: weights, gradients, Adam's moments, an update's own."""
 OF_A_STEP = 2.0
 """Values in memory for each output of a convolution, in a forward and a backward pass."""
 OF_A_PREDICTION = 1.0

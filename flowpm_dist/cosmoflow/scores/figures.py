@@ -46,8 +46,8 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
     """Returns a figure of predicted against true values, with a panel for each parameter.
 
     Args:
-        predictions: predictions for one test set by method, the network first. Of the other
-            methods, the one with the best mean R^2 is drawn below the network, in a lighter colour.
+        predictions: predictions for one test set by method, the network first. The other
+            method with the best mean R^2 is drawn below the network, in a lighter colour.
         train_mean: the mean of the training targets, [p].
     """
     scores = {method: score(found, train_mean) for method, found in predictions.items()}

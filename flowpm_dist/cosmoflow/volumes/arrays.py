@@ -1,8 +1,8 @@
 """Volumes in arrays with a table of their parameters, as CAMELS and Quijote publish them.
 
 All volumes are in one .npy file or in one data set of an HDF5 file, [volume, x, y, z] or with
-channels. Or each volume is in a .npy file, [x, y, z] or with channels; their path has "{}" in place
-of the number of the volume. A rank reads only its block of a volume, when it is needed.
+channels. Or each volume is in a .npy file, [x, y, z] or with channels; their path has "{}" for the
+number of the volume. A rank reads only its block of a volume, when it is needed.
 """
 
 from __future__ import annotations

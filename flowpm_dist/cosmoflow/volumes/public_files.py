@@ -5,9 +5,9 @@ the parameters scaled to -1 and 1. Files may be packed with gzip, whatever their
 of MLPerf HPC (cosmoUniverse_2019_05_4parE_tf_v2) are. There are no other features.
 
 A public split has half a million files. So rank 0 lists their names, and each rank looks up the
-sizes of its share. A plain file as large as the first, which has one sample, is not opened. Of each
-packed file a rank reads a few bytes at the end. The index is kept in the user's cache, and is valid
-as long as the names and sizes of the files stay the same.
+sizes of its share. A plain file as large as the first, which has one sample, is not opened. A
+rank reads a few bytes at the end of each packed file in its share. The index is kept in the user's
+cache, and is valid as long as the names and sizes of the files stay the same.
 """
 
 from __future__ import annotations

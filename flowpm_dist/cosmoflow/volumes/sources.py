@@ -351,7 +351,7 @@ def source_of(
 def files_of(
     plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str
 ) -> Dataset | DummyDataset:
-    """Returns a stored split, or random data; of a simulating training, a held-out split.
+    """Returns a stored split, a held-out split of a simulating training, or random data.
 
     Raises:
         RecordError: the files are damaged or do not match the plan.

@@ -1,4 +1,4 @@
-"""Adjoints of an evolution, one in each file; your own derive from `Adjoint`."""
+"""Adjoints of an evolution, one in each file; a new adjoint derives from `Adjoint`."""
 
 from flowpm_dist.evolution.adjoints.base import ADJOINTS, Adjoint, AdjointChoice
 from flowpm_dist.evolution.adjoints.direct import DirectAdjoint

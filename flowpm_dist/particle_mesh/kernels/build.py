@@ -20,7 +20,7 @@ OPTIMISED = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast
 
 
 class BuildError(Exception):
-    """The kernels cannot be built here; the message is one line that says why."""
+    """The kernels cannot be built on this machine; the message is one line with the reason."""
 
 
 def sources() -> list[Path]:
@@ -29,7 +29,7 @@ def sources() -> list[Path]:
 
 
 def identity(tensorflow: str) -> str:
-    """Returns the text in a library of these sources, built for a version of TensorFlow."""
+    """Returns the text that a library of these sources for this version of TensorFlow contains."""
     digest = hashlib.sha256()
     for source in sources():
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -60,14 +60,14 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
         import tensorflow as tf
     except ImportError as error:
         raise BuildError(f"this Python has no TensorFlow to build for ({error})") from error
-    # As system headers: their warnings are not ours.
+    # As system headers, whose warnings are not shown.
     compiling = [flag.replace("-I", "-isystem", 1) for flag in tf.sysconfig.get_compile_flags()]
     compiling.append(f'-DFLOWPM_IDENTITY="{identity(tf.__version__)}"')
     return compiling, tf.sysconfig.get_link_flags()
 
 
 def build(library: Path, objects: Path) -> None:
-    """Compiles on all cores and links.
+    """Compiles the sources on all cores, and links the library.
 
     Args:
         library: the shared library to write.
@@ -102,7 +102,7 @@ def build(library: Path, objects: Path) -> None:
         done = [task.result() for task in compiled]
     partial = library.with_suffix(".partial")
     _run([*command, "-shared", *done, *linking, "-o", str(partial)])
-    # Processes that have the old library open keep it.
+    # Processes that use the old library can continue with it.
     partial.replace(library)
 
 
