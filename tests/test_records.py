@@ -159,6 +159,14 @@ def test_a_record_tells_what_it_is(whole):
     assert tuple(found["shape"].int64_list.value) == (*GRID, 1)
 
 
+def test_equal_records_are_equal_bytes(whole):
+    """Their parts are in the order of the names; protobuf's own order differs between processes."""
+    raw = (whole / "train-00002.tfrecord").read_bytes()
+    names = [b"compression", b"index", b"parameters", b"seed", b"shape", b"unit", b"x", b"y"]
+    places = [raw.index(b"\n" + bytes([len(name)]) + name + b"\x12") for name in names]
+    assert places == sorted(places)
+
+
 def sequence(data: RecordDataset, batch: int, replicas: int, start: int, steps: int) -> np.ndarray:
     """Indices of the samples of each global step, read by replicas."""
     count = batch // replicas

@@ -159,7 +159,7 @@ class RecordWriter:
             "seed": integers(seed),
             "index": integers(index),
         }
-        return Example(features=Features(feature=example)).SerializeToString()
+        return Example(features=Features(feature=example)).SerializeToString(deterministic=True)
 
     def close(self) -> None:
         """Completes the present file, if there is one."""
