@@ -75,11 +75,15 @@ class Plan:
 
     Args:
         name: beginning of the names; the same on every rank, and no other graph's.
+
+    Attributes:
+        groups: the groups of the collectives, each once.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._collectives: list[str] = []
+        self.groups: list[tuple[int, ...]] = []
 
     def add(self, kind: str, what: str, ranks: tuple[int, ...]) -> str:
         """Returns the name of the next collective.
@@ -90,6 +94,8 @@ class Plan:
             ranks: the group, of which only the size is the same on all ranks of the mesh.
         """
         self._collectives.append(f"{what} among {len(ranks)}")
+        if ranks not in self.groups:
+            self.groups.append(ranks)
         return f"{self._name}_{kind}_{len(self._collectives)}"
 
     def digest(self) -> bytes:
@@ -205,6 +211,11 @@ def planned(plan: Plan) -> Iterator[None]:
         yield
     finally:
         _plan = outer
+
+
+def planned_groups() -> list[tuple[int, ...]]:
+    """Returns the groups of the collectives of the plan that is being built."""
+    return [] if _plan is None else _plan.groups
 
 
 def guarded(

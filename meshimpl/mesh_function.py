@@ -37,6 +37,7 @@ from meshimpl.graph_guards import (
     check_eager,
     last_collective,
     once_differentiable,
+    planned_groups,
     timed,
 )
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
@@ -133,6 +134,7 @@ class MeshFunction:
         self.output_shapes: list[Any] = []
         self._variables: dict[str, tf.Variable] = {}
         self._sent: dict[str, traffic.Tally] = {}
+        self._groups: dict[str, list[tuple[int, ...]]] = {}
         self._differentiable = tf.custom_gradient(self._forward_and_gradient)
         self.__name__ = getattr(build, "__name__", "mesh function")
         self.__doc__ = build.__doc__
@@ -179,10 +181,23 @@ class MeshFunction:
         Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing.
         """
         plain = tf.autograph.experimental.do_not_convert(function)
-        wrap = functools.partial(tf.compat.v1.wrap_function, plain, signature)
         self._sent[name] = {}
+
+        def wrap() -> Any:
+            wrapped = tf.compat.v1.wrap_function(plain, signature)
+            self._groups[name] = planned_groups()
+            return wrapped
+
         with traffic.recorded(self._sent[name]):
             return build_together(self.mesh.world.meetings, name, wrap)
+
+    def _calling(self, name: str, what: str) -> Any:
+        """Returns the context of a call of a graph, which no rank leaves before all have begun it.
+
+        The first call builds it, in meetings of its own.
+        """
+        text, groups = f"the {what}mesh function {self.__name__}", self._groups.get(name, ())
+        return at(text, meetings=groups, is_call=True)
 
     def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]
@@ -251,7 +266,7 @@ class MeshFunction:
         def vjp(
             slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
         ) -> list[Any]:
-            with at(f"the gradient of the mesh function {self.__name__}"):
+            with self._calling(name, "gradient of the "):
                 found = function(*slices, *[dys[i] for i in of], *readings)
                 traffic.count(self._sent[name])
             gradients = dict(zip(wrt, found, strict=True))
@@ -313,7 +328,7 @@ class MeshFunction:
                 f"and {', '.join(kwargs) or 'none'} by name"
             )
         slices = [self.block_of(name, given[name]) for name in names]
-        with at(f"the mesh function {self.__name__}"):
+        with self._calling(self.__name__, ""):
             outputs = self._differentiable(*slices)
         return outputs[0] if self._single else tuple(outputs)
 

@@ -83,7 +83,7 @@ def _gather(mine: bytes, ranks: Ranks, where: str) -> np.ndarray:
     row = _with_length(mine, len(mine)).ljust(_ROW, b"\0")
     traffic.count({"meeting": traffic.allgather(len(row), len(ranks))})
     # On the host also where there are GPUs: NCCL would carry these few bytes there and back.
-    with tf.device("CPU:0"), at(where, meeting=ranks):
+    with tf.device("CPU:0"), at(where, meetings=[ranks]):
         sent = tf.constant(np.frombuffer(row, np.uint8))
         gathered: np.ndarray = engine.current().gather(sent, ranks, "meeting").numpy()
     return gathered

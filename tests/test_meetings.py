@@ -26,7 +26,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
 
 
 def meet(ranks: tuple[int, ...]) -> None:
-    with rank.at("a meeting", meeting=ranks):
+    with rank.at("a meeting", meetings=[ranks]):
         pass
 
 

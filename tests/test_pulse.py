@@ -73,7 +73,13 @@ def wait(ordinal: int, *ranks: int, after: tuple[Wait | None, ...] = ()) -> tupl
     return True, meeting, (*after, meeting)
 
 
-FIRST = Wait.of(1, WORLD)
+def call(ordinal: int, *ranks: int, after: tuple[Wait | None, ...] = ()) -> tuple[object, ...]:
+    """Likewise of a rank in a call of a mesh function."""
+    calls = Wait.of(ordinal, ranks, True)
+    return True, calls, (*after, calls)
+
+
+FIRST, CALL = Wait.of(1, WORLD), Wait.of(1, WORLD, True)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,14 @@ FIRST = Wait.of(1, WORLD)
         ([wait(1, 0, 1), wait(1, 1, 2), wait(1, 2, 3), wait(1, 0, 3)], True),
         # One has been in the meeting before.
         ([wait(2, *WORLD), wait(1, *ROW, after=(FIRST,)), ALONE, ALONE], True),
+        # One calls a function once more than the other, which goes on to a meeting.
+        ([call(2, 0, 1), wait(1, 0, 1, after=(Wait.of(1, (0, 1), True),)), ALONE, ALONE], True),
+        # Each calls another function.
+        ([call(2, 0, 1), call(2, 0, 1), ALONE, ALONE], True),
+        # A call and a meeting, of which one has been in the other's and may be late to leave it.
+        ([call(1, *WORLD), *[wait(1, *WORLD, after=(CALL,))] * 3], False),
+        ([wait(1, *WORLD), *[call(1, *WORLD, after=(FIRST,))] * 3], True),
+        ([call(1, *WORLD), wait(1, *WORLD, after=(CALL,)), ALONE, COMPUTING], False),
         # All have come. The others wait for these.
         ([wait(1, *ROW), wait(1, *ROW), wait(1, *WORLD), wait(1, *WORLD)], False),
         ([wait(1, *WORLD)] * 4, False),
@@ -131,8 +145,8 @@ def test_a_page_is_read_as_it_was_written():
     assert wait is not None and list(wait.ranks) == [1, 3, 5] and Wait.of(1, (0, 1, 3)) is None
     place = Place("shorter", 8, False, wait, begun, LEAVES)
     assert Page(page.file).read() == place
-    assert place.has_begun(Wait(3, 0, 2, 1)) and not place.has_begun(Wait(4, 0, 2, 1))
-    assert not place.has_begun(Wait(1, 0, 3, 1))
+    begun = [place.has_begun(Place(wait=Wait(*of))) for of in ((3, 0, 2, 1), (4, 0, 2, 1))]
+    assert begun == [True, False] and not place.has_begun(Place(wait=Wait(1, 0, 3, 1)))
     many = tuple(Wait(1, 0, size, 1) for size in range(2, 60))
     page.write(Place("shorter", 9, False, many[0], many))
     assert page.read() == Place("shorter", 9, False, ending=LEAVES)

@@ -8,8 +8,8 @@ of JSON with the pulse of rank 0 over TCP. The job ends, and a rank that is left
 * nothing was heard of a rank's pulse for the limit: its host is cut off or stands still;
 * a rank was stopped, as by SIGSTOP, for the limit;
 * a rank, or the process that started it, has ended, and the launcher has not ended the others;
-* ranks wait for each other in different meetings, which is proven, or all are at different places
-  of the program where they must be together, and none has moved.
+* ranks wait for each other in different meetings or calls of mesh functions, which is proven, or
+  all are at different places of the program where they must be together, and none has moved.
 
 Neither the launchers nor Horovod's stall limits nor keep-alive of connections can replace it. A
 launcher sees that a rank has ended, but not that it is stopped or cut off. Horovod's coordinator

@@ -172,14 +172,19 @@ def is_deadlock(tables: Sequence[Sequence[Place]]) -> bool:
     }
     while waiting:
         blocked = {
-            meeting: any(
-                rank in waiting and not waiting[rank].has_begun(meeting) for rank in meeting.ranks
+            (place.wait, place.text): any(
+                rank in waiting and not waiting[rank].has_begun(place) for rank in place.wait.ranks
             )
-            for meeting in {place.wait for place in waiting.values() if place.wait}
+            for place in waiting.values()
+            if place.wait
         }
         if all(blocked.values()):
             return True
-        waiting = {r: place for r, place in waiting.items() if place.wait and blocked[place.wait]}
+        waiting = {
+            r: place
+            for r, place in waiting.items()
+            if place.wait and blocked[place.wait, place.text]
+        }
     return False
 
 

@@ -34,19 +34,22 @@ class Wait(NamedTuple):
             their order, whatever they are for.
         first, size, distance: the group: its first rank, the number of ranks, and the distance of
             one rank from the next.
+        is_call: whether it is a call of a mesh function, which has collectives in this group. Calls
+            are counted apart: they pair with calls of the same function alone.
     """
 
     ordinal: int
     first: int
     size: int
     distance: int
+    is_call: bool = False
 
     @classmethod
-    def of(cls, ordinal: int, ranks: Sequence[int]) -> Wait | None:
+    def of(cls, ordinal: int, ranks: Sequence[int], is_call: bool = False) -> Wait | None:
         """Returns the meeting of a group; None if its ranks are not equally far apart."""
         distance = ranks[1] - ranks[0]
         even = list(ranks) == list(range(ranks[0], ranks[-1] + 1, distance))
-        return cls(ordinal, ranks[0], len(ranks), distance) if even else None
+        return cls(ordinal, ranks[0], len(ranks), distance, is_call) if even else None
 
     @property
     def ranks(self) -> range:
@@ -61,7 +64,8 @@ class Place(NamedTuple):
         text: description for messages.
         moves: how often the rank has gone from one place to another.
         inside: whether all ranks must come to this place.
-        wait: the meeting in which it waits and does nothing else; None if it may be computing.
+        wait: a meeting that it does not leave before all of its group have begun it, such as a call
+            of a mesh function; None if it may go on alone.
         begun: the last meeting of each group that it has begun, if it waits.
         ending: GOES_ON, LEAVES or ABORTS.
         stopped: whether the system has stopped it, as its pulse sees.
@@ -84,8 +88,12 @@ class Place(NamedTuple):
         wait = None if place.wait is None else Wait(*place.wait)
         return place._replace(wait=wait, begun=tuple(Wait(*begun) for begun in place.begun))
 
-    def has_begun(self, meeting: Wait) -> bool:
-        """Returns whether a rank that waits has begun a meeting, or one after it."""
+    def has_begun(self, other: Place) -> bool:
+        """Returns whether a rank that waits has begun the meeting of another, or one after it."""
+        meeting = other.wait
+        assert meeting is not None
+        if meeting.is_call and self.wait == meeting and self.text != other.text:
+            return False
         return any(mine[1:] == meeting[1:] and mine >= meeting for mine in self.begun)
 
 

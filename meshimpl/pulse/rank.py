@@ -48,7 +48,7 @@ class Heart:
 
     Attributes:
         place: where this rank is.
-        begun: the last meeting of each group that this rank has begun.
+        begun: the last meeting and the last call of each group that this rank has begun.
         is_alone: whether the main thread alone has begun meetings so far.
         is_wanted: whether the ranks watch each other, if their pulses can be started.
         page: memory shared with the pulse; None without one.
@@ -56,21 +56,28 @@ class Heart:
 
     def __init__(self) -> None:
         self.place = Place("computing or writing on its own")
-        self.begun: dict[Ranks, Wait] = {}
+        self.begun: dict[tuple[Ranks, bool], Wait] = {}
         self.is_alone, self.is_wanted = True, False
         self.page: Page | None = None
         self._server: socket.socket | None = None
         self._heard = threading.Event()
 
-    def begin(self, ranks: Ranks) -> Wait | None:
-        """Counts a meeting before it begins; returns it if it can be waited for, and watched."""
-        before = self.begun.get(ranks)
-        meeting = Wait.of(before.ordinal + 1 if before else 1, ranks)
-        if meeting is not None:
-            self.begun[ranks] = meeting
+    def begin(self, groups: Sequence[Ranks], is_call: bool = False) -> Wait | None:
+        """Counts a meeting, or a call, of each group before it begins.
+
+        Returns:
+            One that can be waited for, and watched; None if there is none.
+        """
+        found = None
+        for ranks in groups:
+            before = self.begun.get((ranks, is_call))
+            meeting = Wait.of(before.ordinal + 1 if before else 1, ranks, is_call)
+            if meeting is not None:
+                self.begun[ranks, is_call] = meeting
+                found = found or meeting
         # Other threads of Python might begin a meeting meanwhile.
         others = [t for t in threading.enumerate() if t.name != WITHOUT_RANKS][1:]
-        return meeting if self.is_alone and not others else None
+        return found if self.is_alone and not others else None
 
     def go(self, text: str, inside: bool, wait: Wait | None) -> None:
         """Goes to another place; see `Place`."""
@@ -175,7 +182,9 @@ heart = Heart()
 
 
 @contextlib.contextmanager
-def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]:
+def at(
+    text: str, *, meetings: Sequence[Ranks] = (), is_call: bool = False, alone: bool = False
+) -> Iterator[None]:
     """Lets the other ranks know where this one is, for as long as the context lasts.
 
     Only the main thread speaks for its rank. After a meeting that another thread has begun, nothing
@@ -183,16 +192,17 @@ def at(text: str, *, meeting: Ranks = (), alone: bool = False) -> Iterator[None]
 
     Args:
         text: description for messages.
-        meeting: the group of a meeting, in which it waits and does nothing else; otherwise it may
-            be computing as well.
+        meetings: the groups whose ranks must all come here before this one goes on. Without them it
+            may be computing alone.
+        is_call: whether it is a call of a mesh function.
         alone: without other ranks, so that it is never taken for waiting.
     """
     if threading.current_thread() is not threading.main_thread():
-        heart.is_alone = heart.is_alone and not meeting
+        heart.is_alone = heart.is_alone and not meetings
         yield
         return
     outer = heart.place
-    heart.go(text, not alone, heart.begin(meeting) if meeting else None)
+    heart.go(text, not alone, heart.begin(meetings, is_call) if meetings else None)
     try:
         yield
     finally:
