@@ -59,6 +59,14 @@ Set = Annotated[
         help="A value in place of the run file's own; can be repeated.",
     ),
 ]
+Table = Annotated[
+    Path | None,
+    typer.Option(
+        "--table",
+        metavar="TABLE.CSV",
+        help="A run for each row, in DIR-0, DIR-1 ...; columns are keys such as initial.seed.",
+    ),
+]
 Check = Annotated[
     bool,
     typer.Option(

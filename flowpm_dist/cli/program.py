@@ -11,7 +11,8 @@ import importlib
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -20,13 +21,16 @@ import typer
 from typer.core import TyperGroup
 
 from flowpm_dist.cli import common
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, Job, Request, job_class
 from flowpm_dist.jobs.progress import Verbosity
-from flowpm_dist.jobs.run_file import parse_settings
+from flowpm_dist.jobs.run_file import parse_settings, read_columns
 from meshimpl import launch
 
 Kind = type[Job[Any, Any]]
+SHOWN = 10
+"""Rows of a table whose mistakes are shown."""
 
 
 def command_of(kind: Kind) -> Callable[..., None]:
@@ -50,6 +54,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
         check: common.Check = False,
         ignore_memory: common.IgnoreMemory = False,
         changes: common.Set = None,
+        table: common.Table = None,
     ) -> None:
         output = output or common.default_output(run_file, named)
         with common.planning():
@@ -57,20 +62,60 @@ def command_of(kind: Kind) -> Callable[..., None]:
                 raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
             settings = parse_settings(changes or [])
             size = common.job_size(ranks)
-            job = kind.plan(Request(run_file, size, output, resume, overwrite, mesh, settings))
-            if not job.is_complete:
+            asked = Request(run_file, size, output, resume, overwrite, mesh, settings)
+            jobs = [kind.plan(asked)] if table is None else _rows(kind, asked, table)
+            left = [job for job in jobs if not job.is_complete]
+            for job in left:
                 preview(job).check_memory(ignore=ignore_memory)
-        if job.is_complete:
+        if not left:
             if launch.detect().rank == 0:
-                print(job.complete_message())
+                print("\n".join(job.complete_message() for job in jobs))
         elif check:
-            preview(job).show()
+            for job in left:
+                preview(job).show()
         else:
             common.begin_job(ranks, stop_as=signal.SIGUSR1)
-            work(job)
+            work(left, rows=table is not None)
 
     run.__name__, run.__doc__ = kind.name, kind.help
     return run
+
+
+def _rows(kind: Kind, asked: Request, table: Path) -> list[Job[Any, Any]]:
+    """Returns a job for each row of a table, in folders numbered from 0.
+
+    With --resume, rows that were not begun are begun.
+
+    Args:
+        kind: the class of the jobs.
+        asked: the arguments on the command line.
+        table: path of the table.
+
+    Raises:
+        UserError: the table has mistakes, or a job cannot begin; the message names the rows.
+    """
+    if not kind.takes_tables:
+        instead = f"flowpm-dist submit {kind.name}"
+        raise UserError(f"--table is not for {kind.name}: give it to {instead}")
+    columns = read_columns(table)
+    if both := [key for key in map(".".join, asked.settings) if key in columns]:
+        raise UserError(f"{both[0]} is given by --table and by --set: leave one of them out")
+    jobs, wrong, hint = [], list[str](), ""
+    for number, values in enumerate(zip(*columns.values(), strict=True)):
+        output = Path(f"{asked.output}-{number}")
+        try:
+            own = parse_settings(f"{key}={v}" for key, v in zip(columns, values, strict=True))
+            resume = asked.resume and kind.folder_type(output).can_resume()
+            settings = {**asked.settings, **own}
+            jobs.append(kind.plan(replace(asked, output=output, resume=resume, settings=settings)))
+        except UserError as error:
+            wrong.append(f"{table}, row {number} (counted from 0): {error}")
+            if isinstance(error, OutputError) and not asked.resume:
+                hint = "--resume leaves out finished rows, and goes on with the others"
+    if wrong:
+        more = f"... and {len(wrong) - SHOWN} more rows" if len(wrong) > SHOWN else ""
+        raise UserError("\n".join(filter(None, [*wrong[:SHOWN], more, hint])))
+    return jobs
 
 
 def preview(job: Job[Any, Any]) -> common.Preview:
@@ -85,8 +130,13 @@ def preview(job: Job[Any, Any]) -> common.Preview:
     )
 
 
-def work(job: Job[Any, Any]) -> None:
-    """Work as one of the ranks of a job; exit with a status if a signal stopped the work."""
+def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
+    """Work as one of the ranks of jobs, in turn; exit with a status if a signal stopped one.
+
+    Args:
+        jobs: the jobs.
+        rows: whether they are of the rows of a table, and say less.
+    """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -94,8 +144,13 @@ def work(job: Job[Any, Any]) -> None:
     # While the work does not handle them itself.
     for signal_number in launch.STOP_SIGNALS:
         signal.signal(signal_number, stop)
+    job, stopped_by = jobs[0], None
+    meshes = list(dict.fromkeys(mesh for job in jobs for mesh in job.meshes))
     try:
-        stopped_by = _work(job)
+        for number, job in enumerate(jobs):
+            place = f"{job.folder.path} ({number + 1} of {len(jobs)})" if rows else ""
+            if stopped_by := _work(job, meshes, place):
+                break
     except SystemExit as end:
         number = int(end.code or 0) - 128
         if number not in launch.STOP_SIGNALS:
@@ -106,16 +161,26 @@ def work(job: Job[Any, Any]) -> None:
         sys.exit(128 + signal.Signals[stopped_by])
 
 
-def _work(job: Job[Any, Any]) -> str | None:
-    """Returns the name of the signal that stopped the work; None if it is complete."""
+def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
+    """Returns the name of the signal that stopped the work; None if it is complete.
+
+    Args:
+        job: the job.
+        meshes: shapes of all meshes of ranks of this process.
+        place: its folder and number, if it is of a row of a table.
+    """
     rank = launch.detect().rank
     stopped_by, last_words = None, ""
-    first = f"{job.describe()}\n{preview(job).message}"
-    with common.working(first, job.saved, job.during_tensorflow_import()) as progress:
+    first = place or f"{job.describe()}\n{preview(job).message}"
+
+    def kept() -> str:
+        return f"that was {place}; {job.saved()}" if place else job.saved()
+
+    with common.working(first, kept, job.during_tensorflow_import()) as progress:
         from flowpm_dist.jobs.session import StopError, check_seen_by_all
         from meshimpl import ProcessMesh, initialise
 
-        initialise(job.meshes)
+        initialise(meshes)
         mesh = ProcessMesh(job.mesh)
         again = {"resume": job.resume, "overwrite": job.overwrite}
         mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
@@ -131,7 +196,7 @@ def _work(job: Job[Any, Any]) -> str | None:
             name = launch.stop_name(stopped_by)
             last_words = f"stopped by {name} {stop.place}; go on with --resume"
     if rank == 0 and stopped_by is None:
-        print(job.report(result), flush=True)
+        print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
         job.remember(result)
     elif rank == 0:
         print(last_words, file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Estimate, human_time
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, Request, job_class
-from flowpm_dist.jobs.run_file import parse_settings
+from flowpm_dist.jobs.run_file import parse_settings, read_columns
 from meshimpl import launch
 
 EXAMPLE = (
@@ -79,6 +79,7 @@ def submit(
     at_once: Annotated[
         int, typer.Option(min=0, help="Jobs of an array that may run at one time; 0: all.")
     ] = 0,
+    table: common.Table = None,
     mesh: Annotated[str | None, common.mesh_option("row:4,col:8")] = None,
     changes: common.Set = None,
     site: Annotated[
@@ -116,11 +117,16 @@ def submit(
         results = (output or _default_results(command, given[0], kind)).absolute()
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")
-        settings = batch.array_settings(array or [])
+        if table and array:
+            raise UserError("--table and --array are both given: give one of them")
+        settings = read_columns(table) if table else batch.array_settings(array or [])
+        by = "--table" if table else "--array"
         if both := [key for key in map(".".join, parse_settings(changes or [])) if key in settings]:
-            raise UserError(f"{both[0]} is given by --array and by --set: leave one of them out")
+            raise UserError(f"{both[0]} is given by {by} and by --set: leave one of them out")
         if at_once and not settings:
-            raise UserError(f"--at-once {at_once} is for the jobs of an --array; there is none")
+            raise UserError(
+                f"--at-once {at_once} is for the jobs of an --array or a --table; there is none"
+            )
         words = [command, *(str(path.absolute()) for path in given)]
         words += ["--mesh", mesh] if mesh else []
         words += [word for text in changes or [] for word in ("--set", text)]
@@ -144,7 +150,7 @@ def submit(
         if kind is None:
             _try(command, job)
         else:
-            job = _checked(kind, given[0], job, mesh, changes or [])
+            job = _checked(kind, given[0], job, mesh, changes or [], table)
         text = job.script()
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         try:
@@ -222,7 +228,12 @@ def _try(command: Command, job: batch.BatchJob) -> None:
 
 
 def _checked(
-    kind: Any, run_file: Path, job: batch.BatchJob, mesh: str | None, changes: Sequence[str]
+    kind: Any,
+    run_file: Path,
+    job: batch.BatchJob,
+    mesh: str | None,
+    changes: Sequence[str],
+    table: Path | None,
 ) -> batch.BatchJob:
     """Returns the job without the work that is complete; each is checked as by its own command.
 
@@ -233,16 +244,21 @@ def _checked(
     for number in range(max(1, job.elements)):
         own = [f"{key}={values[number]}" for key, values in job.settings.items()]
         output = Path(f"{job.output}-{number}" if job.elements else job.output)
-        asked = Request(
-            run_file=run_file,
-            ranks=ranks,
-            output=output,
-            resume=any(output.glob(job.begun)),
-            overwrite=False,
-            mesh=mesh,
-            settings=parse_settings([*changes, *own]),
-        )
-        work = _planned(kind, asked)
+        try:
+            asked = Request(
+                run_file=run_file,
+                ranks=ranks,
+                output=output,
+                resume=any(output.glob(job.begun)),
+                overwrite=False,
+                mesh=mesh,
+                settings=parse_settings([*changes, *own]),
+            )
+            work = _planned(kind, asked)
+        except UserError as error:
+            if table is None:
+                raise
+            raise UserError(f"{table}, row {number} (counted from 0): {error}") from error
         memory = max(memory, work.estimate.memory)
         if work.is_complete:
             complete.append(number)

@@ -238,6 +238,20 @@ def save_fields(
     return path
 
 
+def save_attributes(folder: Path, attributes: Mapping[str, Any]) -> None:
+    """Writes a snapshot without fields, whose attributes say that a run is complete. On one rank.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    path = folder / snapshot_name("zarr")
+    try:
+        new_group(path, attributes, {})
+        mark_complete(path)
+    except OSError as error:
+        raise WriteError.of(path, error) from error
+
+
 def write_snapshot(
     path: Path,
     fields: Mapping[str, Field],

@@ -101,6 +101,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     """What folders are named after where that is not the kind of the work."""
     unit: ClassVar[str] = "step"
     """What checkpoints are counted in."""
+    takes_tables: ClassVar[bool] = False
+    """Whether one process does the job for each row of a table."""
 
     def __init__(self, options: OptionsT, mesh: str, asked: Request) -> None:
         self.options, self.mesh = options, mesh

@@ -20,6 +20,7 @@ All problems of a file are reported at once. Nothing here imports TensorFlow, Ho
 
 from __future__ import annotations
 
+import csv
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -288,6 +289,36 @@ def parse_settings(texts: Iterable[str]) -> Settings:
         section, key, value = match.groups()
         found[section, key] = _value(text, value) if value else LEFT_OUT
     return found
+
+
+def read_columns(path: Path) -> dict[str, list[str]]:
+    """Returns the columns of a CSV file by their heads, which are keys of a run file.
+
+    A value is written as in a run file; where it is empty, the key is left out (`parse_settings`).
+
+    Raises:
+        UserError: the file cannot be read, or is not such a table.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            head, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:  # no line, or no text
+        raise UserError(f"{path}: not a table of comma-separated values ({error})") from error
+    for key in head:
+        if not re.fullmatch(r"\w+\.\w+", key):
+            what = "must be SECTION.KEY, such as cosmology.Omega_m or initial.seed"
+            raise UserError(f"{path}: the column {key!r} {what}")
+        if head.count(key) > 1:
+            raise UserError(f"{path}: the column {key} is there twice")
+    for number, row in enumerate(rows):
+        if len(row) != len(head):
+            what = f"has {len(row)} values for {len(head)} columns"
+            raise UserError(f"{path}: row {number} (counted from 0) {what}")
+    if not rows:
+        raise UserError(f"{path}: has no row below its head")
+    return {key: [row[i] for row in rows] for i, key in enumerate(head)}
 
 
 def _value(text: str, value: str) -> Any:

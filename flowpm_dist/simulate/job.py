@@ -225,7 +225,7 @@ class SimulationFolder(JobFolder):
         try:
             (self.partial / "publishing").touch()
             if not old_are_away.exists():
-                for name in (*OF_RUN, *SNAPSHOTS, *_outputs_in(self.path)):
+                for name in (*self.contents, *_outputs_in(self.path)):
                     if (self.path / name).exists():
                         (self.path / name).rename(self.partial / f"replaced-{name}")
                 old_are_away.touch()
@@ -276,6 +276,7 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     options_type, folder_type = SimulationOptions, SimulationFolder
     suffix = "output"
     unit = STEP
+    takes_tables = True
     folder: SimulationFolder
 
     def make_folder(self, path: Path) -> SimulationFolder:
@@ -359,20 +360,27 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
         held = f"the particles, in the format {output.format}"
         if output.format == "zarr":
             held = f'{", ".join(output.fields)}; in Python: fpm.State.from_snapshot("{path}")'
+            held = held if output.fields else "the attributes of the run alone"
         memory = human_size(max(summary.peak_memory))
         if self.folder.outputs:
             held += f"\n  {', '.join(self.folder.outputs)}: the same at earlier times, with spectra"
         if self.options.lightcone is not None:
             held += f'\n  {LIGHT_CONE:<19} maps; in Python: fpm.io.load_light_cone("{path}")'
             shear = "" if self.options.lightcone.sky == "full" else ", with sticks of shear"
-            held += f"\n  convergence.png     convergence of the last sources{shear}"
-            held += "\n  convergence_power.png, .csv: angular power of all pairs, with theory"
+            if output.figures:
+                held += f"\n  convergence.png     convergence of the last sources{shear}"
+            files = ".png, .csv" if output.figures else ".csv"
+            held += f"\n  convergence_power{files}: angular power of all pairs, with theory"
             if self.options.lightcone.particles:
                 held += f'\n  {CONE_PARTICLES}: in Python: fpm.io.read_light_cone("{path}")'
+        figures = """\
+  density.png         a slab of the universe
+  power_spectrum.png  with linear theory; numbers in power_spectrum.csv"""
+        if not output.figures:
+            figures = "  power_spectrum.csv  with linear theory"
         return f"""
 Results in {path}:
-  density.png         a slab of the universe
-  power_spectrum.png  with linear theory; numbers in power_spectrum.csv
+{figures}
   {name:<19} {held}
   run.toml            the run with all its settings; timings.json: seconds, memory, versions
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, Field, InstanceOf
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from flowpm_dist.cosmology.options import (
     SAME,
@@ -57,6 +57,7 @@ from flowpm_dist.options import (
     Variants,
     distinct,
     either,
+    listed,
 )
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.options import SolverOptions, simulation_bytes, writing_bytes
@@ -216,16 +217,19 @@ class OutputOptions(Options):
     Attributes:
         format: format of the snapshot: "zarr"; or, for other codes, "gadget-hdf5" or "bigfile",
             which hold only the particles.
-        fields: names of the fields of a zarr snapshot.
+        fields: names of the fields of a zarr snapshot, which holds attributes alone if there are
+            none.
+        figures: whether to draw figures.
         a, redshifts: when states are written before the last one, as scale factors or redshifts.
         checkpoint_every: the number of steps between checkpoints. With 0, a checkpoint is written
             only when a signal stops the run.
     """
 
     format: FormatName = Field(default="zarr", description='"zarr", "gadget-hdf5" or "bigfile"')
-    fields: Annotated[OneOrMore[FieldName], AfterValidator(distinct)] = Field(
-        default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}"
+    fields: Annotated[tuple[FieldName, ...], BeforeValidator(listed), AfterValidator(distinct)] = (
+        Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")
     )
+    figures: bool = Field(default=True, description="true or false")
     a: OneOrMore[Length] | None = Field(default=None, description="a list of scale factors above 0")
     redshifts: OneOrMore[Annotated[float, Field(ge=0)]] | None = Field(
         default=None, description="a list of redshifts, of at least 0"
@@ -295,8 +299,8 @@ class SimulationOptions(SimulatedRun):
     lightcone: Annotated[LensingOptions | None, Variants("sky", SKIES, "flat")] = None
 
     may_differ = (
-        "output.checkpoint_every", "output.format", "output.fields", "results.multipoles",
-        "run.halo",
+        "output.checkpoint_every", "output.format", "output.fields", "output.figures",
+        "results.multipoles", "run.halo",
     )  # fmt: skip
 
     def problems(self) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import WriteError, versions
 from flowpm_dist.io.light_cone import LightConeFiles
-from flowpm_dist.io.snapshot import VECTORS, save_fields
+from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
 from flowpm_dist.io.volume import open_white_noise
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
@@ -83,18 +83,14 @@ def write_results(
     Raises:
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
-    from flowpm_dist.io import figures
-
     mesh, grid, size = state.box.mesh, options.box.grid, options.box.size
     density, spectrum, theory = write_state(folder.partial, options, state, linear)
-    cells = max(1, grid[2] // 8)
-    slab = figures.project(density, cells)
-    memory = mesh.gather_to_root(np.array([peak_memory()]))
-    summary = None
-    if slab is not None and memory is not None:
-        peaks = [int(m[0]) for m in memory]
-        try:
-            summary = _write_texts(folder.partial, options, state, spectrum, theory, peaks)
+    if options.output.figures:
+        from flowpm_dist.io import figures
+
+        cells = max(1, grid[2] // 8)
+        slab = figures.project(density, cells)
+        if slab is not None:
             figure = figures.density_figure(slab, size, cells * size[2] / grid[2], state.a)
             figures.save_figure(figure, folder.partial / "density.png")
             figure = figures.power_spectrum_figure(
@@ -106,6 +102,12 @@ def write_results(
                 a=state.a,
             )
             figures.save_figure(figure, folder.partial / "power_spectrum.png")
+    memory = mesh.gather_to_root(np.array([peak_memory()]))
+    summary = None
+    if memory is not None:
+        peaks = [int(m[0]) for m in memory]
+        try:
+            summary = _write_texts(folder.partial, options, state, spectrum, theory, peaks)
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder.partial), error) from error
         folder.publish()
@@ -137,7 +139,10 @@ def write_state(
     others = state.fields([name for name in names if name != "density"])
     fields = {str(n): density if n == "density" else others[n] for n in names}
     about = {**state.header(), "config": options.resolved(), "versions": versions()}
-    save_fields(folder, fields, about, output.format)
+    if fields:
+        save_fields(folder, fields, about, output.format)
+    elif state.box.mesh.rank == 0:
+        save_attributes(folder, about)
     spectrum = power_spectrum(density, window="cic")
     axis, poles = options.results.multipoles, None
     if axis is not None:
@@ -288,8 +293,9 @@ class SimulationSession:
                     "versions": versions(),
                 }
                 write_light_cone_results(
-                    self.folder.partial, cone, maps, self.simulation.cosmology, about
-                )
+                    self.folder.partial, cone, maps, self.simulation.cosmology, about,
+                    figures=options.output.figures,
+                )  # fmt: skip
             maps.clear()
             return write_results(self.folder, options, state, self.simulation.power)
 

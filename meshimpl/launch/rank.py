@@ -177,9 +177,11 @@ def configure_threads() -> int:
         The number of threads.
     """
     threads = threads_per_rank()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if all(os.environ.get(name) == str(threads) for name in LIBRARY_THREADS):
+        return threads  # once TensorFlow has begun, it takes no setting, not even the same
     for name in LIBRARY_THREADS:
         os.environ[name] = str(threads)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if "tensorflow" in sys.modules:
         threading_config = sys.modules["tensorflow"].config.threading
         threading_config.set_intra_op_parallelism_threads(threads)

@@ -78,7 +78,13 @@ def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -
 
 
 def write_light_cone_results(
-    folder: Path, work: LightConeWork, seen: list[Any], cosmology: Cosmology, about: dict[str, Any]
+    folder: Path,
+    work: LightConeWork,
+    seen: list[Any],
+    cosmology: Cosmology,
+    about: dict[str, Any],
+    *,
+    figures: bool = True,
 ) -> None:
     """Writes maps, spectra and figures. On rank 0.
 
@@ -88,6 +94,7 @@ def write_light_cone_results(
         seen: results of the observers of `observers_of`.
         cosmology: cosmology of the run.
         about: further attributes of the maps.
+        figures: whether to draw figures.
 
     Raises:
         WriteError: they cannot be written.
@@ -127,6 +134,8 @@ def write_light_cone_results(
     spectra = measure(kappa, options, cosmology)
     try:
         write_convergence_power(folder / "convergence_power.csv", spectra)
+        if not figures:
+            return
         save_figure(draw(), folder / "convergence.png")
         figure = pictures.power_figure(spectra, [source.name for source in options.sources])
         save_figure(figure, folder / "convergence_power.png")
