@@ -4,14 +4,16 @@
     python benchmarks/growth.py --sets 2 4 8 16      registration only, by mpi4py
     python benchmarks/growth.py --built 1024 8192    the Python code of one of so many ranks
     python benchmarks/growth.py --halos 2 4 8 16 32  a halo among a line of ranks, or in pairs
+    python benchmarks/growth.py --power 4096 8192    the linear power of one rank of 8,192
 
 The first starts Horovod on meshes of each size and builds a run. Each rank registers its own
 process sets ("own"), or the process sets of all ranks ("all"), which a Horovod built elsewhere
 needs. The second makes the MPI calls by which Horovod registers process sets. The third builds the
 mesh functions of one rank against an engine that sends nothing, and so measures Python and
-TensorFlow's graphs for that many ranks. The last uses mpi4py: an Alltoallv over a line of ranks,
-most of it empty, or two exchanges with neighbours. All times are processor times, because ranks
-share cores.
+TensorFlow's graphs for that many ranks. The fourth uses mpi4py: an Alltoallv over a line of ranks,
+most of it empty, or two exchanges with neighbours. The last evaluates the amplitude of each mode of
+one rank, without the other ranks, and prints what that adds to the peak of the process. All times
+are processor times, because ranks share cores.
 """
 
 from __future__ import annotations
@@ -180,6 +182,36 @@ def built(job: str) -> None:
     os._exit(0)  # nobody waits for its end
 
 
+def power(side: str, ranks: int = 8192) -> None:
+    """Worker: the amplitudes of one rank of so many, for a cube of so many cells along a side."""
+    import resource
+
+    import numpy as np
+    import tensorflow as tf
+
+    import flowpm_dist as fpm
+    from flowpm_dist.grid.box import Box
+    from flowpm_dist.initial import linear_amplitude
+    from flowpm_dist.simulation.options import SolverOptions, power_bytes, simulation_bytes
+    from meshimpl import launch, process_mesh
+
+    launch.detect = lambda: launch.RankEnvironment(rank=ranks // 2, size=ranks, local_size=1)
+    process_mesh.initialise = lambda shapes: None
+    row, col = squarest(ranks)
+    n, mesh = int(side), process_mesh.ProcessMesh(f"row:{row},col:{col}")
+    linear = fpm.LinearPower(fpm.Cosmology.planck18())
+    linear(np.linspace(0.01, 1.0, 1000))  # loads what each call needs
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    amplitude = linear_amplitude(Box((n, n, n), (2.0 * n,) * 3, mesh, tf.float32), linear)
+    seconds = time.process_time() - began
+    added = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    modes, axes = 4 * int(tf.size(amplitude)), {"row": row, "col": col}
+    told = simulation_bytes(SolverOptions(), (n, n, n), axes)
+    sizes = (modes, added, power_bytes((n, n, n), 4), told)
+    print(f"| {n}^3 | {ranks:,} | `{mesh}` | {seconds:.1f} | ", end="")
+    print(" | ".join(f"{size / 2**20:,.0f}" for size in sizes), "|", flush=True)
+
+
 def halos(repeats: int = 200) -> None:
     """Worker: a halo of 64 KiB each way."""
     import numpy as np
@@ -223,12 +255,22 @@ def main() -> None:
     parser.add_argument("--sets", type=int, nargs="+")
     parser.add_argument("--built", type=int, nargs="+")
     parser.add_argument("--halos", type=int, nargs="+")
+    parser.add_argument("--power", type=int, nargs="+")
     args = parser.parse_args()
     if args.built:
         print("| ranks | mesh | mesh [s] | a meeting [ms] | mesh functions | building them [s] |")
         print("|" + "---|" * 6, flush=True)
         for ranks in args.built:
             subprocess.run([sys.executable, __file__, "worker", "built", str(ranks)], check=True)
+    elif args.power:
+        print(
+            "| grid | ranks | mesh | time [s] | amplitudes [MiB] | added to the peak [MiB] |",
+            end="",
+        )
+        print(" estimate of the table [MiB] | of the run's fields [MiB] |")
+        print("|" + "---|" * 8, flush=True)
+        for side in args.power:
+            subprocess.run([sys.executable, __file__, "worker", "power", str(side)], check=True)
     elif args.halos:
         print("| ranks of the line | Alltoallv [us] | two Sendrecv [us] |\n|---|---|---|")
         for ranks in args.halos:
@@ -261,7 +303,7 @@ def both(worker: str, shape: str) -> list[dict[str, Any]]:
     return [start_worker(__file__, [worker, shape, sets], ranks, 1) for sets in SETS]
 
 
-WORKERS = {"start": started, "sets": registered, "built": built, "halos": halos}
+WORKERS = {"start": started, "sets": registered, "built": built, "halos": halos, "power": power}
 """By name; the arguments are texts."""
 
 if __name__ == "__main__":

@@ -5,11 +5,16 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
 from commands import flowpm_and_loaded, flowpm_here, folder_with, plain
 from run_files import RUN
 
+from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.initial.conditions import linear_amplitude
+from flowpm_dist.initial.options import CHUNK
 from flowpm_dist.jobs.estimate import (
     Demand,
     Estimate,
@@ -22,7 +27,8 @@ from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
-from meshimpl import launch
+from flowpm_dist.simulation.options import SolverOptions, power_bytes, simulation_bytes
+from meshimpl import launch, process_mesh
 from meshimpl.launch import HostMemory
 
 GIB = 2**30
@@ -189,3 +195,33 @@ def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):
     assert values("output.checkpoint_every=1") == 7 + 6  # of two steps
     many = ("evolution.steps=20", "output.checkpoint_every=1")
     assert values(*many) == 7 + 3 * 6
+
+
+def test_one_rank_of_8192_evaluates_the_power_in_chunks(monkeypatch):
+    """At the k^2 of its own modes, so that its memory does not grow with the whole grid's."""
+    here = launch.RankEnvironment(rank=5000, size=8192, local_size=1)
+    monkeypatch.setattr(launch, "detect", lambda: here)
+    monkeypatch.setattr(process_mesh, "initialise", lambda shapes: None)
+    grid, axes, sizes = (2048,) * 3, {"row": 128, "col": 64}, []
+
+    class Power:
+        def without_growth(self, k):
+            sizes.append(tf.size(k).numpy())
+            return tf.where(k > 0, tf.constant(k) ** 3, 0.0)
+
+    mesh = process_mesh.ProcessMesh("row:128,col:64")
+    box = Box(grid, (4000.0,) * 3, mesh)
+    amplitude = linear_amplitude(box, Power())
+    squares = sum(k**2 for k in box.wavenumbers())
+    expected = squares**0.75 / np.sqrt(box.volume / box.cells)
+    np.testing.assert_allclose(amplitude, expected, rtol=1e-6)
+    table = 3 * 1024**2
+    assert max(sizes) <= CHUNK < sum(sizes) < table / 2
+    assert power_bytes(grid, 4) < 2**27 < simulation_bytes(SolverOptions(), (4096,) * 3, axes)
+
+
+def test_a_run_whose_power_takes_most_is_told_so():
+    """A thin block of a large grid: its fields are small beside the table."""
+    axes = {"row": 2048, "col": 2048}
+    told = simulation_bytes(SolverOptions(), (4096,) * 3, axes)
+    assert told > power_bytes((4096,) * 3, 4) > 2**26

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, get_args
@@ -16,8 +16,9 @@ from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
-from flowpm_dist.initial.options import InitialOptions, Noise
+from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import is_watched, not_recorded
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import pointwise
 from meshimpl.operations.noise import mode_noise, white_noise
@@ -112,7 +113,8 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
     Multiplied by the unnormalised spectrum of white noise, it gives the spectrum of the linear
     overdensity before growth. It is evaluated in float64. Where the squared sides of the box are
     commensurable, as in a cube, the squared wavenumbers are multiples of one unit, and P is
-    evaluated once for each multiple. Otherwise it is evaluated plane by plane to save memory.
+    evaluated once for each multiple between the smallest and the largest of this rank, `CHUNK` of
+    them at a time. Otherwise it is evaluated plane by plane.
 
     Args:
         box: the grid and the size of each universe.
@@ -129,18 +131,79 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
         return tf.where(positive, root, tf.zeros_like(root))
 
     lattice = _squares(box)
-    if lattice is not None:
-        unit, multiples = lattice
-        count = 1 + sum(m * (n // 2) ** 2 for m, n in zip(multiples, box.grid, strict=True))
-        table = amplitude(np.sqrt(unit * np.arange(count, dtype=np.float64)))
-        return _look_up(table, lambda: _square_index(box, multiples, count), box.dtype)
-    kx, ky, kz = box.wavenumbers()
-    square = tf.constant(kx[0] ** 2 + ky[0] ** 2)
+    if lattice is None:
+        kx, ky, kz = box.wavenumbers()
+        square = kx[0] ** 2 + ky[0] ** 2
+        planes = _in_chunks(
+            amplitude, lambda: (np.sqrt(square + k**2) for k in kz[:, 0, 0]), box.dtype
+        )
+        return tf.stack(planes)
+    unit, multiples = lattice
+    count = 1 + sum(m * (n // 2) ** 2 for m, n in zip(multiples, box.grid, strict=True))
+    x, y, z = (
+        np.minimum(m * n**2, count - 1)  # padded modes hold no power
+        for m, n in zip(multiples, box.pencils.mode_numbers(), strict=True)
+    )
+    # Chunks begin at the same multiples on all ranks: P(k) is then the same to the bit.
+    first = int(x.min() + y.min() + z.min()) // CHUNK * CHUNK
+    last = min(int(x.max() + y.max() + z.max()), count - 1) + 1
 
-    def plane(k: tf.Tensor) -> tf.Tensor:
-        return tf.cast(amplitude(tf.sqrt(square + k**2)), box.dtype)
+    def wavenumbers() -> Iterator[np.ndarray]:
+        for begin in range(first, last, CHUNK):
+            end = min(begin + CHUNK, count)
+            yield np.sqrt(unit * np.arange(begin, end, dtype=np.float64))
 
-    return tf.map_fn(plane, tf.constant(kz[:, 0, 0]), fn_output_signature=box.dtype)
+    def index() -> tf.Tensor:
+        x32, y32, z32 = (tf.constant(n, tf.int32) for n in (x, y, z))
+        return tf.minimum(z32 + (x32 + y32), count - 1) - first
+
+    if count <= CHUNK:
+        return _look_up(amplitude(next(wavenumbers())), index, box.dtype)
+    return _look_up(tf.concat(_in_chunks(amplitude, wavenumbers, box.dtype), 0), index, box.dtype)
+
+
+def _in_chunks(
+    function: Callable[[Any], tf.Tensor],
+    chunks: Callable[[], Iterable[np.ndarray]],
+    dtype: tf.DType,
+) -> list[tf.Tensor]:
+    """Returns a function of each chunk, in `dtype`, with the temporaries of one chunk at a time.
+
+    The gradient evaluates the function again, likewise.
+
+    Args:
+        function: a function of float64 values, element by element, of any tensors.
+        chunks: returns the values, all of one rank, the same at each call.
+        dtype: of the results.
+    """
+
+    def evaluated() -> list[tf.Tensor]:
+        with not_recorded():
+            return [tf.cast(function(k), dtype) for k in chunks()]
+
+    if not is_watched([function(np.ones(1))]):
+        return evaluated()
+    shape = [None] * next(iter(chunks())).ndim
+    graph = tf.function(function, autograph=False)
+    traced = graph.get_concrete_function(tf.TensorSpec(shape, tf.float64))
+    tensors = [x for x in traced.captured_inputs if x.dtype.is_floating]
+
+    @tf.custom_gradient
+    def of_tensors(*_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
+        def gradient(*dys: tf.Tensor) -> list[tf.Tensor]:
+            total = [tf.zeros_like(x) for x in tensors]
+            for k, dy in zip(chunks(), dys, strict=True):
+                with tf.GradientTape() as tape:
+                    tape.watch(tensors)
+                    values = traced(tf.constant(k))
+                cotangent, zero = tf.cast(dy, tf.float64), tf.UnconnectedGradients.ZERO
+                found = tape.gradient(values, tensors, cotangent, unconnected_gradients=zero)
+                total = [a + b for a, b in zip(total, found, strict=True)]
+            return total
+
+        return evaluated(), gradient
+
+    return list(of_tensors(*tensors))
 
 
 def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
@@ -160,16 +223,6 @@ def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
     return (2 * math.pi / longest) ** 2 / common, multiples
 
 
-def _square_index(box: Box, multiples: tuple[int, ...], count: int) -> tf.Tensor:
-    """Returns mx nx^2 + my ny^2 + mz nz^2 of this rank's modes, int32 [kz, ky, kx] < `count`."""
-    numbers = box.pencils.mode_numbers()
-    x, y, z = (
-        tf.constant(np.minimum(m * n**2, count - 1), tf.int32)  # padded modes hold no power
-        for m, n in zip(multiples, numbers, strict=True)
-    )
-    return tf.minimum(z + (x + y), count - 1)
-
-
 def _look_up(table: tf.Tensor, index: Callable[[], tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     """Returns table[index()] in `dtype`.
 
@@ -181,7 +234,8 @@ def _look_up(table: tf.Tensor, index: Callable[[], tf.Tensor], dtype: tf.DType) 
         def gradient(dy: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(tf.cast(dy, tf.float64), [-1])
             places = tf.reshape(index(), [-1])
-            return tf.math.unsorted_segment_sum(flat, places, values.shape[0])
+            total = tf.math.unsorted_segment_sum(flat, places, values.shape[0])
+            return tf.cast(total, values.dtype)
 
         return tf.gather(tf.cast(values, dtype), index()), gradient
 

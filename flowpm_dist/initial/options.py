@@ -10,6 +10,8 @@ from flowpm_dist.options import Options
 
 Noise = Literal["cells", "nested"]
 LptOrder = Literal[1, 2, 3]
+CHUNK = 2**18
+"""Wavenumbers at which the linear power is evaluated at a time; a value of each is 2 MiB."""
 
 
 class InitialOptions(Options):

@@ -28,7 +28,7 @@ from flowpm_dist.evolution.integrators import (
 )
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid
-from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
+from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
 
@@ -87,6 +87,10 @@ LPT = {1: 15, 2: 18, 3: 24}
 """Values of a particle while the initial conditions of an order are made."""
 LPT_FIELDS = 5
 """More of them where the integrator keeps LPT fields."""
+AMPLITUDE = 3
+"""Values of a particle while the power of each mode is looked up: white noise, indices, results."""
+POWER_VALUES = 24
+"""Values in float64 of a wavenumber while the linear power is evaluated there."""
 WRITING = 6
 """Values of a particle that the writing of a snapshot adds, up to a limit."""
 CHUNKS = 512 * 2**20
@@ -119,4 +123,15 @@ def simulation_bytes(
     lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
     held = max(force, OUTPUT) if outputs else force
     values = max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
-    return math.ceil(values * np.dtype(solver.precision).itemsize * cells)
+    itemsize = np.dtype(solver.precision).itemsize
+    power = AMPLITUDE * itemsize * cells + power_bytes(grid, itemsize)
+    return math.ceil(max(values * itemsize * cells, power))
+
+
+def power_bytes(grid: Grid, itemsize: int) -> int:
+    """Returns the memory in which a rank evaluates the linear power, before its modes [bytes].
+
+    Of a cube it is the table of the power by k^2, of which a rank has a part, and its chunks.
+    """
+    table = sum((n // 2) ** 2 for n in grid)
+    return 2 * itemsize * table + 8 * POWER_VALUES * min(CHUNK, table)

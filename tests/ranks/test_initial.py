@@ -323,15 +323,17 @@ def test_fixed_amplitude_of_nothing_is_nothing(mesh, monkeypatch):
 
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
-    "grid, size, table",
+    "grid, size, table, chunk",
     [
-        ((8, 16, 12), (50.0, 50.0, 50.0), True),
-        ((16, 8, 12), (100.0, 50.0, 50.0), True),
-        ((8, 16, 12), (50.0, 61.3, 70.7), False),
+        ((8, 16, 12), (50.0, 50.0, 50.0), True, conditions.CHUNK),
+        ((8, 16, 12), (50.0, 50.0, 50.0), True, 20),
+        ((16, 8, 12), (100.0, 50.0, 50.0), True, 7),
+        ((8, 16, 12), (50.0, 61.3, 70.7), False, conditions.CHUNK),
     ],
 )
-def test_amplitude(mesh, grid, size, table):
+def test_amplitude(monkeypatch, mesh, grid, size, table, chunk):
     """Of every mode what its own wavenumber says, and so its derivatives; nothing for the mean."""
+    monkeypatch.setattr(conditions, "CHUNK", chunk)
     box = Box(grid, size, mesh, tf.float64)
     assert (conditions._squares(box) is not None) == table
     n_s = tf.Variable(0.96, dtype=tf.float64)
