@@ -3,6 +3,7 @@
 import functools
 import re
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +286,19 @@ def test_white_noise_that_cannot_be_used(tmp_path, array, told):
     assert len(found) == 1
     assert found[0].startswith("initial.white_noise")
     assert re.search(told, found[0])
+
+
+def test_white_noise_of_either_byte_order_and_of_another_mean(tmp_path):
+    """The rules are those of `Simulation.run`."""
+    noise = np.random.default_rng(0).standard_normal((8, 8, 8)).astype(">f4")
+    path = write(tmp_path, with_noise(tmp_path, noise))
+    with warnings.catch_warnings(action="error"):
+        read = SimulationOptions.load(path)
+    with_noise(tmp_path, noise.astype("<f4"))
+    assert SimulationOptions.load(path).checksums() == read.checksums()
+    with_noise(tmp_path, noise + 1)
+    with pytest.warns(UserWarning, match="white_noise has a mean of 0.976, .* has 0 \\+- 0.04"):
+        SimulationOptions.load(path)
 
 
 def test_white_noise_that_is_no_array(tmp_path):

@@ -4,10 +4,12 @@ import gc
 import importlib
 import json
 import pickle
+import re
 import resource
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +20,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import ADJOINTS
-from flowpm_dist.options import constructed
+from flowpm_dist.options import A_SEED, constructed
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import ProcessMesh
@@ -141,6 +143,15 @@ def test_white_noise_that_does_not_fit():
         sim.run(white_noise=np.zeros((8, 16, 16)))
     with pytest.raises(ValueError, match="real floating"):
         sim.run(white_noise=np.zeros((16, 16, 16), complex))
+    for seed in (-1, 2**63, [1, -1], 1.5):
+        with pytest.raises(ValueError, match=re.escape(f"seed = {seed!r}: must be {A_SEED}")):
+            sim.run(seed)
+    noise = np.random.default_rng(0).standard_normal((16, 16, 16)).astype(">f4")
+    with pytest.warns(UserWarning, match="a mean of 1e\\+03, .* has 0 \\+- 0.02"):
+        shifted = sim.lpt(white_noise=noise + 1000)
+    with warnings.catch_warnings(action="error"):
+        displacement = sim.lpt(white_noise=noise).displacement.numpy()
+    np.testing.assert_allclose(shifted.displacement.numpy(), displacement, rtol=0, atol=1e-2)
 
 
 def test_particles_that_cannot_be_a_start():

@@ -17,6 +17,7 @@ from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
+from flowpm_dist.io.volume import warn_of_mean, wrong_noise_type
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import is_watched, not_recorded
 from meshimpl.mesh_function import MeshFunction
@@ -96,15 +97,18 @@ def check_white_noise(noise: np.ndarray, box: Box) -> None:
     block = box.local_batch + box.block
     if noise.shape not in (whole, block):
         raise ValueError(f"white_noise has shape {noise.shape}; the grid is {whole}")
-    if not np.issubdtype(noise.dtype, np.floating):
-        raise ValueError(f"white_noise is {noise.dtype}; real floating values are needed")
+    if wrong := wrong_noise_type(noise.dtype):
+        raise ValueError(f"white_noise has {wrong}")
     if noise.shape == whole:
         begin = (box.batch_offset,) * len(box.local_batch) + box.offset
         noise = noise[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
-    bad = noise.size - np.count_nonzero(np.isfinite(noise))
-    total = int(box.mesh.world.allreduce(tf.constant(bad, tf.int64)))
-    if total:
-        raise ValueError(f"white_noise has {total} values that are not finite")
+    finite = np.isfinite(noise)
+    bad = noise.size - np.count_nonzero(finite)
+    sums = tf.constant([bad, noise.sum(dtype=np.float64, where=finite), noise.size], tf.float64)
+    bad, total, count = box.mesh.world.allreduce(sums).numpy().tolist()
+    if bad:
+        raise ValueError(f"white_noise has {bad:.0f} values that are not finite")
+    warn_of_mean(total, int(count))
 
 
 def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:

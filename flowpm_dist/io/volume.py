@@ -5,6 +5,8 @@ A rank reads only its part of them.
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import SNAPSHOT, check_regular, snapshot_attributes
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
+from meshimpl import launch
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5")
 FORMATS = "a .npy file, a zarr array or group, or an HDF5 file"
@@ -180,7 +183,7 @@ def open_white_noise(path: Path) -> np.ndarray:
     """Returns the array of a .npy file, memory-mapped: a rank reads only the part it needs.
 
     Raises:
-        WhiteNoiseError: there is no such file, or it is no .npy file of float32 or float64.
+        WhiteNoiseError: there is no such file, or it is no .npy file of real numbers.
     """
     try:
         array = mapped_array(path)
@@ -190,9 +193,31 @@ def open_white_noise(path: Path) -> np.ndarray:
         raise WhiteNoiseError(f"not a readable .npy file ({error})") from error
     if not isinstance(array, np.ndarray):
         raise WhiteNoiseError("an .npz archive; must be a .npy file with one array")
-    if array.dtype not in (np.float32, np.float64):
-        raise WhiteNoiseError(f"dtype {array.dtype.str}; must be float32 or float64")
+    if wrong := wrong_noise_type(array.dtype):
+        raise WhiteNoiseError(wrong)
     return array
+
+
+def wrong_noise_type(dtype: np.dtype) -> str:
+    """Returns what is wrong with a dtype of white noise; an empty text if it can be used."""
+    good = np.issubdtype(dtype, np.floating)  # of any byte order
+    return "" if good else f"dtype {dtype.str}; must be real floating-point numbers"
+
+
+def warn_of_mean(total: float, count: int) -> None:
+    """Warns of white noise whose mean is not 0, as that of a density is not; once for each mean.
+
+    Args:
+        total: sum of all values.
+        count: number of values.
+    """
+    mean, error = total / count, 1 / math.sqrt(count)
+    if abs(mean) > 6 * error + 0.01 and launch.detect().rank == 0:
+        warnings.warn(
+            f"white_noise has a mean of {mean:.3g}, which has no effect: unit normal noise of "
+            f"{count:,} values has 0 +- {error:.1g}. Is it another field?",
+            stacklevel=1,
+        )
 
 
 def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> None:
@@ -210,11 +235,13 @@ def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> Non
         raise WhiteNoiseError(f"shape {array.shape}; must be box.grid = {tuple(grid)}")
     if array.ndim == 0:
         raise WhiteNoiseError("a single number; must be an array")
-    planes = max(1, 2**24 // max(1, array[:1].nbytes))
+    planes, total = max(1, 2**24 // max(1, array[:1].nbytes)), 0.0
     for start in range(0, len(array), planes):
-        finite = np.isfinite(array[start : start + planes])
+        finite = np.isfinite(slab := array[start : start + planes])
         if not finite.all():
             place = np.argwhere(~finite)[0]
             place[0] += start
             value = array[tuple(place)]
             raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")
+        total += float(slab.sum(dtype=np.float64))
+    warn_of_mean(total, array.size)

@@ -16,6 +16,7 @@ from flowpm_dist.options.base import (
 )
 from flowpm_dist.options.types import (
     A_SEED,
+    MOST_SEED,
     AnyPath,
     EvenSide,
     Length,

@@ -185,7 +185,8 @@ MOST_CELLS = 2**20
 EvenSide = Annotated[int, Field(ge=4, le=MOST_CELLS, multiple_of=2)]
 Length = Annotated[float, Field(gt=0)]
 """[Mpc/h] where it is a distance."""
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+MOST_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 A_SEED = "a whole number from 0 to 2^63 - 1"
 """Description of a `Seed`."""
 Pair = Annotated[tuple[T, T], BeforeValidator(listed), AfterValidator(_low_below_high)]

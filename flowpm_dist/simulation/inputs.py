@@ -20,6 +20,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
+from flowpm_dist.options import A_SEED, MOST_SEED
 from flowpm_dist.simulation.compiled_solver import CompiledSolver
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl.graph_guards import is_watched
@@ -275,10 +276,9 @@ class Given:
         if self.seed is not None:
             seeds = np.asarray(self.seed)
             whole_numbers = np.issubdtype(seeds.dtype, np.integer)
-            if seeds.ndim > 1 or not seeds.size or not whole_numbers:
-                raise ValueError(
-                    f"seed {self.seed!r}: a whole number, or a list of them, is needed"
-                )
+            valid = whole_numbers and (seeds >= 0).all() and (seeds <= MOST_SEED).all()
+            if seeds.ndim > 1 or not seeds.size or not valid:
+                raise ValueError(f"seed = {self.seed!r}: must be {A_SEED}, or a list of them")
             if seeds.ndim:
                 counts["seeds"] = len(seeds)
         if self.cosmology is not None and not isinstance(self.cosmology, Cosmology):
