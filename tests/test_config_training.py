@@ -65,7 +65,7 @@ problems = functools.partial(problems_of, TrainingPlan)
 
 
 def dataset(folder: Path, **header: object) -> Path:
-    """A folder that holds only what dataset.json tells."""
+    """A folder that holds only what dataset.json says, and empty files."""
     ranges = {"Omega_m": (0.2, 0.4), "sigma8": (0.7, 0.9)}
     settings = {"grid": (32, 32, 32), "parameters": tuple(ranges), "priors": ranges, **header}
     path = folder / "set"
@@ -75,6 +75,8 @@ def dataset(folder: Path, **header: object) -> Path:
     counts = {"train": 640, "validation": 64, "test": 128}
     told["splits"] = {split: {"samples": n, "files": 1} for split, n in counts.items()}
     (path / DATASET).write_text(json.dumps(told))
+    for split in counts:
+        (path / f"{split}-00000.tfrecord").touch()
     return path
 
 
@@ -409,6 +411,9 @@ def test_a_dataset_that_is_not_there(tmp_path):
     (found,) = problems(tmp_path, changed(files[0], (DATA, '[data]\nsource = "files"')))
     assert found.startswith("data.folder is missing")
     dataset(tmp_path)
+    (tmp_path / "set/validation-00000.tfrecord").unlink()
+    lacks = "has 0 files of split 'validation', dataset.json lists 1: copy or write the missing"
+    assert [lacks in found for found in problems(tmp_path, changed(*files))].count(True) == 1
     (tmp_path / "set" / DATASET).write_text("{}")
     (found,) = problems(tmp_path, changed(*files))
     assert "dataset.json is damaged" in found

@@ -23,7 +23,7 @@ import typer
 
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.errors import UserError, WorkError
-from flowpm_dist.io.files import WriteError, human_size
+from flowpm_dist.io.files import UnreadableError, WriteError, human_size
 from flowpm_dist.jobs.estimate import OVERRIDE, Demand, Estimate
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
@@ -158,7 +158,8 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
 
     Args:
         error: one of `ENDS`. The status is 1 for a `WorkError`, otherwise 2.
-        kept: returns a sentence on what is saved, which is added to the message of a `WorkError`.
+        kept: returns a sentence on what is saved, which is added to the message of a `WorkError`,
+            unless it is about a damaged file.
     """
     if verbosity() is Verbosity.VERBOSE:
         traceback.print_exception(error)
@@ -166,7 +167,8 @@ def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:
         refuse(str(error))
     # A file that cannot be written is found by one rank alone.
     patience = 0 if isinstance(error, WriteError) else MESSAGE_SECONDS
-    refuse("\n".join(filter(None, [str(error), kept()])), status=1, patience=patience)
+    saved = "" if isinstance(error, UnreadableError) else kept()
+    refuse("\n".join(filter(None, [str(error), saved])), status=1, patience=patience)
 
 
 @contextmanager

@@ -25,8 +25,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.errors import WorkError
-from flowpm_dist.io.files import WriteError, snapshot_attributes
+from flowpm_dist.io.files import UnreadableError, WriteError, snapshot_attributes
 from flowpm_dist.io.light_cone import MapArray, add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
 from flowpm_dist.jobs.folder import OutputError, existing_part, numbered_checkpoints
@@ -184,7 +183,7 @@ def _appears(path: Path) -> bool:
     return True
 
 
-class CheckpointError(WorkError):
+class CheckpointError(UnreadableError):
     """A checkpoint that is missing, damaged, or of other work."""
 
 

@@ -22,6 +22,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
     public_splits,
     read_header,
+    split_files,
 )
 from flowpm_dist.cosmology.options import VARIABLE
 from flowpm_dist.observables.record import ATTRIBUTE, ObservationRecord
@@ -198,9 +199,14 @@ def _of_dataset(plan: TrainingPlan, folder: Path) -> Iterator[Problem]:
         yield plan.problem("data.parameters", what)
     yield from _of_priors(plan, folder, header)
     batch = plan.training.batch
+    there = split_files(folder)
     for split in SPLITS:
         if split == "test" and split not in splits:
             continue  # networks are judged on the volumes of validation
+        listed = splits.get(split, {}).get("files", 0) * math.prod(header.blocks)
+        if (found := len(there.get(split, ()))) != listed:
+            what = f"has {found} files of split {split!r}, {DATASET} lists {listed}: copy or write"
+            yield plan.problem("data.folder", f"{what} the missing ones again, or remove others")
         samples = splits.get(split, {}).get("samples", 0)
         if samples < batch:
             what = f"its split {split!r} has {samples} samples; must have at least training.batch"
