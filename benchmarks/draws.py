@@ -1,11 +1,13 @@
-"""Gradients for each effective draw of Hamiltonian and microcanonical Monte Carlo.
+"""Gradients for each effective draw of the samplers, with moves of several lengths.
 
-    python benchmarks/draws.py [--grid 32] [--ranks 1] [--gradients 2048]
+    python benchmarks/draws.py [--grid 32] [--ranks 1] [--gradients 2048] [--structure pm]
 
-float32, cells of 8 Mpc/h, 2LPT and three particle-mesh steps, noise of two mean densities. Two
-chains start at the truth, which is a draw from the posterior. A quarter of the gradients tunes the
-step size. ArviZ counts the effective draws of the modes of the largest scales; the
-gradients of both chains count.
+float32, cells of 8 Mpc/h, by default 2LPT and three particle-mesh steps, noise of two mean
+densities. Two chains start at the truth, which is a draw from the posterior. A quarter of the
+gradients tunes the step size. ArviZ counts the effective draws of the modes of the largest scales,
+and of their squares, which say how well widths are known; the gradients of both chains count. With
+--structure gaussian the posterior is a unit normal, the prior of the field. Compare each sampler
+where its own moves are of the best length.
 """
 
 from __future__ import annotations
@@ -21,11 +23,15 @@ from common import report, start_worker
 from meshimpl import launch
 
 CHAINS = 2
-LEAPS = {"hmc": 64, "microcanonical": 32}
-"""Largest number of leaps of a move."""
+LEAPS = {
+    "hmc": (32, 64, 128),
+    "adjusted-microcanonical": (16, 32, 64),
+    "microcanonical": (8, 16, 32),
+}
+"""Numbers of leaps of a move that are tried; the largest number, where it varies."""
 
 
-def worker(method: str, grid: int, gradients: int) -> None:
+def worker(method: str, leaps: int, grid: int, gradients: int, structure: str) -> None:
     """Draw on this job's ranks, and report the price."""
     launch.configure_threads()
     import tensorflow as tf
@@ -33,65 +39,76 @@ def worker(method: str, grid: int, gradients: int) -> None:
     import flowpm_dist as fpm
     from flowpm_dist import reconstruction as rec
     from flowpm_dist.observables import ForwardModel
+    from flowpm_dist.reconstruction.sampler_options import METHODS
 
     edges = fpm.scale_factor_steps(0.1, 1.0, 3)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 8.0 * grid, edges)
-    model = ForwardModel(sim)
+    is_gaussian = structure == "gaussian"
+    model = ForwardModel(sim, "linear" if is_gaussian else structure)
     model.hold_halo()
     mock = rec.Universe.mock(model, 42)
     data = tf.constant(mock.expected.numpy() + 2 * mock.unit_normal(0), sim.box.dtype)
     box = sim.box_of(CHAINS)
-    posterior = rec.Posterior(model, rec.Gaussian(box, data, 2.0))
+    nothing = tf.zeros(box.block, box.dtype) if is_gaussian else None  # is observed
+    posterior = rec.Posterior(model, rec.Gaussian(box, data, 2.0, nothing))
     objective = rec.EvenPosterior(posterior)
-    kind = {"hmc": rec.HMC, "microcanonical": rec.Microcanonical}[method]
-    sampler = kind(leaps=LEAPS[method], seed=1)
+    sampler = METHODS[method](leaps=leaps, seed=1).sampler()
     truth = tf.stack([mock.state.white_noise.block] * CHAINS)
     sampler.start(objective, rec.Unknowns(truth, posterior.space.zeros().parameters))
     spent = 0
     while spent < gradients // 4:
         spent += sampler.draw(learn=True).evaluations
-    learnt, begin, modes, errors = spent, time.perf_counter(), [], []
+    learnt, begin, drawn, errors = spent, time.perf_counter(), [], []
     while spent < gradients:
         draw = sampler.draw(learn=False)
         spent += draw.evaluations
-        modes.append(rec.large_modes(draw.point.field, box))
+        drawn.append(rec.large_modes(draw.point.field, box))
         errors.append(draw.energy_error)
-    effective = rec.convergence(np.array(modes)).ess
-    price = (spent - learnt) * CHAINS / effective
+    modes, paid = np.array(drawn), (spent - learnt) * CHAINS
+    price = paid / rec.convergence(modes).ess
+    squares = paid / rec.convergence((modes - modes.mean((0, 1))) ** 2).ess
     report(
         {
             "step": draw.step,
             "energy error": float(np.mean(errors)),
             "gradients a draw": float(np.median(price)),
             "at most": float(np.max(price)),
+            "of squares": float(np.median(squares)),
+            "at most ": float(np.max(squares)),
             "s/gradient": (time.perf_counter() - begin) / (spent - learnt) / CHAINS,
         }
     )
 
 
 def main() -> None:
-    """Print the price with each sampler."""
+    """Print the price with each sampler and length."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("role", nargs="?", default="driver", choices=["driver", "worker"])
-    parser.add_argument("--method", choices=list(LEAPS))
+    parser.add_argument("--method", choices=list(LEAPS), help="only this sampler")
+    parser.add_argument("--leaps", type=int, help="only moves of this length")
+    parser.add_argument("--structure", default="pm", choices=["pm", "2lpt", "1lpt", "gaussian"])
     parser.add_argument("--grid", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--gradients", type=int, default=2048, help="gradients of each chain")
     options = parser.parse_args()
+    given = {name: getattr(options, name) for name in ("grid", "gradients", "structure")}
     if options.role == "worker":
-        worker(options.method, options.grid, options.gradients)
+        worker(options.method, options.leaps, **given)
         return
     threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
     print(f"{options.grid}^3, {options.ranks} ranks x {threads} threads, {CHAINS} chains\n")
-    for number, method in enumerate(LEAPS):
-        given = {"method": method, "grid": options.grid, "gradients": options.gradients}
+    asked = [options.method] if options.method else list(LEAPS)
+    settings = [(m, n) for m in asked for n in ([options.leaps] if options.leaps else LEAPS[m])]
+    for number, (method, leaps) in enumerate(settings):
         arguments = [f"--{key}={value}" for key, value in given.items()]
+        arguments += [f"--method={method}", f"--leaps={leaps}"]
         found = start_worker(sys.argv[0], arguments, options.ranks, threads)
         if number == 0:
-            print(" ".join(f"{name:>18s}" for name in ("sampler", *found)))
-        print(" ".join([f"{method:>18s}", *(f"{value:18.3g}" for value in found.values())]))
+            print(f"{'sampler':>24s} " + " ".join(f"{name:>17s}" for name in ("leaps", *found)))
+        values = " ".join(f"{value:17.3g}" for value in (leaps, *found.values()))
+        print(f"{method:>24s} {values}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -26,14 +26,19 @@ class IterationState:
         stage: the number of the stage of annealing, from 0.
         in_stage: for chains, the number of moves in the stage so far.
         evaluations: the number of gradient evaluations so far.
-        ended: whether the stage has converged or stalled.
+        ended: why the stage has ended before its evaluations were used: "converged" or "stalled".
+        losses: for a search, the loss where the stage began and after each of its iterations.
+        left: for a search, about how much of the log posterior there is to gain, see `Search`; None
+            before its first iteration.
     """
 
     iteration: int = 0
     stage: int = 0
     in_stage: int = 0
     evaluations: int = 0
-    ended: bool = False
+    ended: str = ""
+    losses: tuple[float, ...] = ()
+    left: float | None = None
 
 
 class PointCheckpoints:
@@ -85,11 +90,16 @@ class PointCheckpoints:
             )
             for name, values in parameters.items()
         }
-        return IterationState(**attributes["progress"]), Memory(points, attributes["numbers"])
+        progress = IterationState(**attributes["progress"])
+        progress = replace(progress, losses=tuple(progress.losses))
+        return progress, Memory(points, attributes["numbers"])
 
 
 class StagedRun(ABC):
     """A search or chains: one stage of annealing after another, with checkpoints.
+
+    Attributes:
+        natural: see `EvenPosterior`.
 
     Args:
         posterior: the posterior of the data.
@@ -98,6 +108,8 @@ class StagedRun(ABC):
         checkpoints: where to keep what is needed to resume; None: nowhere.
         every: the number of iterations between checkpoints.
     """
+
+    natural: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -140,7 +152,8 @@ class StagedRun(ABC):
             point = objective.scaling.from_even(memory.points["point"])
         for number in range(self.progress.stage, len(self.stages)):
             if number != self.progress.stage or memory is None:
-                self.progress = replace(self.progress, stage=number, in_stage=0, ended=False)
+                now = self.progress
+                self.progress = replace(now, stage=number, in_stage=0, ended="", losses=())
                 objective = self._objective()
                 self._scheme.start(objective, point)
             point = self._stage(objective, point)
@@ -152,7 +165,7 @@ class StagedRun(ABC):
 
     def _objective(self) -> EvenPosterior:
         stage = self.stages[self.progress.stage]
-        return EvenPosterior(self.posterior, stage.annealing, held=stage.held)
+        return EvenPosterior(self.posterior, stage.annealing, held=stage.held, natural=self.natural)
 
     def _restored(self) -> Memory | None:
         """Returns what the scheme resumes from, or None if there is no checkpoint."""

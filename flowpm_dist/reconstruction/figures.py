@@ -157,13 +157,16 @@ def correlation_figure(
     return figure
 
 
-def loss_figure(rows: Sequence[Mapping[str, str]], observed: int, cells: int) -> Figure:
+def loss_figure(
+    rows: Sequence[Mapping[str, str]], observed: int, cells: int, outcome: str
+) -> Figure:
     """Returns a figure of both parts of the loss against the number of gradient evaluations.
 
     Args:
         rows: the rows of iterations.csv.
         observed: the number of observed cells.
         cells: the number of all cells.
+        outcome: why the search ended.
     """
     stages: list[tuple[int, float, float]] = []
     before, stage = 0, ""
@@ -194,6 +197,7 @@ def loss_figure(rows: Sequence[Mapping[str, str]], observed: int, cells: int) ->
                 color=MUTED,
                 va="top",
             )
+    axes.set_title(outcome, **SMALL_TITLE)
     axes.set_xlim(0, None)
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.3)  # room for the labels

@@ -36,16 +36,22 @@ class Report:
         point: the point that the minimiser has reached.
         evaluation: the evaluation there.
         step: the length of the step divided by the length of the direction.
+        before: the loss before the step.
+        expected: the decrease of the loss that the gradient and the approximate Hessian predicted
+            before the step: half g^T H^-1 g.
     """
 
     point: Unknowns
     evaluation: Evaluation
     step: float
+    before: float
+    expected: float
 
 
 class LBFGS:
     """A minimiser with quasi-Newton steps from the latest changes of point and gradient.
 
+    The Hessian that these changes correct is that of `Scaling.preconditioned`, times a number.
     A step of length 1 is tried first. That holds for the steepest descent of the first iteration,
     too, as the coordinates make it about right. A step that does not lower the loss enough is
     shortened to the minimum of the parabola through what is known. A step to values that are not
@@ -87,7 +93,7 @@ class LBFGS:
         slope = float(space.dot(direction, here.gradient))
         if slope >= 0:  # rounding has spoilt the pairs
             self._pairs.clear()
-            direction = -here.gradient
+            direction = self._direction(here.gradient)
             slope = float(space.dot(direction, here.gradient))
         length, lost = 1.0, 0
         for _ in range(MOST_TRIES):
@@ -102,7 +108,7 @@ class LBFGS:
                 if float(space.dot(s, y)) > 1e-10 * float(space.dot(y, y)):
                     self._pairs = [*self._pairs, (s, y)][-self._history :]
                 self._point, self._here = trial, found
-                return Report(trial, found, length)
+                return Report(trial, found, length, float(here.loss), -slope / 2)
             lost += found is None
             length = _shorter(length, slope, here, found)
         if self._pairs:
@@ -132,9 +138,11 @@ class LBFGS:
             alpha = rho * float(dot(s, q))
             q = q.plus(-alpha, y)
             factors.append((rho, alpha))
+        preconditioned = self._objective.scaling.preconditioned
+        q = preconditioned(q)
         if self._pairs:
             s, y = self._pairs[-1]
-            q = q.times(float(dot(s, y)) / float(dot(y, y)))
+            q = q.times(float(dot(s, y)) / float(dot(y, preconditioned(y))))
         for (s, y), (rho, alpha) in zip(self._pairs, reversed(factors), strict=True):
             beta = rho * float(dot(y, q))
             q = q.plus(alpha - beta, s)

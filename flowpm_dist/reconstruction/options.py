@@ -140,7 +140,7 @@ class SearchOptions(Options):
     )
     history: int = count(10)
     seed: Seed = Field(default=0, description=A_SEED)
-    tolerance: float = Field(default=1e-3, ge=0, description="a number of at least 0")
+    tolerance: float = Field(default=0.5, ge=0, description="a number of at least 0")
     checkpoint_every: int = count(10)
     keep: int = count(2)
 

@@ -29,6 +29,7 @@ from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood
+from flowpm_dist.reconstruction.preconditioner import Preconditioner
 from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 from flowpm_dist.statistics.bins import multiplicities
 from meshimpl.compat import mtf
@@ -94,6 +95,15 @@ class Scaling:
             field = self.times(u.field, inverse)
             volume = tf.reduce_sum(tf.math.log(root) * self._counted, axis=[-3, -2, -1])
         return Place(self, Unknowns(field, parameters), volume, inverse, tape)
+
+    def preconditioned(self, u: Unknowns) -> Unknowns:
+        """Returns a gradient divided by about the curvature that masks and noise leave uneven."""
+        return Unknowns(self._preconditioner(u.field), u.parameters)
+
+    @functools.cached_property
+    def _preconditioner(self) -> Preconditioner:
+        likelihood = self._posterior.likelihood
+        return Preconditioner(likelihood, 1 / tf.square(self._constant), self.times)
 
     def times(self, field: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         """Returns F^-1 kernel F field."""
@@ -287,12 +297,21 @@ class EvenPosterior:
         posterior: the posterior of the unknowns.
         annealing: the annealing of the likelihood.
         held: whether the parameters are held fixed: their gradient is then 0.
+        natural: whether the density is that per unit of the parameters' own values, for a search of
+            its maximum. Their priors are uniform, so they add nothing then. A sampler needs the
+            density per unit of the coordinates.
     """
 
     def __init__(
-        self, posterior: Posterior, annealing: Annealing = EXACT, *, held: bool = False
+        self,
+        posterior: Posterior,
+        annealing: Annealing = EXACT,
+        *,
+        held: bool = False,
+        natural: bool = False,
     ) -> None:
         self.posterior, self.annealing, self.held = posterior, annealing, held
+        self._natural = natural
         self.space, self.scaling = posterior.space, posterior.scaling(annealing)
 
     def evaluate(self, u: Unknowns) -> Evaluation:
@@ -303,10 +322,15 @@ class EvenPosterior:
         place = self.scaling.place(u)
         found = self.posterior.evaluate(place.point, self.annealing)
         volume = self.space.total(place.volume) if self.space.names else 0.0
-        gradient = place.gradient(found.gradient)
+        slope, prior = found.gradient, found.prior
+        if self._natural:
+            normal = place.point.parameters
+            prior = prior - 0.5 * np.sum(normal.numpy() ** 2, axis=-1)
+            slope = Unknowns(slope.field, slope.parameters - normal)
+        gradient = place.gradient(slope)
         if self.held:
             gradient = Unknowns(gradient.field, tf.zeros_like(gradient.parameters))
-        return Evaluation(found.data, found.prior, gradient, volume)
+        return Evaluation(found.data, prior, gradient, volume)
 
 
 def attempt(objective: EvenPosterior, u: Unknowns) -> Evaluation | None:

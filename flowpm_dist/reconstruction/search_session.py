@@ -30,7 +30,7 @@ from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.search import Row, Search, Stage, default_stages
 from flowpm_dist.reconstruction.unknowns import Unknowns
-from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.reconstruction.work import ReconstructionFolder, outcome_of
 from flowpm_dist.statistics import Comparison, compare, power_spectrum
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
@@ -138,6 +138,9 @@ class SearchSession:
         facts = {
             "iterations": search.progress.iteration,
             "evaluations": search.progress.evaluations,
+            "converged": search.outcome == "converged",
+            "stopped": search.outcome,
+            "left": search.progress.left,
             "seconds": seconds,
             "mesh": str(self.mesh),
             "ranks": self.mesh.size,
@@ -163,7 +166,7 @@ class SearchSession:
         state = (
             f"loss {row.loss:.6g}  data {data:.4f}  "
             f"prior {row.prior / self.model.simulation.box.cells:.4f}  "
-            f"|gradient| {row.gradient_norm:.3g}{self._correlation}"
+            f"|gradient| {row.gradient_norm:.3g}  left {row.left:.3g}{self._correlation}"
         )
         total = self.options.search.total
         stage = f"stage {row.stage}/{len(self.search.stages)}"
@@ -260,7 +263,7 @@ class SearchSession:
 
     def _facts_of(self, point: Unknowns, values: Mapping[str, float]) -> dict[str, Any]:
         """Returns the losses and the parameters at the point that was found."""
-        posterior, at = self.posterior, self.posterior.evaluate(point)
+        posterior, at = self.posterior, self.search.evaluate(point)
         count, cells = posterior.likelihood.count, posterior.space.box.cells
         own = {} if self.observed.truth is None else self.options.own_values
         parameters: dict[str, Any] = {}
@@ -333,7 +336,8 @@ class SearchSession:
             save_figure(figure, path / "power_spectrum.png")
         if rows := read_rows(self.folder.iterations):
             count = max(1, self.posterior.likelihood.count)
-            save_figure(loss_figure(rows, count, box.cells), path / "loss.png")
+            outcome = outcome_of(self.search.outcome, self.search.progress.left)
+            save_figure(loss_figure(rows, count, box.cells, outcome), path / "loss.png")
 
 
 def _nearest_bin(k: np.ndarray, wanted: float) -> int:

@@ -250,7 +250,8 @@ Reconstruction in {path}:
 
 {facts["evaluations"]} gradients in {facts["seconds"]:.3g} s. Minus the log posterior: \
 {facts["data_per_observed_cell"]:.3g} from the data for each observed cell, \
-{facts["prior_per_cell"]:.3g} from the prior for each cell.{more}"""
+{facts["prior_per_cell"]:.3g} from the prior for each cell.{more}
+{outcome_of(facts["stopped"], facts["left"])}."""
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
@@ -258,6 +259,8 @@ Reconstruction in {path}:
         folder = ReconstructionFolder(path)
         facts = read_json(folder.result)
         results: dict[str, Any] = {}
+        if "stopped" in facts:
+            results["search"] = facts["stopped"]
         if "data_per_observed_cell" in facts:
             results["data in each cell"] = facts["data_per_observed_cell"]
         for name, found in facts.get("parameters", {}).items():
@@ -270,6 +273,20 @@ Reconstruction in {path}:
         rows = read_rows(folder.iterations)
         steps = f"{len(rows)} iterations" if rows else ""
         return record_of_work(folder, steps, results)
+
+
+def outcome_of(stopped: str, left: float | None) -> str:
+    """Returns why a search stopped, and how far it is.
+
+    Args:
+        stopped, left: `Search.outcome`, and what is left to gain.
+    """
+    to_gain = "" if left is None else f": about {left:.2g} of the log posterior left to gain"
+    return {
+        "converged": f"The search converged{to_gain}",
+        "evaluations": f"The search has not converged when its gradients were used up{to_gain}",
+        "stalled": f"The search stalled, as no step lowers the loss any more{to_gain}",
+    }[stopped]
 
 
 def _of_chains(facts: dict[str, Any]) -> str:

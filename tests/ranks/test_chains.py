@@ -173,17 +173,18 @@ def of_sigma8():
     kz = np.minimum(np.arange(CELLS), CELLS - np.arange(CELLS))
     response = np.transpose(response[kz][:, :CELLS])
 
-    def loss(u):
+    def loss(u):  # of the value; of the coordinate there is u^2 / 2 besides
         sigma8 = SIGMA8[0] + (SIGMA8[1] - SIGMA8[0]) * stats.norm.cdf(u)
         variance = (sigma8 * response) ** 2 + 0.3**2
-        return 0.5 * np.sum(modes / variance + np.log(variance)) + 0.5 * u**2
+        return 0.5 * np.sum(modes / variance + np.log(variance))
 
     u = np.linspace(-4, 4, 4001)
-    losses = np.array([loss(x) for x in u])
+    of_value = np.array([loss(x) for x in u])
+    losses = of_value + 0.5 * u**2
     share = np.exp(losses.min() - losses)
     mean = np.sum(u * share) / np.sum(share)
     spread = np.sqrt(np.sum((u - mean) ** 2 * share) / np.sum(share))
-    return density, u[np.argmin(losses)], mean, spread
+    return density, u[np.argmin(of_value)], mean, spread
 
 
 def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):

@@ -122,6 +122,16 @@ class Likelihood(abc.ABC):
         replicas = self.box.mesh.axis_size("replica")
         return float(self.box.mesh.world.allreduce(local)) / (replicas * self.box.cells)
 
+    def weights(self) -> tf.Tensor:
+        """Returns the inverse variance of this rank's cells divided by its mean [x, y, z].
+
+        The model's error is left out, because it follows the density of the data. On all ranks
+        together.
+        """
+        smoothed = Annealing(radius=max(self.box.cell))
+        mean = max(self.information(smoothed), float(np.finfo(np.float32).tiny))
+        return self.inverse_variance(smoothed) / in_dtype_of(self.box, mean)
+
     @functools.cached_property
     def count(self) -> int:
         """The number of cells that are observed."""

@@ -44,6 +44,10 @@ class GaussianMaps(Gaussian):
             raise ValueError(f"maps are not smoothed: the radius is {annealing.radius:g}, not 0")
         return super().residual(density, annealing)
 
+    def weights(self) -> tf.Tensor:
+        """Returns 1 for each cell: a pixel sees many cells."""
+        return tf.ones(self.box.block, self.box.dtype)
+
     def easier(self) -> list[Annealing]:
         """Returns annealings from noise as large as the maps' rms to the data's.
 
