@@ -16,7 +16,7 @@ from full_disk import run_on_disk_of
 from reading import attributes_of, block_of
 
 import flowpm_dist as fpm
-from flowpm_dist.io import SnapshotError, formats, load_snapshot, particles
+from flowpm_dist.io import SnapshotError, formats, load_snapshot, other_codes, particles
 from flowpm_dist.io.files import OF_PARTICLES, snapshot_attributes
 from flowpm_dist.io.particles import Header, ParticleBlock
 
@@ -140,8 +140,12 @@ def of_another_code(folder, change=lambda parts: None, **header):
     return moved.reshape(*GRID, 3), (slow * np.sqrt(A) * A / 100).reshape(*GRID, 3)
 
 
-def test_particles_of_another_code_are_read_by_id(tmp_path):
-    """To the precision of positions in float32, from a folder or from one of its files."""
+def test_particles_of_another_code_are_read_by_id(tmp_path, monkeypatch):
+    """To the precision of positions in float32, from a folder or from one of its files.
+
+    Pieces of 30 particles begin in one file and end in the other.
+    """
+    monkeypatch.setattr(other_codes, "SLAB", 30)
     moved, velocity = of_another_code(tmp_path / "s")
     for path in (tmp_path / "s", tmp_path / "s" / "snapshot_003.1.hdf5"):
         state = fpm.State.from_snapshot(path, cosmology=COSMOLOGY)
