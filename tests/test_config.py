@@ -242,7 +242,7 @@ def test_a_wrong_key_causes_no_second_complaint(tmp_path):
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         SimulationOptions.load(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="directory"):
+    with pytest.raises(ConfigError, match="regular file"):
         SimulationOptions.load(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b"# \xe9\n")
     with pytest.raises(ConfigError, match="UTF-8"):
