@@ -64,13 +64,13 @@ def run_two(folder: Path, text: str, **environment: str) -> subprocess.Completed
     return subprocess.run(
         command,
         env={**os.environ, **prepared, **environment},
-        timeout=60,
+        timeout=150,
         text=True,
         capture_output=True,
     )
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_an_output_ignored_on_one_rank_hangs_without_a_guard(tmp_path: Path) -> None:
     """Horovod's operation is pruned on rank 0; rank 1 waits until the stall check ends the job."""
     limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
@@ -79,7 +79,7 @@ def test_an_output_ignored_on_one_rank_hangs_without_a_guard(tmp_path: Path) -> 
     assert job.returncode != 0
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_a_rank_that_leaves_does_not_satisfy_a_barrier(tmp_path: Path) -> None:
     """The job ends at once and says where each rank was; one that was only slow is waited for."""
     job = run_two(tmp_path, ONE_LEAVES, MESHIMPL_STALL_LIMIT="4")
@@ -89,7 +89,7 @@ def test_a_rank_that_leaves_does_not_satisfy_a_barrier(tmp_path: Path) -> None:
     assert "rank 0: the end of the program\n  rank 1: barrier at __main__:10" in job.stderr
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 def test_ranks_that_wait_for_each_other_end(tmp_path: Path) -> None:
     """Long before the limit, since each counts its calls and its meetings."""
     job = run_two(tmp_path, ONE_CALLS_A_FUNCTION, MESHIMPL_STALL_LIMIT="600")
