@@ -16,8 +16,9 @@ difference of a pair with opposite noise is free of the lattice and of second or
 is removed by extrapolation. With --keep, FOLDER stores the results of each seed, and a second call
 continues.
 
-halofit: whole runs, compared with Limber's integral over CAMB's halofit, and over the power
-measured in the runs. Modes start with their expected amplitudes, which are the same on any grid.
+halofit: whole runs, compared with Limber's integral over halofit (Takahashi and others 2012) of the
+runs' own linear power, and over the power measured in the runs. Modes start with their expected
+amplitudes, which are the same on any grid.
 Every second universe is the pair of the one before. There are several lines of sight through each.
 
 cost: a run with and without a light cone of four sources, and value and gradient of a loss on C_l.
@@ -41,7 +42,7 @@ from scipy.signal.windows import tukey
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.nonlinear import NonlinearPower
+from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.evolution.integrators import Operation, Schedule
 from flowpm_dist.observables.lensing import (
     SourcePlane,
@@ -253,7 +254,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
     )
     widest = 2 * np.pi / cone_of(box, 2 * grid, 0).sky.fov  # multipoles are this far apart
     edges = bands(max(100, 1.5 * widest), 3000, 10)
-    theory, sources = NonlinearPower(COSMOLOGY), SOURCES[:1]
+    theory, sources = Halofit(fpm.LinearPower(COSMOLOGY)), SOURCES[:1]
     times = np.linspace(1 / (1 + SOURCE), 1.0, 5)
     powers: list[np.ndarray] = []
     spectra: list[list[np.ndarray]] = []

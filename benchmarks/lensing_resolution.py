@@ -4,8 +4,9 @@
 
 The runs have one box and the same large scales on every grid. P(k, a) is measured at five times and
 divided by the finest run's, which removes chance and the waves that the box lacks. Limber's
-integral of halofit, for sources at z = 1, is computed with and without this factor; the ratio shows
-the error of the resolution at each multipole. The last rows compare the finest run with halofit:
+integral of halofit (Takahashi and others 2012) over the runs' own linear power, for sources at
+z = 1, is computed with and without this factor; the ratio shows the error of the resolution at each
+multipole. The last rows compare the finest run with halofit:
 the mean and scatter of its universes, and the P(k) of all of them at a = 1.
 """
 
@@ -21,7 +22,7 @@ import tensorflow as tf
 from scipy.interpolate import RegularGridInterpolator
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.nonlinear import NonlinearPower
+from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.observables.lensing import SourcePlane, convergence_power
 
 COSMOLOGY = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2e-9)
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--universes", type=int, default=1)
     parser.add_argument("--cases", type=int, nargs="+", help="by number; the last is the measure")
     options = parser.parse_args()
-    halofit = NonlinearPower(COSMOLOGY)
+    halofit = Halofit(fpm.LinearPower(COSMOLOGY))  # the runs' own transfer function
     whole = convergence(halofit)
     cases = CASES if options.cases is None else [CASES[i] for i in options.cases]
     titles = [f"l = {ell:.0f}" for ell in MULTIPOLES] + [f"P({k:g})" for k in WAVENUMBERS]

@@ -162,6 +162,14 @@ def test_planes_are_told_and_estimated_as_they_are(here, width):
     assert not told or f"plane_width = {width:g}: planes are {8 * counts[0]} Mpc/h" in told[0]
 
 
+@pytest.mark.parametrize(("degrees", "percent"), [(19.9, None), (20.0, "1"), (60.0, "10")])
+def test_a_field_that_is_too_wide_for_a_flat_sky(degrees, percent):
+    """The tangent of half its width is compared with the angle."""
+    warning = FlatField(field_of_view=degrees, pixels=8, z_max=0.1).wide_field_warning()
+    found = "" if warning is None else warning
+    assert (f"edge of the field by {percent} %" in found) == (percent is not None)
+
+
 def test_checking_a_run_tells_its_warnings(here):
     done = flowpm_here("simulate", "run.toml", "--check")
     assert "# warning: lightcone.pixels = 8: half the way" in done.stdout

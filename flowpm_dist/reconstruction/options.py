@@ -27,7 +27,7 @@ from flowpm_dist.jobs.estimate import process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import fitting_mesh
 from flowpm_dist.observables.light_cone.map_files import read_convergence
-from flowpm_dist.observables.light_cone.section import MAPS, ConvergenceOptions, pixel_warnings
+from flowpm_dist.observables.light_cone.section import MAPS, ConvergenceOptions, map_warnings
 from flowpm_dist.observables.observations import file_problems
 from flowpm_dist.observables.options import (
     OBSERVATIONS,
@@ -312,7 +312,7 @@ class ReconstructionOptions(SimulatedRun):
         """What a user should know before the work begins."""
         if self.lightcone is None:
             return ()
-        return pixel_warnings(self.lightcone, self.cosmology, self.box.size, self.force_cells)
+        return map_warnings(self.lightcone, self.cosmology, self.box.size, self.force_cells)
 
     @property
     def files(self) -> dict[str, Path | None]:

@@ -42,7 +42,7 @@ from flowpm_dist.cosmology.options import (
 from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.observables.light_cone.section import ConvergenceOptions, pixel_warnings
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
 from flowpm_dist.observables.observations import file_problems
 from flowpm_dist.observables.options import Observation
 from flowpm_dist.observables.record import ObservationRecord
@@ -282,7 +282,7 @@ class TrainingPlan(SimulatedRun):
         if self.lightcone is None:
             return ()
         middle = CosmologyOptions.model_construct(**self.middle)
-        return pixel_warnings(self.lightcone, middle, self.box_size, self.force_cells)
+        return map_warnings(self.lightcone, middle, self.box_size, self.force_cells)
 
     def _completed(self) -> Self:
         """Returns the plan with a value for every option that follows from others."""

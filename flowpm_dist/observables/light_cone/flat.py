@@ -119,7 +119,7 @@ class LayerLook:
 
     Attributes:
         universes: numbers of the universes on this rank.
-        layers: numbers of the layers, in order.
+        layers: numbers of the layers, in order; the last number stands for all that are farther.
     """
 
     universes: np.ndarray
@@ -132,7 +132,7 @@ class OwnLayers:
 
     Attributes:
         times: numbers of the layers, in the order of `places`, with whose light the particles are
-            seen: those of the first or the last layer for layers outside of what is seen.
+            seen: the first number for those behind the observer, and the last one for farther ones.
         distances: distances of their undisplaced places, float64 [layers] [Mpc/h].
         places, directions: see `Slabs`; x are the rows of a map.
     """
@@ -169,12 +169,13 @@ class FlatGeometry(Geometry):
                 f"{nearest:.4g}: see farther, or take a finer grid"
             )
         self.check_latest(layers.distances[0])
-        self.step = float(layers.depths[0])
+        self.step = self.depth = float(layers.depths[0])
 
     def _times(self, growth: Growth) -> tf.Tensor:
-        """Returns the scale factors at which the light of layers leaves them [layer]."""
-        distances = Distances(growth.background.cosmology)
-        return tf.maximum(distances.scale_factor(self.layers.distances), self.sky.earliest)
+        """Returns when light leaves the layers, and then those that are farther [layer + 1] [1]."""
+        chi = np.append(self.layers.distances, self.end)
+        a = Distances(growth.background.cosmology).scale_factor(chi)
+        return tf.maximum(a, self.sky.earliest)
 
     def slab_edges(self, given: np.ndarray) -> np.ndarray:
         """See `Geometry.slab_edges`: the nearest whole number of layers for a width."""
@@ -210,8 +211,8 @@ class FlatGeometry(Geometry):
         largest = np.abs(factors.numpy()[:, look.layers]).max((0, 1))
         reach = self.reach(moment.moving, largest)
         own = self._own(look, reach)
-        near, far = self.layers.distances[look.layers[[0, -1]]]
-        first, shells = self.shells(near, far, reach, self.step)
+        near, far = (look.layers[[0, -1]] + 0.5) * self.step
+        first, shells = self.shells(near, far, reach)
         slabs = Slabs(
             places=own.places,
             directions=own.directions,
@@ -235,10 +236,10 @@ class FlatGeometry(Geometry):
             reach: displacement along an axis that no particle exceeds [Mpc/h].
         """
         box, step, count = self.box, self.step, len(self.layers.distances)
-        more = math.ceil(reach / step) + 2
+        more = math.ceil(reach / step) + 3
         first, last = int(look.layers[0]), int(look.layers[-1])
         first -= more if first == 0 else 0
-        last += more if last == count - 1 else 0
+        last += more if last == count else 0
         numbers: list[int] = []
         places, directions = [], []
         stop = max(self.end, self._edges[-1])
@@ -263,7 +264,7 @@ class FlatGeometry(Geometry):
                 numbers += layers[run].tolist()
         found = np.array(numbers, int)
         return OwnLayers(
-            np.clip(found, 0, count - 1),
+            np.clip(found, 0, count),
             (found + 0.5) * step,
             np.array(places, np.int32).reshape(-1, 6),
             np.array(directions, float).reshape(-1, 7),

@@ -69,12 +69,14 @@ class Geometry(abc.ABC):
     Attributes:
         end: comoving distance of z_max, the largest of all universes of a run [Mpc/h].
         step: distance between the nodes at which weights are evaluated [Mpc/h].
+        depth: depth of a particle's cloud along the line of sight [Mpc/h].
 
     Raises:
         ValueError: the run begins too late or ends too early, or its box does not fill the sky.
     """
 
     step: float
+    depth: float
 
     def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
         self.sky, self.inputs, self.box = sky, inputs, inputs.box
@@ -125,13 +127,13 @@ class Geometry(abc.ABC):
         """Returns slabs as lens planes, and what a uniform universe paints on a pixel [slab]."""
 
     def nodes(self) -> Nodes:
-        """Returns the nodes for the weights, from the observer to beyond all that is seen.
+        """Returns the nodes for the weights, from the observer to two beyond all that is seen.
 
         What particles add at a node is the weight over the distance, which is nearly linear between
         nodes.
         """
         step = self.step
-        chi = step * np.arange(math.ceil(self.end / step) + 1)
+        chi = step * np.arange(math.ceil(self.end / step) + 2)
         edges = np.concatenate([chi[:1], 0.5 * (chi[1:] + chi[:-1]), chi[-1:]])
         # Integrals of chi times what is 1 at one node and 0 at the others, linear in between.
         moments = step * chi
@@ -160,7 +162,9 @@ class Geometry(abc.ABC):
             edges: see `painting`.
             power: power of the distance by which what particles add is divided.
         """
-        self._edges = self.nodes().edges[[0, -1]] if edges is None else edges
+        # No part of a cloud in front of the last node is cut off.
+        ends = np.array([0.0, self.nodes().edges[-1] + 0.5 * self.depth])
+        self._edges = ends if edges is None else edges
         self._power = power
 
     @abc.abstractmethod
@@ -187,17 +191,14 @@ class Geometry(abc.ABC):
                 total += largest * factor
         return total
 
-    def shells(
-        self, near: float, far: float, reach: float, depth: float
-    ) -> tuple[int, dict[str, Any]]:
+    def shells(self, near: float, far: float, reach: float) -> tuple[int, dict[str, Any]]:
         """Returns the slabs on which particles are seen, see `Shells`, and the first one's number.
 
         Args:
             near, far: distances between which the undisplaced places of particles lie [Mpc/h].
             reach: distance that none of them is displaced by [Mpc/h].
-            depth: their depth [Mpc/h].
         """
-        edges, most = self._edges, reach + depth
+        edges, most = self._edges, reach + self.depth
         first, last = np.searchsorted(edges, [near - most, far + most])
         first = min(max(first - 1, 0), len(edges) - 2)
         borders = edges[first : max(last, first + 1) + 1].astype(np.float64)
@@ -206,7 +207,7 @@ class Geometry(abc.ABC):
         box = self.box
         return int(first), {
             "borders": borders,
-            "depth": depth,
+            "depth": self.depth,
             "step": self.step,
             "power": self._power,
             "spacing": box.cell,

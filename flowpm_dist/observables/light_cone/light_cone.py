@@ -45,7 +45,7 @@ class LightCone:
     side.
 
     A particle is seen at the position that it has at a certain time: the time at which the observed
-    light leaves the undisplaced place of the particle.
+    light leaves the undisplaced place of the particle. Its distance is that of this position.
 
     Attributes:
         sky: the sky, and the depth of the light cone.
@@ -87,6 +87,7 @@ class LightCone:
             cell = simulation.spacing / simulation.options.mesh_factor
             if message := self.sky.fine_pixels_warning(half, cell):
                 warnings.warn(message, stacklevel=2)
+        self._warn_of_width()
         return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
 
     def planes(
@@ -98,7 +99,9 @@ class LightCone:
     ) -> DensityPlanes:
         """Simulates, and returns the matter of slabs of the universe, each on a plane or a shell.
 
-        A slab contains the particles whose undisplaced places lie in it.
+        A slab contains the matter that lies in it when its light leaves. Along the line of sight a
+        particle is a cloud as deep as the lattice's spacing, so that it moves from one slab into
+        the next continuously, and gradients are those of the maps.
 
         Args:
             simulation: as for `convergence`.
@@ -115,6 +118,7 @@ class LightCone:
             ValueError: as for `convergence`; or a width that is not above 0; or edges that are
                 negative, do not increase, or do not lie within z_max.
         """
+        self._warn_of_width()
         return simulation.observe(self.planes_observer(width), seed, **run)
 
     def particles(
@@ -130,9 +134,9 @@ class LightCone:
         `Coordinates` (comoving [Mpc/h]), `Velocities` (peculiar, along the same axes [km/s]) and
         `ScaleFactor`, in the precision of the run. On the flat sky the coordinates are x, y and the
         distance from the observer. On the full sky they are x, y and z relative to the observer,
-        along the axes of the box. There every copy of a particle is written whose undisplaced place
-        is nearer than z_max. The last file is `light_cone.json`, with the number of particles and
-        the attributes. `io.read_light_cone` reads these files.
+        along the axes of the box. Every copy of a particle is written that crosses nearer than
+        z_max, in the field of view where there is one. The last file is `light_cone.json`, with the
+        number of particles and the attributes. `io.read_light_cone` reads these files.
 
         Args:
             simulation, seed, **run: as for `convergence`; for one universe.
@@ -150,6 +154,7 @@ class LightCone:
         path, mesh = Path(folder), simulation.box.mesh
         if int(mesh.world.allreduce(tf.constant(int(holds_light_cone(path))), "max")):
             raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
+        self._warn_of_width()
         with LightConeFiles(path, mesh) as files:
             simulation.observe(self.particles_observer(files), seed, **run)
         return path
@@ -184,6 +189,11 @@ class LightCone:
     def particles_observer(self, files: LightConeFiles) -> ObserverOf:
         """Returns the observer of `particles`, which writes to the files of this rank."""
         return lambda inputs, halo: Recorder(self.geometry(inputs), files)
+
+    def _warn_of_width(self) -> None:
+        """Warns, on the first rank, of a field that is too wide for a flat sky."""
+        if launch.detect().rank == 0 and (message := self.sky.wide_field_warning()):
+            warnings.warn(message, stacklevel=3)
 
     def geometry(self, inputs: Inputs) -> Geometry:
         """Returns the geometry of the sky around a run's box, after checking that the run fills it.

@@ -18,6 +18,8 @@ MOST_BOXES = 20_000
 """The largest number of boxes in a sphere that is seen."""
 MOST_SHELLS = 1024
 """The largest number of shells that are painted in one run."""
+WIDE_FIELD = 20.0
+"""The side of a flat field from which on a warning is given [deg]."""
 FEWEST_PIXELS = 4
 """The smallest number of pixels along a side of a map whose spectrum is measured."""
 
@@ -115,6 +117,10 @@ class SkyOptions(Options, abc.ABC):
         for problem in (*self.begin_problems(steps.first or 0.0), *of_box):
             yield Problem(f"lightcone.{problem.key}", problem.what)
 
+    def wide_field_warning(self) -> str | None:
+        """Returns a warning about a field that is too wide for a flat sky; None if it is not."""
+        return None
+
     def fine_pixels_warning(self, half: float, cell: float) -> str | None:
         """Returns a warning about pixels that are finer than the force mesh; None if they are not.
 
@@ -170,6 +176,16 @@ class FlatField(SkyOptions):
     def volume(self, end: float) -> float:
         """See `SkyOptions.volume`."""
         return self.fov**2 * end**3 / 3
+
+    def wide_field_warning(self) -> str | None:
+        """See `SkyOptions.wide_field_warning`."""
+        if self.field_of_view < WIDE_FIELD:
+            return None
+        off = math.tan(0.5 * self.fov) / (0.5 * self.fov) - 1
+        return (
+            f"field_of_view = {self.field_of_view:g}: the sky is taken as flat, which shifts what "
+            f"is at the edge of the field by {100 * off:.2g} %; a full sky has no such error"
+        )
 
     def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
         """See `SkyOptions.box_problems`: the field is not wider than the box, or may repeat it."""

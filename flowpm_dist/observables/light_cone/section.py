@@ -254,13 +254,13 @@ def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None
     return max(comoving_distance(z, **corner) for corner in corners)
 
 
-def pixel_warnings(
+def map_warnings(
     cone: ConvergenceOptions | FullSkyLensingOptions,
     cosmology: CosmologyOptions,
     size: Sequence[float],
     cells: Sequence[float],
 ) -> tuple[str, ...]:
-    """Returns a warning if the pixels are finer than the simulation resolves.
+    """Returns warnings of pixels finer than the simulation resolves, and of a field not flat.
 
     Args:
         cone: the light cone.
@@ -270,8 +270,8 @@ def pixel_warnings(
     """
     half = 0.5 * distance_of(max(source.farthest for source in cone.sources), cosmology)
     cell = max(side / n for side, n in zip(size, cells, strict=True))
-    fine = cone.fine_pixels_warning(half, cell)
-    return (f"lightcone.{fine}",) if fine else ()
+    found = cone.fine_pixels_warning(half, cell), cone.wide_field_warning()
+    return tuple(f"lightcone.{each}" for each in found if each)
 
 
 def particle_bytes(count: float, itemsize: int, files: int) -> int:
@@ -325,7 +325,7 @@ class LightConeWork:
         """
         end = distance_of(cone.z_max, cosmology)
         boxes = cone.volume(end) / math.prod(size)
-        warnings = list(pixel_warnings(cone, cosmology, size, cells))
+        warnings = list(map_warnings(cone, cosmology, size, cells))
         planes, width = 0, 0.0
         if isinstance(cone, FullSkyLensingOptions):
             cone = cone.model_copy(update={"observer": cone.place(size, grid)})

@@ -92,6 +92,7 @@ class SphereGeometry(Geometry):
         self.check_latest(0.0)
         # Steps of a power of two stay the same when the cosmology changes a little.
         self.step = 2.0 ** math.floor(math.log2(self.end / NODES))
+        self.depth = float(np.cbrt(np.prod(self.box.cell)))
         self._observer = sky.place(self.box.size, self.box.grid)
 
     def slab_edges(self, given: np.ndarray) -> np.ndarray:
@@ -172,7 +173,7 @@ class SphereGeometry(Geometry):
             reach: displacement along an axis that no particle exceeds [Mpc/h].
         """
         box, own, bounds = self.box, look.segments, look.bounds
-        depth, reach = float(np.cbrt(np.prod(box.cell))), math.sqrt(3.0) * reach
+        depth, reach = self.depth, math.sqrt(3.0) * reach
         near, far = bounds[own.start], bounds[own.stop]
         if own.start == 0:
             near = max(near - reach, 0.0)
@@ -181,7 +182,7 @@ class SphereGeometry(Geometry):
         # Others cannot come into the shells.
         near = max(near, self._edges[0] - reach - depth)
         far = max(near, min(far, self._edges[-1] + reach + depth))
-        first, shells = self.shells(near, far, reach, depth)
+        first, shells = self.shells(near, far, reach)
         return first, Ball(
             copies=copies_between(box, self._observer, near, far),
             edges=bounds[own.start : own.stop + 1],

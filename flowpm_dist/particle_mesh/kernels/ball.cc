@@ -79,6 +79,7 @@ FLOWPM_INLINE void for_particles(const Ball<T>& ball, int64_t b, int64_t copy, i
         sight.x[2] = z + moved[2];
         sight.distance = std::sqrt(sight.x[0] * sight.x[0] + sight.x[1] * sight.x[1] +
                                    sight.x[2] * sight.x[2]);
+        if (sight.placed && !near_shells(ball, sight.distance)) continue;
         // At the observer, where its weight may be infinite.
         if (ball.power > 0 && sight.distance == 0) continue;
         see(sight);

@@ -123,6 +123,13 @@ FLOWPM_INLINE void for_shells(const Maps<T>& maps, double distance, double near,
   }
 }
 
+// Whether a part of a particle's cloud may lie in a shell.
+template <typename T>
+FLOWPM_INLINE bool near_shells(const Maps<T>& maps, double distance) {
+  return distance + 0.5 * maps.depth > maps.borders[0] &&
+         distance - 0.5 * maps.depth < maps.borders[maps.shells];
+}
+
 // Whether a particle has a place: one displaced by more than `farthest` along an axis has none.
 FLOWPM_INLINE bool has_place(const double* moved, double farthest) {
   return std::abs(moved[0]) <= farthest && std::abs(moved[1]) <= farthest &&

@@ -74,7 +74,8 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
       sight.index = index;
       sight.layer = int32_t(layer);
       // One behind us has a negative reach.
-      const bool inside = std::abs(sight.x) <= reach && std::abs(sight.y) <= reach;
+      const bool inside = std::abs(sight.x) <= reach && std::abs(sight.y) <= reach &&
+                          near_shells(sky, sight.distance);
       if (inside || !sight.placed) see(sight);
     }
   }
