@@ -159,6 +159,27 @@ def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
     assert list(load_snapshot("out").arrays) == ["density"]
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_is_removed_ends_the_run(here, monkeypatch, replaced):
+    """Nothing is written into what another run has put in its place."""
+    whole, other = StopRequest.name, SimulationFolder(Path("out"))
+
+    def name(stop):
+        shutil.rmtree("out")
+        if replaced:
+            other.begin()
+        return whole(stop)
+
+    monkeypatch.setattr(StopRequest, "name", name)
+    done = flowpm_here(*SIMULATE, "out", "--set", "output.checkpoint_every=1")
+    other.release()
+    assert done.returncode == 1
+    assert "error: out was removed or replaced while the run was going on" in done.stderr
+    assert [p.name for p in Path().rglob("*")] == (
+        ["run.toml", "out", other.partial.name, "owner.json"] if replaced else ["run.toml"]
+    )
+
+
 def test_a_failure_without_a_checkpoint_leaves_nothing(here, monkeypatch):
     done = flowpm_here(*SIMULATE, "out", "--resume")
     assert done.returncode == 2

@@ -21,6 +21,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.session import TrainingSession
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.session import StopError, StopRequest
+from flowpm_dist.simulate.job import SimulationFolder
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -28,6 +29,7 @@ sys.path.append(str(Path(__file__).parent / "ranks"))
 from tiny_network import TINY
 
 MESH = ProcessMesh("replica:1")
+FOLDER = SimulationFolder(Path("none"))
 RUN = (
     PRIORS
     + f"""[box]
@@ -54,7 +56,7 @@ def busy() -> None:
 
 def test_the_first_signal_is_answered_before_the_step_ends():
     said: list[tuple[str, float]] = []
-    stop = StopRequest(MESH, "move", lambda line: said.append((line, time.monotonic())))
+    stop = StopRequest(MESH, FOLDER, "move", lambda line: said.append((line, time.monotonic())))
     with stop.heard():
         threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
         busy()
@@ -68,7 +70,7 @@ def test_the_first_signal_is_answered_before_the_step_ends():
 
 def test_a_second_interrupt_of_one_rank_ends_it_now():
     said: list[str] = []
-    with StopRequest(MESH, "step", said.append).heard() as stop:
+    with StopRequest(MESH, FOLDER, "step", said.append).heard() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.name() == "SIGINT"
         with pytest.raises(SystemExit) as end:

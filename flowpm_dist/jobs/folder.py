@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, human_size, read_json, write_text
+from flowpm_dist.io.files import GENERATOR, WriteError, human_size, read_json, write_text
 
 FIGURES_AND_TABLES = 16 * 2**20
 """Room that a job's figures, tables and logs take at most [bytes]."""
@@ -282,6 +282,28 @@ class JobFolder(ABC):
         json.dump({**more, "host": socket.gethostname(), "pid": os.getpid()}, lock)
         lock.flush()
         return lock
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the lock that this process holds is still in the folder; False without one."""
+        if self._lock is None:
+            return False
+        try:
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._lock.name))
+        except OSError:
+            return False
+
+    def check_held(self) -> None:
+        """Check that the folder in which this process began is still there. On any rank.
+
+        Raises:
+            WriteError: it was removed, or another one is in its place; on rank 0.
+        """
+        if self._lock is not None and not self.is_held:
+            raise WriteError(
+                f"{self.path} was removed or replaced while the {self.kind} was going on, so that "
+                "it cannot be saved: begin it anew"
+            )
 
     def release(self) -> None:
         """Let other jobs write in the folder."""

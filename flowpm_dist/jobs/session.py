@@ -28,7 +28,7 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import UnreadableError, WriteError, snapshot_attributes
 from flowpm_dist.io.light_cone import MapArray, add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
-from flowpm_dist.jobs.folder import OutputError, existing_part, numbered_checkpoints
+from flowpm_dist.jobs.folder import JobFolder, OutputError, existing_part, numbered_checkpoints
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -55,12 +55,15 @@ class StopRequest:
 
     Args:
         mesh: the ranks of the job.
+        folder: the folder of the job; a job ends that has lost it.
         step: what a step of the job is called, such as "iteration".
         say: shows the user a line; it is called from another thread.
     """
 
-    def __init__(self, mesh: ProcessMesh, step: str, say: Callable[[str], None]) -> None:
-        self._mesh, self._received = mesh, 0
+    def __init__(
+        self, mesh: ProcessMesh, folder: JobFolder, step: str, say: Callable[[str], None]
+    ) -> None:
+        self._mesh, self._folder, self._received = mesh, folder, 0
         self._step, self._say = step, say
 
     @contextmanager
@@ -106,7 +109,11 @@ class StopRequest:
         """Returns the name of a signal that some rank has received, or None. On all ranks.
 
         Every rank returns the same.
+
+        Raises:
+            WriteError: on rank 0; the folder of the job was removed.
         """
+        self._folder.check_held()
         received = int(self._mesh.world.allreduce(tf.constant(self._received), "max"))
         return signal.Signals(received).name if received else None
 

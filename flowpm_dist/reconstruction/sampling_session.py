@@ -95,7 +95,7 @@ class SamplingSession:
             checkpoints=PointCheckpoints(folder.chains, self.posterior.space),
             every=asked.checkpoint_every,
         )
-        self._stop = StopRequest(mesh, "move", progress.say)
+        self._stop = StopRequest(mesh, folder, "move", progress.say)
         self._table: Table | None = None
         self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
 

@@ -101,7 +101,7 @@ class SearchSession:
             checkpoints=PointCheckpoints(folder.checkpoints, self.posterior.space, asked.keep),
             every=asked.checkpoint_every,
         )
-        self._stop = StopRequest(mesh, "iteration", progress.say)
+        self._stop = StopRequest(mesh, folder, "iteration", progress.say)
         self._table: Table | None = None
         self._correlation = ""
 

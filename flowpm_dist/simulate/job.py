@@ -222,6 +222,7 @@ class SimulationFolder(JobFolder):
             WriteError: a file cannot be moved.
         """
         old_are_away = self.partial / "replaced"
+        self.check_held()
         try:
             (self.partial / "publishing").touch()
             if not old_are_away.exists():
@@ -245,8 +246,11 @@ class SimulationFolder(JobFolder):
     def remove_partial(self) -> None:
         """Remove what was written so far, but checkpoints. On any rank, after rank 0 has begun.
 
-        Results whose publication was interrupted are complete, and stay.
+        Results whose publication was interrupted are complete, and stay; so does what another run
+        has written since this one has lost its folder.
         """
+        if self._lock is not None and not self.is_held:
+            return self.release()
         if not (self.partial / "publishing").exists():
             if self.last_step() is None:
                 shutil.rmtree(self.partial, ignore_errors=True)

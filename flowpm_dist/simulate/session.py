@@ -228,7 +228,7 @@ class SimulationSession:
         self.simulation = options.simulation(cosmology, mesh=options.mesh.shape)
         box = self.simulation.box
         self.checkpoints = FieldCheckpoints(folder.checkpoints, STEP, box, KEEP)
-        self._stop = StopRequest(box.mesh, "step", progress.say)
+        self._stop = StopRequest(box.mesh, folder, "step", progress.say)
         self._written: list[float] = []
         self._particles: LightConeFiles | None = None
         self._checksums: dict[str, str] = {}

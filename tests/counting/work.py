@@ -58,7 +58,7 @@ class CountJob(Job[CountOptions, int]):
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, self.resolved)
         mesh.barrier()
-        request = StopRequest(mesh, "step", progress.say)
+        request = StopRequest(mesh, self.folder, "step", progress.say)
         with request.heard():
             for step in range(first + 1, asked.steps + 1):
                 total += int(mesh.world.allreduce(tf.constant(1)))

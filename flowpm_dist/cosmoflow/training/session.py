@@ -141,7 +141,9 @@ class TrainingSession:
                 logs = TrainingLogs(self.folder, first)
                 opened.callback(logs.close)
             # Until here nothing is lost by ending at once.
-            stop = opened.enter_context(StopRequest(self.mesh, "step", self.progress.say).heard())
+            stop = opened.enter_context(
+                StopRequest(self.mesh, self.folder, "step", self.progress.say).heard()
+            )
             outcome, stopped = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
             self._write_phases(outcome)
