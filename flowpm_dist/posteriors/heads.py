@@ -119,7 +119,7 @@ class Posterior:
             ValueError: parameters outside their priors.
         """
         z = unbounded(self.priors, parameters)
-        x = _scaled(features, self.shift, self.scale)
+        x = scaled(features, self.shift, self.scale)
         copies = (tf.constant(np.tile(array, (self.members, 1, 1))) for array in (z, x))
         each = log_density(self._transform, self._constants, *copies)
         return log_mean(each.numpy()) - _log_prior(z)
@@ -132,7 +132,7 @@ class Posterior:
             count: number of samples of each data set, which the members share.
             seed: seed of the samples.
         """
-        x, each = _scaled(features, self.shift, self.scale), -(-count // self.members)
+        x, each = scaled(features, self.shift, self.scale), -(-count // self.members)
         together = max(1, ROWS // (each * self.members))
         rng, found = np.random.default_rng(seed), []
         for first in range(0, len(x), together):
@@ -197,9 +197,10 @@ def _log_prior(z: np.ndarray) -> np.ndarray:
     return -0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=1)
 
 
-def _scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    scaled = (np.asarray(features, np.float64) - shift) / scale
-    return np.clip(scaled, -MAX_DEVIATION, MAX_DEVIATION)
+def scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Returns features [n, features] in standard deviations, at most `MAX_DEVIATION` of them."""
+    deviations = (np.asarray(features, np.float64) - shift) / scale
+    return np.clip(deviations, -MAX_DEVIATION, MAX_DEVIATION)
 
 
 def head_of(name: str) -> Callable[[int, int, int], Transform]:
@@ -236,7 +237,7 @@ def fit_posterior(
     options, build = options or HeadOptions(), head_of(head)
     shift, scale = shift_and_scale(train.features)
     data = [
-        (unbounded(priors, given.truth), _scaled(given.features, shift, scale))
+        (unbounded(priors, given.truth), scaled(given.features, shift, scale))
         for given in (train, validation)
     ]
     transform = build(len(shift), len(priors.names), options.hidden)

@@ -15,7 +15,7 @@ from run_files import PRIORS
 from scipy.stats import norm
 from tiny_network import TINY
 
-from flowpm_dist.cosmoflow.evaluation import evaluation, summaries
+from flowpm_dist.cosmoflow.evaluation import evaluation, posterior_fits, summaries
 from flowpm_dist.cosmoflow.evaluation.meshes import (
     asking_mesh,
     common_mesh,
@@ -58,7 +58,7 @@ from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables import record
 from flowpm_dist.observables.options import DensityOptions, ObservationError
 from flowpm_dist.observables.record import ObservationRecord
-from flowpm_dist.posteriors.heads import Posterior
+from flowpm_dist.posteriors.heads import Posterior, fit_posterior
 from flowpm_dist.posteriors.options import HeadOptions
 
 RUN = (
@@ -492,7 +492,17 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     shutil.copytree(training, folder)
     shutil.copytree(another_seed, other)
     wanted = PosteriorOptions(("gaussian", "gaussian"), (STATISTICS[:1], STATISTICS), FIT)
-    found = judged([folder, other], None, posteriors=wanted)
+    fits = []
+
+    def noted(head, priors, train, validation, options):
+        fits.append(options.members)
+        return fit_posterior(head, priors, train, validation, options)
+
+    with monkeypatch.context() as recorded:
+        recorded.setattr(posterior_fits, "fit_posterior", noted)
+        found = judged([folder, other], None, posteriors=wanted)
+    # Outputs and features of two networks; statistics, as many as the mean of the two networks has.
+    assert fits == 4 * [FIT.members] + 2 * [2 * FIT.members]
     check_posteriors(found, folder, monkeypatch)
     kept = [folder / "summaries" / f"{split}.npz" for split in ("train", "test")]
     before = [path.stat().st_mtime_ns for path in kept]

@@ -29,6 +29,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
 )
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
+from flowpm_dist.posteriors.compression import FEWEST, compressed
 from flowpm_dist.posteriors.features import statistic_of
 from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.novelty import FeatureDensity
@@ -39,6 +40,8 @@ UNLIKELY = 0.01
 """Parameters count as unevenly drawn if a P-value is below this over the number of tests."""
 OWN = "its own Gaussians"
 """The head's name in tables for posteriors that a network's loss has trained, see `own_answers`."""
+RAW, COMPRESSED = "statistics as they are", "compressed statistics"
+"""The kinds of features of statistics."""
 
 
 def check_names(options: PosteriorOptions) -> None:
@@ -58,6 +61,10 @@ def check_names(options: PosteriorOptions) -> None:
 
 Tables = Mapping[str, SplitSummaries]
 """Summaries by split."""
+Sets = tuple[Summaries, Summaries, Summaries]
+"""Features of the training and validation set, and of the set to judge on."""
+Fitted = tuple[str, Posterior, Answers]
+"""The kind of the features, the posterior, and its answers on the set to judge on."""
 
 
 def judge_posteriors(
@@ -87,16 +94,18 @@ def judge_posteriors(
     answers: dict[tuple[str, str], Answers] = {}
     chosen: dict[str, str] = {}
 
-    def fit(name: str, head: str, of: Tables, parts: Sequence[str]) -> tuple[Posterior, Answers]:
-        note(f"fitting {head} to {name}")
-        train, validation, test = (
-            Summaries(np.concatenate([of[s].parts[name] for name in parts], axis=1), of[s].truth)
-            for s in ("train", "validation", split)
-        )
-        posterior = fit_posterior(head, priors, train, validation, options.fit)
+    def fit(name: str, head: str, tried: Mapping[str, Sets], members: int) -> Fitted:
+        """Fits a head to each of several kinds of features; keeps that of the least loss."""
+        found, asked_for = {}, options.fit.model_copy(update={"members": members})
+        for kind, (train, validation, _) in tried.items():
+            note(f"fitting {head} to {name}: {kind}")
+            found[kind] = fit_posterior(head, priors, train, validation, asked_for)
+        best = min(found, key=lambda kind: found[kind].loss)
+        chosen[f"{name}, {head}"] = best
+        test, posterior = tried[best][-1], found[best]
         gain = posterior.gain(test.truth, test.features)
-        found = Answers(priors, test.truth, posterior.sample(test.features, SAMPLES), gain)
-        return posterior, found
+        samples = posterior.sample(test.features, SAMPLES)
+        return best, posterior, Answers(priors, test.truth, samples, gain)
 
     for group in grouped(asked):
         of_members: dict[str, list[Answers]] = {}
@@ -109,15 +118,13 @@ def judge_posteriors(
             own = own_answers(member.summarised, priors)
             if own is not None:
                 of_members.setdefault(OWN, []).append(own)
+            tried = {
+                part: sets_of(of, [part], split)
+                for part in (OUTPUTS, HIDDEN)
+                if part in of["train"].parts
+            }
             for head in options.heads:
-                tried = {
-                    part: fit(name, head, of, [part])
-                    for part in (OUTPUTS, HIDDEN)
-                    if part in of["train"].parts
-                }
-                best = min(tried, key=lambda part: tried[part][0].loss)
-                posterior, found = tried[best]
-                chosen[f"{name}, {head}"] = best
+                best, posterior, found = fit(name, head, tried, options.fit.members)
                 about = {"part": best, "step": step}
                 replace(posterior, about=about).save(folder.posterior(head))
                 of_members.setdefault(head, []).append(found)
@@ -126,10 +133,14 @@ def judge_posteriors(
                 answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)
             for member, one in zip(group.members, several, strict=True):
                 answers[group.member(member), head] = one
+    # As many members as the first answer is the mean of.
+    members = options.fit.members * len(grouped(asked)[0].members)
     for names in options.baselines:
         name = " + ".join(names)
+        note(f"compressing {name}")
+        tried = with_compressed(priors, sets_of(tables[largest], names, split))
         for head in options.heads:
-            _, answers[name, head] = fit(name, head, tables[largest], names)
+            *_, answers[name, head] = fit(name, head, tried, members)
     judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
     main = next(key for key in answers if key[1] == options.heads[-1])
     predictions = {
@@ -158,6 +169,29 @@ def judge_posteriors(
         "gain": kept.gain,
     }
     return PosteriorResults(main, judgement, errors, pairs, chosen, arrays, judged_by=split)
+
+
+def sets_of(of: Tables, parts: Sequence[str], split: str) -> Sets:
+    """Returns the training and validation set, and that to judge on, with the features of parts."""
+    train, validation, judged = (
+        Summaries(np.concatenate([of[s].parts[name] for name in parts], axis=1), of[s].truth)
+        for s in ("train", "validation", split)
+    )
+    return train, validation, judged
+
+
+def with_compressed(priors: UniformPriors, sets: Sets) -> dict[str, Sets]:
+    """Returns statistics as they are, and compressed where there are enough universes.
+
+    A network compresses its volumes to a few numbers, and heads are fitted to these or to its last
+    hidden features. Statistics get the same choice.
+    """
+    tried = {RAW: sets}
+    if len(np.unique(sets[0].truth, axis=0)) >= FEWEST:
+        few = compressed(priors, sets[0], [one.features for one in sets[1:]])
+        train, validation, judged = map(Summaries, few, [one.truth for one in sets])
+        tried[COMPRESSED] = train, validation, judged
+    return tried
 
 
 def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
