@@ -324,6 +324,10 @@ def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here)
     folder.write_mark(complete=True, step=STEPS)
     np.save("small.npy", np.ones((16, 16, 16)))
     assert "must be (32, 32, 32)" in told_without_tensorflow("predict", "trained", "small.npy")
+    np.save("stack.npy", np.ones((5, 32, 32, 32), np.float32))
+    assert "holds 5 volumes, and predict takes one" in told(
+        flowpm_here("predict", "trained", "stack.npy")
+    )
     np.save("volume.npy", np.ones((32, 32, 32)))
     nowhere = told_without_tensorflow("predict", "trained", "volume.npy", "--output", "there")
     assert "--output there: trained has no posterior whose samples could go there" in nowhere

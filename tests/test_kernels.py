@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from flowpm_dist.particle_mesh.kernels import (
     kernels,
     why_portable,
 )
+from flowpm_dist.particle_mesh.kernels.compiled import NOT_BUILT
 
 REASON = compiled.load()[1]
 needs_library = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -126,6 +128,20 @@ def test_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels.cache_clear()
         assert isinstance(kernels(), kind)
         assert (why_portable() is None) == (choice == "compiled")
+    kernels.cache_clear()
+
+
+def test_kernels_that_were_not_built_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLOWPM_KERNELS", raising=False)
+    monkeypatch.setattr("flowpm_dist.particle_mesh.kernels.load", lambda: (None, NOT_BUILT))
+    kernels.cache_clear()
+    with pytest.warns(UserWarning, match="are not built: .* flowpm-dist build kernels") as found:
+        assert isinstance(kernels(), Portable) and isinstance(kernels(), Portable)
+    assert len(found) == 1
+    monkeypatch.setenv("FLOWPM_KERNELS", "portable")
+    kernels.cache_clear()
+    with warnings.catch_warnings(action="error"):
+        assert isinstance(kernels(), Portable)
     kernels.cache_clear()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 
 import tensorflow as tf
 
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
 from flowpm_dist.particle_mesh.kernels.compiled import Compiled, load
 from flowpm_dist.particle_mesh.kernels.portable import Portable
+from meshimpl import launch
 
 __all__ = [
     "Ball",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 CHOICE = "FLOWPM_KERNELS"
+A_GPU = "a GPU is visible"
 
 
 class KernelsError(Exception):
@@ -42,7 +45,7 @@ def why_portable() -> str | None:
     if choice == "portable":
         return f"{CHOICE}=portable"
     if choice != "compiled" and tf.config.get_visible_devices("GPU"):
-        return "a GPU is visible"
+        return A_GPU
     return load()[1]
 
 
@@ -50,7 +53,8 @@ def why_portable() -> str | None:
 def kernels() -> Kernels:
     """Returns the kernels of this process: the compiled ones if it has no GPU and they load.
 
-    FLOWPM_KERNELS=portable or compiled overrides the choice.
+    FLOWPM_KERNELS=portable or compiled overrides the choice. Warns (`UserWarning`) where there are
+    no compiled kernels, since an installation by pip does not show that it could not build them.
 
     Raises:
         KernelsError: if FLOWPM_KERNELS is "compiled" and they do not load, or has another value
@@ -63,5 +67,11 @@ def kernels() -> Kernels:
         raise KernelsError(
             f"{CHOICE}=compiled, but {reason}. To build them: flowpm-dist build kernels, with a "
             "C++ compiler and TensorFlow installed"
+        )
+    if reason not in (f"{CHOICE}=portable", A_GPU) and launch.detect().rank == 0:
+        warnings.warn(
+            f"{reason}: particles take several times as long; flowpm-dist build kernels compiles "
+            f"them, and {CHOICE}=portable says that this is meant",
+            stacklevel=2,
         )
     return Portable()
