@@ -228,3 +228,15 @@ def test_growth_that_is_not_resolved_is_refused(monkeypatch):
     monkeypatch.setattr(growth_module, "NODES", (24,))
     with pytest.raises(ValueError, match="w0 = -3, wa = -5: dark energy rises too steeply"):
         Growth(universe(0.01001, -3.0, -5.0))
+
+
+def test_equations_of_numbers_are_solved_once():
+    """Whatever does not change the expansion; what does, and tensors, are solved anew."""
+    own = Cosmology.planck18()
+    first = Growth(own)._coefficients
+    assert Growth(own.replace(n_s=0.9, h=0.7, A_s=2e-9))._coefficients is first
+    for other in ({"Omega_m": 0.3}, {"w0": -0.9}, {"wa": 0.1}):
+        assert not np.array_equal(Growth(own.replace(**other))._coefficients, first)
+    again = Growth(own.replace(Omega_m=tf.constant(own.Omega_m, tf.float64)))._coefficients
+    assert again is not first
+    np.testing.assert_array_equal(again, first)

@@ -75,8 +75,7 @@ class Growth:
         self.background = Background(cosmology)
         for nodes in NODES:
             self._grid = _collocation(nodes)
-            solved = _compiled_coefficients if cosmology.is_compiled else _coefficients
-            self._coefficients = solved(cosmology.parameters(), nodes)
+            self._coefficients = _solved(cosmology, nodes)
             tail = _tail(self._coefficients)
             if tail is not None and tail <= CONVERGED:
                 break
@@ -208,6 +207,22 @@ def _coefficients(parameters: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
 
 _compiled_coefficients = tf.function(_coefficients, autograph=False)
 """For cosmologies of tensors, which change with every evaluation of a posterior."""
+
+
+def _solved(cosmology: Cosmology, nodes: int) -> tf.Tensor:
+    """Returns the coefficients of a cosmology; of plain numbers, those found before."""
+    numbers = (cosmology.Omega_m, cosmology.w0, cosmology.wa)
+    if tf.executing_eagerly() and all(isinstance(number, float) for number in numbers):
+        return _of_numbers(*numbers, nodes)
+    solved = _compiled_coefficients if cosmology.is_compiled else _coefficients
+    return solved(cosmology.parameters(), nodes)
+
+
+@functools.lru_cache(maxsize=64)
+def _of_numbers(Omega_m: float, w0: float, wa: float, nodes: int) -> tf.Tensor:
+    # The others have no effect.
+    cosmology = Cosmology(Omega_m, 0.1 * Omega_m, h=0.7, n_s=1.0, sigma8=0.8, w0=w0, wa=wa)
+    return _coefficients(cosmology.parameters(), nodes)
 
 
 def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
