@@ -100,7 +100,7 @@ def test_one_seed_is_one_universe_in_both_precisions():
         ({"grid": 16.5}, "grid = 16.5: must be an even whole number"),
         ({"box_size": -1.0}, "size = -1.0: must be a length from 0.01"),
         ({"steps": [1.0, 0.5]}, "increasing"),
-        ({"steps": [0.0, 0.5]}, "must start later than a = 0"),
+        ({"steps": [0.0, 0.5]}, "edges starts at 0: .*fastpm must start later"),
         ({"lpt_order": 4}, "lpt_order = 4: must be 1, 2 or 3"),
         ({"lpt_order": 1, "integrator": "cola"}, "lpt_order = 1: COLA follows LPT of order 2"),
         ({"integrator": "euler"}, "integrator = 'euler'.*'fastpm', 'bullfrog', 'cola'"),

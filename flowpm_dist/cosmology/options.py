@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.options import Options, Pair, Problem, limits, listed
+from flowpm_dist.options import Options, Pair, Problem, constructed, limits, listed
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
@@ -296,21 +296,18 @@ class StepOptions(Options):
         return growth_steps(cosmology, self.a_start, self.a_stop, self.steps)
 
 
-def _check(a_start: float, a_stop: float, steps: int, *, zero: bool) -> None:
-    if not (0 <= a_start if zero else 0 < a_start) or not a_start < a_stop:
-        least = "0 <= a_start" if zero else "0 < a_start"
-        raise ValueError(f"a_start {a_start} and a_stop {a_stop}: {least} < a_stop is needed")
-    if steps < 1:
-        raise ValueError(f"steps {steps}: at least 1 is needed")
+def _check(a_start: float, a_stop: float, steps: int, spacing: str) -> None:
+    given = {"a_start": a_start, "a_stop": a_stop, "steps": steps, "spacing": spacing}
+    constructed(StepOptions, given)
 
 
 def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     """Returns the edges of `steps` steps equal in the scale factor [1], float64 [steps + 1].
 
     Raises:
-        ValueError: unless 0 <= a_start < a_stop and steps >= 1.
+        ValueError: `StepOptions` does not allow these values.
     """
-    _check(a_start, a_stop, steps, zero=True)
+    _check(a_start, a_stop, steps, "a")
     return np.linspace(a_start, a_stop, steps + 1)
 
 
@@ -318,9 +315,9 @@ def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     """Returns the edges of `steps` steps equal in log a [1], float64 [steps + 1].
 
     Raises:
-        ValueError: unless 0 < a_start < a_stop and steps >= 1.
+        ValueError: `StepOptions` does not allow these values.
     """
-    _check(a_start, a_stop, steps, zero=False)
+    _check(a_start, a_stop, steps, "log a")
     edges = np.geomspace(a_start, a_stop, steps + 1)
     edges[[0, -1]] = a_start, a_stop
     return edges
@@ -332,11 +329,11 @@ def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int
     The edges are scale factors. They are constants for gradients with respect to the cosmology.
 
     Raises:
-        ValueError: unless 0 <= a_start < a_stop and steps >= 1.
+        ValueError: `StepOptions` does not allow these values.
     """
     from flowpm_dist.cosmology.growth import Growth
 
-    _check(a_start, a_stop, steps, zero=True)
+    _check(a_start, a_stop, steps, "D")
     growth = Growth(cosmology)
     first, last = (float(growth.d1(a)) for a in (a_start, a_stop))
     wanted = np.linspace(first, last, steps + 1)[1:-1]

@@ -103,12 +103,8 @@ class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
         yield from super().problems()
-        if self.first == 0 and not self.integrator.starts_at_zero:
-            able = " and ".join(n for n, other in INTEGRATORS.items() if other.starts_at_zero)
-            kind = type(self.integrator)
-            name = next((n for n, other in INTEGRATORS.items() if kind is other), kind.__name__)
-            what = f"starts at 0: only {able} can start there; {name} must start later"
-            yield Problem("edges" if self.edges else "a_start", what)
+        if wrong := self.integrator.wrong_start(self.first):
+            yield Problem("edges" if self.edges else "a_start", wrong)
 
 
 class SimulatedRun(RunFile):

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.options import StepOptions
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.integrators import FastPM, Integrator
@@ -60,7 +61,8 @@ class Simulation:
         cosmology: parameters.
         grid: particles along each side: one even number or three.
         box_size: [Mpc/h], one number or three.
-        steps: edges of the steps in scale factor, increasing (see `cosmology.options`).
+        steps: edges of the steps in scale factor, increasing, from 0 to 2 (see
+            `cosmology.options`).
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
         growth, power: functions that make the growth and the linear power of a cosmology; replace
             them to reproduce another code's tables.
@@ -439,13 +441,9 @@ def _checked_edges(steps: Any, integrator: Integrator) -> np.ndarray:
     """Returns the edges of the steps in scale factor, float64 [steps + 1].
 
     Raises:
-        ValueError: they do not increase from 0 or more, or from above 0 where the integrator must.
+        ValueError: a run file with these edges would be refused.
     """
-    edges = np.asarray(steps, dtype=np.float64)
-    if edges.ndim != 1 or edges.size < 2 or not (np.diff(edges) > 0).all() or edges[0] < 0:
-        raise ValueError(
-            f"steps {steps!r}: at least two scale factors, not below 0 and increasing, are needed"
-        )
-    if edges[0] == 0 and not integrator.starts_at_zero:
-        raise ValueError(f"steps {steps!r}: this integrator must start later than a = 0")
-    return edges
+    options = constructed(StepOptions, {"edges": np.atleast_1d(steps).tolist()})
+    if wrong := integrator.wrong_start(options.first):
+        raise ValueError(f"edges {wrong}")
+    return np.array(options.edges, np.float64)

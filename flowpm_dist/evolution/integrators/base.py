@@ -90,6 +90,15 @@ class Integrator(Options, abc.ABC):
     starts_at_zero: ClassVar[bool] = False
     uses_lpt: ClassVar[bool] = False
 
+    def wrong_start(self, a: float) -> str:
+        """Returns why a run cannot begin at a scale factor; an empty text if it can."""
+        if a > 0 or self.starts_at_zero:
+            return ""
+        able = " and ".join(n for n, other in INTEGRATORS.items() if other.starts_at_zero)
+        kind = type(self)
+        name = next((n for n, other in INTEGRATORS.items() if kind is other), kind.__name__)
+        return f"starts at 0: only {able} can start there; {name} must start later"
+
     @abc.abstractmethod
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """Returns the operations of a run from the first to the last edge.
