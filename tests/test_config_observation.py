@@ -94,7 +94,7 @@ def test_resolved_reads_back_the_same(tmp_path, text):
     [
         ("sigma = 0.5", "mean_count = 2.0", "observation.mean_count", 'kind = "counts"'),
         ("sigma = 0.5", 'kind = "counts"', "observation.mean_count", "is missing: must be"),
-        ("sigma = 0.5", "", "priors.noise_amplitude", "observation.sigma is not"),
+        ("sigma = 0.5", "", "priors.noise_amplitude", "observation has no sigma"),
         ("bias = {b1 = 0.5}\n", "", "priors.b1", "observation.bias has no b1"),
         ('"1lpt"', '"linear"', "observation.redshift_space", "moves no particles"),
         ("b1 = [0.0", "c = [0.0", "priors.c", "is not a parameter"),

@@ -145,7 +145,7 @@ def test_nuisance_parameters_have_priors(tmp_path):
     assert told.startswith("priors.b = [1.0, 2.0]: must include the mock's own b = 2.5")
     counts = text.replace('"density"', '"counts"').replace("sigma = 0.2", "mean_count = 3.0")
     (told,) = problems(tmp_path, counts)
-    assert told.startswith("priors.noise_amplitude is given, but observation.sigma is not")
+    assert told.startswith("priors.noise_amplitude is given, but observation has no sigma")
 
 
 def test_stages_tell_the_evaluations(tmp_path):

@@ -48,6 +48,12 @@ def existing_part(path: Path) -> Path:
     return path
 
 
+def no_permission(path: Path, hosts: str = "", option: str = "--output") -> OutputError:
+    """Returns the error about a folder that cannot be written in, anywhere or on some hosts."""
+    where = f"{existing_part(path)}{' on ' * bool(hosts)}{hosts}"
+    return OutputError(f"no permission to write in {where}: give another {option}")
+
+
 def check_ground(path: Path) -> None:
     """Check that a folder can be written in, or can be made, without changing anything.
 
@@ -58,7 +64,7 @@ def check_ground(path: Path) -> None:
     if not ground.is_dir():
         raise OutputError(f"{ground} is not a folder: give another --output")
     if not os.access(ground, os.W_OK | os.X_OK):
-        raise OutputError(f"no permission to write in {ground}: give another --output")
+        raise no_permission(ground)
 
 
 def check_room(path: Path, needed: int, what: str) -> None:
@@ -335,6 +341,13 @@ class WorkFolder(JobFolder):
     def checkpoints(self) -> Path:
         """Path of the folder of checkpoints."""
         return self.path / "checkpoints"
+
+    def no_checkpoint(self, made: str) -> str:
+        """Returns the message that work such as "3 steps" was done, but its checkpoint is gone."""
+        return (
+            f"{self.path} has made {made}, but {self.checkpoints} holds no checkpoint: put it "
+            "back, or begin anew with --overwrite"
+        )
 
     @property
     def is_complete(self) -> bool:

@@ -28,7 +28,13 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import UnreadableError, WriteError, snapshot_attributes
 from flowpm_dist.io.light_cone import MapArray, add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
-from flowpm_dist.jobs.folder import JobFolder, OutputError, existing_part, numbered_checkpoints
+from flowpm_dist.jobs.folder import (
+    JobFolder,
+    OutputError,
+    existing_part,
+    no_permission,
+    numbered_checkpoints,
+)
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -144,8 +150,7 @@ def check_seen_by_all(path: Path, mesh: ProcessMesh, option: str = "--output") -
             f"{'does' if len(unseen) == 1 else 'do'} not see what {found[0][0]} writes there; give "
             f"an {option} on a file system that all hosts share"
         )
-    hosts = ", ".join(sorted(wrong))
-    raise OutputError(f"no permission to write in {existing_part(path)} on {hosts}")
+    raise no_permission(path, ", ".join(sorted(wrong)), option)
 
 
 def seen_by(path: Path, mesh: ProcessMesh) -> list[tuple[str, int]]:

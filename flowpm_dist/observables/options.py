@@ -94,6 +94,8 @@ Redshifts = Annotated[
 """Redshifts of the channels of a volume, decreasing to the end of the simulation."""
 
 LineOfSight = Literal["x", "y", "z"]
+A_LINE_OF_SIGHT = 'the line of sight of redshift space: "x", "y" or "z"'
+"""Description of a `LineOfSight`."""
 BiasValue = Annotated[float, Field(ge=-20, le=20)]
 Amplitude = Annotated[float, Field(gt=0, le=100)]
 
@@ -238,9 +240,7 @@ class CellOptions(ObservationOptions):
             None for the end of the simulation only.
     """
 
-    redshift_space: LineOfSight | None = Field(
-        default=None, description='the line of sight of redshift space: "x", "y" or "z"'
-    )
+    redshift_space: LineOfSight | None = Field(default=None, description=A_LINE_OF_SIGHT)
     bias_scheme: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
         default=None, description='"package.module:object" of a custom bias'
     )
@@ -308,11 +308,9 @@ class CellOptions(ObservationOptions):
         if name == "amplitude" or name in (self.bias or {}):
             return None
         if name == "noise_amplitude":
-            given = self.value("sigma") is not None
-            return None if given else "is given, but observation.sigma is not: give it there, too"
+            return None if self.value("sigma") is not None else lacking("observation", "sigma")
         if name in BIASES or self.bias_scheme is not None:
-            advice = "give it there, too: the mock's value, or the expected one"
-            return f"is given, but observation.bias has no {name}: {advice}"
+            return lacking("observation.bias", name)
         return _no_parameter(name, NuisanceRanges.model_fields)
 
     def step_problems(
@@ -431,6 +429,13 @@ Observation = Annotated[
     SerializeAsAny[ObservationOptions], Variants("kind", OBSERVATIONS, default="density")
 ]
 """The section [observation]; its kind determines its keys."""
+
+
+def lacking(section: str, name: str, instead_of: str | None = None) -> str:
+    """Returns what is wrong with the prior of a parameter that has no value in its section."""
+    how = f"in the place of {instead_of}" if instead_of else "too"
+    what = f"is given, but {section} has no {name}: give it there, {how}: the mock's value, or "
+    return f"{what}the expected one"
 
 
 def _no_parameter(name: str, nuisances: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ class Options(BaseModel):
 
     def exactly_one(self, *keys: str) -> Iterator[Problem]:
         """Yields a problem unless exactly one of several keys is given."""
-        given = [key for key in keys if operator.attrgetter(key)(self) is not None]
+        given = [key for key in keys if self.is_given(key)]
         if len(given) != 1:
             several = "both are" if len(given) == 2 else "all are"
             found = several if given else "neither is" if len(keys) == 2 else "none is"

@@ -34,6 +34,7 @@ from flowpm_dist.observables.options import (
     NuisanceRanges,
     Observation,
     ObservationOptions,
+    lacking,
 )
 from flowpm_dist.options import (
     A_SEED,
@@ -273,10 +274,8 @@ class ReconstructionOptions(SimulatedRun):
         for name, (low, high) in ranges.items():
             value = seen.get(name) if name in nuisances else getattr(self.cosmology, name)
             if value is None and name not in nuisances:
-                advice = "give it there, too: the mock's value, or the expected one"
-                if (other := {"A_s": "sigma8", "sigma8": "A_s"}.get(name)) is not None:
-                    advice = f"give it there in the place of {other}"
-                yield Problem(f"priors.{name}", f"is given, but cosmology has no {name}: {advice}")
+                other = {"A_s": "sigma8", "sigma8": "A_s"}.get(name)
+                yield Problem(f"priors.{name}", lacking("cosmology", name, instead_of=other))
             elif value is not None and self.is_mock and not low <= value <= high:
                 what = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
                 yield Problem(f"priors.{name}", what)

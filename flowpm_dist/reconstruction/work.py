@@ -105,10 +105,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         made = len(read_rows(folder.iterations))
         kept = numbered_checkpoints(folder.checkpoints, self.unit)
         if made >= options.search.checkpoint_every and not kept:
-            raise OutputError(
-                f"{folder.path} has made {made} iterations, but {folder.checkpoints} holds no "
-                "checkpoint: put it back, or begin anew with --overwrite"
-            )
+            raise OutputError(folder.no_checkpoint(f"{made} iterations"))
 
     def describe(self) -> str:
         """Returns a line that says what will be found."""

@@ -46,6 +46,7 @@ from flowpm_dist.observables.light_cone.section import (
     LightConeWork,
     distance_of,
 )
+from flowpm_dist.observables.options import A_LINE_OF_SIGHT, LineOfSight
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
@@ -202,9 +203,7 @@ WITHOUT_GRADIENTS = {"evolution.adjoint": "reconstruct, the only job that needs 
 class ResultsOptions(Options):
     """The section [results]: what to measure besides the power spectrum."""
 
-    multipoles: Literal["x", "y", "z"] | None = Field(
-        default=None, description='the line of sight of redshift space: "x", "y" or "z"'
-    )
+    multipoles: LineOfSight | None = Field(default=None, description=A_LINE_OF_SIGHT)
 
 
 class OutputOptions(Options):

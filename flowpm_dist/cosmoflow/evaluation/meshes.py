@@ -174,7 +174,7 @@ def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> s
         ConfigError: the mesh does not fit.
     """
     plan = training.plan
-    if shape is None and plan.declaration.whole_because:
+    if shape is None and plan.declaration.whole_because(ranks):
         shape = f"replica:{ranks}"
     elif shape is None:
         shape = default_mesh(ranks, plan.grid)

@@ -102,11 +102,8 @@ class BaseNetwork(tf.Module):
 
     def _check_split(self, ranks: int) -> None:
         """Checks that volumes may be split over so many ranks."""
-        if ranks > 1 and (reason := self.declaration.whole_because):
-            raise ValueError(
-                f"{self.declaration.name} {reason}, so that its volumes cannot be split: "
-                f"use the mesh replica:{self.mesh.size}, or sc18-periodic"
-            )
+        if ranks > 1 and (reason := self.declaration.whole_because(self.mesh.size)):
+            raise ValueError(reason)
 
     @property
     @abstractmethod

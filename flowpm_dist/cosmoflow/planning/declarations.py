@@ -108,12 +108,13 @@ class Declaration:
     first_weights: Literal["he", "glorot"] = "he"
     calibrated: bool = True
 
-    @property
-    def whole_because(self) -> str:
+    def whole_because(self, ranks: int) -> str:
         """Returns why volumes cannot be split over ranks; an empty text if they can."""
-        if self.is_keras:
-            return "is a Keras model, which knows nothing of other ranks"
-        return "has valid edges" if self.edges == "valid" else ""
+        if not self.is_keras and self.edges != "valid":
+            return ""
+        reason = "is a Keras model and runs on one rank" if self.is_keras else "has valid edges"
+        what = f"{self.name} {reason}, so that its volumes cannot be split"
+        return f"{what}: use sc18-periodic, or the mesh replica:{ranks}"
 
     @property
     def is_keras(self) -> bool:

@@ -204,18 +204,15 @@ def check_training_mesh(
             divide the batch or its side of the grid, or the network cannot be split.
     """
     batch = batch or plan.training.batch
+    whole = plan.declaration.whole_because(ranks)
+    if plan.lightcone is not None:
+        whole = f"maps are not split over ranks: use the mesh replica:{ranks}"
 
     def misfits_of(text: str) -> list[str]:
         axes = parse_mesh(text, batched=True)
-        if plan.lightcone is not None and axes.get("row", 1) * axes.get("col", 1) > 1:
-            return [f"maps are not split over ranks: use the mesh replica:{ranks}"]
+        if whole and axes.get("row", 1) * axes.get("col", 1) > 1:
+            return [whole]
         wrong = misfits(axes, plan.grid, ranks, batch)
-        reason = plan.declaration.whole_because
-        if axes.get("row", 1) * axes.get("col", 1) > 1 and reason:
-            wrong.append(
-                f"{plan.network.name} {reason}, so that its volumes cannot be split: use "
-                f"sc18-periodic, or the mesh replica:{ranks}"
-            )
         shared = [name for name, size in axes.items() if size > 1]
         if len(shared) > 2 and shared[0] != "replica":
             wrong.append("replica must come first: replica:...,row:...,col:...")
@@ -227,8 +224,8 @@ def check_training_mesh(
     if replicas == ranks:
         return f"replica:{ranks}"
     try:
-        if plan.lightcone is not None:
-            raise ValueError("maps are not split over ranks")
+        if whole:
+            raise ValueError(whole)
         chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid)}"
         wrong = misfits_of(chosen)
     except ValueError as error:

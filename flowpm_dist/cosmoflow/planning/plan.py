@@ -457,11 +457,9 @@ class TrainingPlan(SimulatedRun):
 
     def _of_the_steps(self, dataset: Dataset | None) -> Iterator[Problem]:
         asked = self.training
-        both = asked.steps != DERIVED and asked.epochs is not None
         if isinstance(self.data, FileData | ArrayData):
-            if both or (asked.steps == DERIVED and asked.epochs is None):
-                given = "both are" if both else "neither is"
-                yield Problem("training.steps, training.epochs", f"{given} given: give exactly one")
+            if wrong := list(self.exactly_one("training.steps", "training.epochs")):
+                yield from wrong
                 return
         elif isinstance(self.data, DummyData) and asked.steps == DERIVED:
             what = 'is missing: with data.source = "dummy" it must be a whole number of at least 1'

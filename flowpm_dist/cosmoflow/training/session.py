@@ -157,10 +157,7 @@ class TrainingSession:
         marked = int(str(self.folder.mark().get("step", 0)))
         found = self.checkpoints.restore()
         if found is None and int(self.mesh.world.broadcast(tf.constant(marked))):
-            raise TrainedError(
-                f"{self.folder.path} has made {marked} steps, but {self.folder.checkpoints} holds "
-                "no checkpoint: put it back, or begin anew with --overwrite"
-            )
+            raise TrainedError(self.folder.no_checkpoint(f"{marked} steps"))
         if found is not None and found.note:
             self.progress.warn(found.note)
         return 0 if found is None else found.step

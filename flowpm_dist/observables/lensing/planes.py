@@ -14,7 +14,12 @@ from flowpm_dist.cosmology.distances import Distances, Power, lensing_weight, li
 from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.cosmology.parameters import Cosmology, as_float64
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, SourcePlane, Sources
+from flowpm_dist.observables.lensing.sources import (
+    IntrinsicAlignment,
+    SourcePlane,
+    Sources,
+    check_sources,
+)
 
 SLAB_TOLERANCE = 1e-6
 """Part of the farthest distance by which planes may lie outside their slabs, for rounding."""
@@ -138,8 +143,7 @@ def lensing_efficiency(sources: Sequence[Sources], chi: Any, distances: Distance
     Raises:
         ValueError: no sources.
     """
-    if not sources:
-        raise ValueError("lensing needs at least one source")
+    check_sources(sources)
     return tf.stack([source.efficiency(chi, distances) for source in sources])
 
 
@@ -268,8 +272,7 @@ def convergence_power(
     Raises:
         ValueError: no sources, or alignment of sources at one redshift.
     """
-    if not sources:
-        raise ValueError("lensing needs at least one source")
+    check_sources(sources)
     distances = Distances(cosmology)
     # Narrower panels near the observer, where wavenumbers vary fast; breaks where a kernel has one.
     reaches = tf.stack([source.farthest(distances) for source in sources])

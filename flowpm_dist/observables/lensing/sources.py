@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,12 @@ class Sources(abc.ABC):
     @abc.abstractmethod
     def farthest(self, distances: Distances) -> tf.Tensor:
         """Returns the distance beyond which there are no sources [Mpc/h]."""
+
+
+def check_sources(sources: Sequence[Sources]) -> None:
+    """Raises ValueError if there are no sources."""
+    if not sources:
+        raise ValueError("lensing needs at least one source")
 
 
 class SourcePlane(Sources):

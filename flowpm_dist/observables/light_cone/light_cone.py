@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.io.light_cone import LightConeFiles, holds_light_cone
-from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources, check_sources
 from flowpm_dist.observables.light_cone.flat import FlatGeometry
 from flowpm_dist.observables.light_cone.geometry import Geometry
 from flowpm_dist.observables.light_cone.observers import (
@@ -167,8 +167,7 @@ class LightCone:
         Raises:
             ValueError: no sources.
         """
-        if not sources:
-            raise ValueError("lensing needs at least one source")
+        check_sources(sources)
         return functools.partial(_convergence_painter, self, sources, alignment)
 
     def planes_observer(self, width: float | Sequence[float] | np.ndarray) -> ObserverOf:

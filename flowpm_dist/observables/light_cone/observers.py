@@ -5,6 +5,7 @@ They look at the particles of a run when their light leaves them, see `Geometry`
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +75,22 @@ class DensityPlanes:
 T = TypeVar("T")
 
 
-class MapPainter(Observer):
+class _SkyObserver(Observer):
+    """Looks at the sky of a geometry; `looks_at` has the looks at each kick."""
+
+    def __init__(self, geometry: Geometry, looks_at: Mapping[int, Sequence[Any]]) -> None:
+        self.geometry, self._looks, self.kicks = geometry, looks_at, frozenset(looks_at)
+
+    def looks(self, kick: int) -> list[Look]:
+        """See `Observer.looks`."""
+        return [functools.partial(self.see, look) for look in self._looks.get(kick, [])]
+
+    @abc.abstractmethod
+    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+        """Returns what one look sees, as a `Look` does."""
+
+
+class MapPainter(_SkyObserver):
     """Adds particles to maps, which are named by the numbers of universe and map.
 
     Args:
@@ -92,17 +108,13 @@ class MapPainter(Observer):
         edges: np.ndarray | None = None,
         amounts_of: AmountsOf | None = None,
     ) -> None:
-        self.geometry, self._box, self._maps = geometry, geometry.box, maps
+        self._box, self._maps = geometry.box, maps
         # A rank that sees nothing looks, too, so that it takes part in the backward pass.
-        self.inputs, self._looks = geometry.painting(edges, amounts_of)
+        self.inputs, looks_at = geometry.painting(edges, amounts_of)
+        super().__init__(geometry, looks_at)
         self._universes = len(geometry.inputs.cosmologies.cosmologies)
-        self.kicks = frozenset(self._looks)
         self._shape = geometry.sky.map_shape
         self._group = self._box.mesh.without("replica").world
-
-    def looks(self, kick: int) -> list[Look]:
-        """See `Observer.looks`."""
-        return [functools.partial(self.see, look) for look in self._looks.get(kick, [])]
 
     def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """Returns what one look adds to the maps, as a `Look` does."""
@@ -229,7 +241,7 @@ class PlanePainter(MapPainter):
         return DensityPlanes(delta, planes, self.geometry.sky)
 
 
-class Recorder(Observer):
+class Recorder(_SkyObserver):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
     The integrator's states at the times of the crossings have the same values.
@@ -249,9 +261,8 @@ class Recorder(Observer):
         box, inputs, sky = geometry.box, geometry.inputs, geometry.sky
         if box.batch is not None:
             raise ValueError("the particles of one universe are written, not of a batch")
-        self.geometry, self._files, self._finite = geometry, files, True
-        self._looks = geometry.recording()
-        self.kicks = frozenset(self._looks)
+        super().__init__(geometry, geometry.recording())
+        self._files, self._finite = files, True
         files.describe(
             {
                 **sky.part(FullSky if isinstance(sky, FullSky) else FlatField).model_dump(),
@@ -262,10 +273,6 @@ class Recorder(Observer):
                 "paired": inputs.source.paired,
             }
         )
-
-    def looks(self, kick: int) -> list[Look]:
-        """See `Observer.looks`."""
-        return [functools.partial(self.see, look) for look in self._looks.get(kick, [])]
 
     def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
         """Writes what one look finds, and returns nothing."""
