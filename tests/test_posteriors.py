@@ -10,19 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
-from scipy.stats import binom, binomtest, multivariate_normal, norm
+from scipy.stats import multivariate_normal, norm
 
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.posteriors import STATISTICS, features, figures, measured
-from flowpm_dist.posteriors.calibration import (
-    LEVELS,
-    Answers,
-    calibration_of,
-    error_of_mean,
-    mixed,
-)
+from flowpm_dist.posteriors.calibration import Answers, calibration_of, error_of_mean, mixed
 from flowpm_dist.posteriors.heads import (
     Posterior,
     Summaries,
@@ -247,60 +241,6 @@ def test_posteriors_that_are_too_narrow_too_wide_or_shifted_are_found_out(wrong)
     found = calibration_of(answers(**wrong), np.arange(400))
     assert found.ranks_p.max() < 1e-3
     assert "shift" in wrong or found.tarp_p < 1e-3
-
-
-def normal_answers(count: int, correlated: bool, seed: int) -> Answers:
-    """Exact normal posteriors, far from the edges of the priors."""
-    rng = np.random.default_rng(seed)
-    flat = UniformPriors(dict.fromkeys("abc", (0.0, 1.0)))
-    factor = np.linalg.cholesky(0.9 * np.ones((3, 3)) + 0.1 * np.eye(3)) if correlated else 1.0
-    truth, samples = (rng.standard_normal(s) for s in ((count, 1, 3), (count, 50, 3)))
-    truth, samples = (0.5 + 0.05 * (x @ factor if correlated else x) for x in (truth, samples))
-    return Answers(flat, truth[:, 0], samples, np.zeros(count))
-
-
-@pytest.mark.parametrize("correlated", [False, True])
-def test_the_test_of_the_coverage_rejects_exact_posteriors_at_the_nominal_rate(correlated):
-    """A binomial P-value has steps: the rate of the test of a parameter is known exactly."""
-    repeats, count, nominal = 150, 100, 0.05
-    found = [
-        calibration_of(normal_answers(count, correlated, n), np.arange(count), n)
-        for n in range(repeats)
-    ]
-    rates = np.mean([one.coverage_p < nominal for one in found], axis=0)  # [level, column]
-    hits = np.arange(count + 1)
-    for rate, level in zip(rates, LEVELS, strict=True):
-        p = np.array([binomtest(int(n), count, level).pvalue for n in hits])
-        exact = binom.pmf(hits, count, level)[p < nominal].sum()
-        assert 0.015 < exact <= nominal
-        errors = 4 * np.sqrt(exact / repeats)
-        np.testing.assert_allclose(rate[:3], exact, atol=errors)
-        # Normal, and its error is not below that of independent parameters.
-        assert 0.005 < rate[3] < nominal + errors
-    alarms = [(one.coverage_p < 0.01 / one.coverage_p.size).any() for one in found]
-    assert np.mean(alarms) < 0.01 + 4 * np.sqrt(0.01 / repeats)
-
-
-@pytest.mark.parametrize(("widen", "by"), [(1.15, 0.15), (0.85, -0.15)])
-def test_a_width_that_is_wrong_by_15_percent_is_found_out(widen, by):
-    found = calibration_of(answers(512, widen=widen), np.arange(512))
-    limit = 0.01 / found.tests
-    assert found.coverage_p[0, 3] < limit, "all parameters together"
-    assert found.ranks_p.min() > limit, "the test of the ranks hardly notices it"
-    # The error of a share as that of a width: by the slope of the normal distribution.
-    error = found.coverage_error[0, 3] / (2 * norm.pdf(1) * widen)
-    assert found.too_wide(0, 3) == pytest.approx(by, abs=3 * error)
-
-
-def test_parts_of_a_universe_count_as_one_in_the_test_of_the_coverage():
-    wide = answers(128, widen=1.3)
-    parts = np.repeat(np.arange(128), 8)
-    again = Answers(wide.priors, wide.truth[parts], wide.samples[parts], wide.gain[parts])
-    once, several = calibration_of(wide, np.arange(128)), calibration_of(again, parts)
-    # The random part of a rank among 300 moves few of 128 truths.
-    np.testing.assert_allclose(several.coverage, once.coverage, atol=2 / 128)
-    np.testing.assert_allclose(several.coverage_error, once.coverage_error, rtol=0.03)
-    np.testing.assert_allclose(np.log(several.coverage_p), np.log(once.coverage_p), atol=1.5)
 
 
 def test_tarp_sees_a_correlation_that_ranks_do_not():
