@@ -145,7 +145,7 @@ def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
         done = flowpm_here(*words)
         assert done.returncode == 1
         assert f"step-000003.zarr is damaged ({reason}" in done.stderr
-        assert "--resume goes on from step-000002.zarr, the one before it" in plain(done.stderr)
+        assert "--resume uses step-000002.zarr, the one before it" in plain(done.stderr)
         assert "Traceback" not in done.stderr and "intact" not in done.stderr
     shutil.rmtree(last)
     about = folder.checkpoints / "step-000002.zarr" / "zarr.json"

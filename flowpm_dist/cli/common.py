@@ -101,7 +101,7 @@ def job_size(ranks: int | None) -> int:
 
 
 def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> None:
-    """Go on as one of the ranks, or start the ranks and exit with their status.
+    """Continues as one of the ranks, or starts the ranks and exits with their status.
 
     Args:
         ranks: value of `--ranks`.
@@ -229,7 +229,8 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or not _is_broken(sys.stdout):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is not tried again at the end
+        # Otherwise Python would try to write the rest at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         refuse(f"cannot write to the standard output: {error.strerror}", status=1)
 
 
@@ -243,7 +244,7 @@ def _is_broken(stream: TextIO) -> bool:
 
 
 def setting() -> str:
-    """Returns what a verbose job says of where it runs; otherwise an empty text."""
+    """Returns a description of the ranks and packages of a verbose job; otherwise an empty text."""
     if verbosity() is not Verbosity.VERBOSE:
         return ""
     from flowpm_dist.io.files import versions
@@ -268,7 +269,7 @@ def default_output(run_file: Path, kind: str) -> Path:
 
 @dataclass(frozen=True)
 class Preview:
-    """What is printed of work that was checked and can begin.
+    """What is printed about work that was checked and can begin.
 
     Attributes:
         resolved: its run file with all settings.
@@ -300,7 +301,7 @@ class Preview:
 
     @property
     def message(self) -> str:
-        """The estimate, as it is printed when the work begins."""
+        """The estimate that is printed when the work begins."""
         return "\n".join(self.estimate.lines(launch.host_memory()))
 
     def show(self) -> None:

@@ -76,14 +76,14 @@ def evaluate(
     """Judge trained networks on new simulations, and compare them with other methods."""
     with common.planning():
         fits = bool(posteriors or head or baseline)
-        asked = split if fresh is None else fresh_split(fresh)
+        requested = split if fresh is None else fresh_split(fresh)
         if fresh is not None and split == "validation":
             raise TrainedError("--fresh and --split validation are two test sets: give one of them")
         read = [read_training(folder) for folder in trainings]
-        check_comparable(read, asked)
+        check_comparable(read, requested)
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
-        shape = common_mesh(read, common.job_size(ranks), mesh, asked, fits=fits, planned=True)
+        shape = common_mesh(read, common.job_size(ranks), mesh, requested, fits=fits, planned=True)
         demand = asking_demand(
             read[0],
             shape,
@@ -95,17 +95,17 @@ def evaluate(
         work = common.Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
         folder, plan = read[0].folder, read[0].plan
-        if fresh is not None and not folder.dataset(asked).exists():
+        if fresh is not None and not folder.dataset(requested).exists():
             needed = plan.simulated.test * volume_bytes(plan, plan.grid)
             check_room(folder.path, needed, "the fresh test set needs")
-        judged, _ = read[0].split_there(asked)
+        judged, _ = read[0].split_there(requested)
         check_evaluation_folder(output or folder.evaluation(judged))
     with work.begun(ranks, check=check) as progress:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from meshimpl.process_mesh import ProcessMesh
 
-        shape = common_mesh(read, launch.detect().size, mesh, asked, fits=fits)
-        options = {"split": asked, "which": checkpoint}
+        shape = common_mesh(read, launch.detect().size, mesh, requested, fits=fits)
+        options = {"split": requested, "which": checkpoint}
         evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)
         if evaluation is not None:
             show(evaluation, evaluation.write(output))

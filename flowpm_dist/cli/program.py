@@ -119,7 +119,7 @@ def _rows(kind: Kind, asked: Request, table: Path) -> list[Job[Any, Any]]:
 
 
 def preview(job: Job[Any, Any]) -> common.Preview:
-    """Returns what is printed of a job before it begins."""
+    """Returns what is printed about a job before it begins."""
     return common.Preview(
         job.resolved,
         job.demand,
@@ -141,7 +141,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
-    # While the work does not handle them itself.
+    # These handlers apply while the work has none of its own.
     for signal_number in launch.STOP_SIGNALS:
         signal.signal(signal_number, stop)
     job, stopped_by = jobs[0], None
@@ -213,7 +213,7 @@ COMMANDS = (
 
 
 class Commands(TyperGroup):
-    """A group of commands that imports the module of a command when it is asked for."""
+    """A group of commands that imports the module of a command when it is needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Returns the names of all commands."""
@@ -258,7 +258,7 @@ def _common_options() -> list[Any]:
     def common(
         verbose: Annotated[bool, verbose] = False, quiet: Annotated[bool, quiet] = False
     ) -> None:
-        """Has the options."""
+        """Declares the options."""
 
     return typer.main.get_command(one).params
 
@@ -274,8 +274,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(given: bool) -> None:
+    if given:
         from flowpm_dist.io.files import versions
 
         print(f"flowpm-dist {versions().get('flowpm-dist', '(not installed, run from source)')}")

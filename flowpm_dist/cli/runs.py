@@ -26,13 +26,13 @@ def runs(
     ] = False,
 ) -> None:
     """List runs with their state, their steps and their main results."""
-    asked = folders or [Path()]
-    for folder in asked:
+    searched = folders or [Path()]
+    for folder in searched:
         if not folder.is_dir():
             refuse(f"{folder}: there is no such folder")
-    found = list({r.folder.resolve(): r for f in asked for r in records_in(f)}.values())
+    found = list({r.folder.resolve(): r for f in searched for r in records_in(f)}.values())
     if not found:
-        refuse(f"no runs in {', '.join(map(str, asked))}: give the folders that commands wrote")
+        refuse(f"no runs in {', '.join(map(str, searched))}: give the folders that commands wrote")
     if compare and len(found) < 2:
         refuse(f"{found[0].folder} is the only run there: give two or more to compare")
     _print(comparison(found) if compare else listed(found))

@@ -245,7 +245,7 @@ def _checked(
         own = [f"{key}={values[number]}" for key, values in job.settings.items()]
         output = Path(f"{job.output}-{number}" if job.elements else job.output)
         try:
-            asked = Request(
+            request = Request(
                 run_file=run_file,
                 ranks=ranks,
                 output=output,
@@ -254,7 +254,7 @@ def _checked(
                 mesh=mesh,
                 settings=parse_settings([*changes, *own]),
             )
-            work = _planned(kind, asked)
+            work = _planned(kind, request)
         except UserError as error:
             if table is None:
                 raise
@@ -271,12 +271,12 @@ def _checked(
     return dataclasses.replace(job, complete=complete, memory=node)
 
 
-def _planned(kind: Any, asked: Request) -> Any:
+def _planned(kind: Any, request: Request) -> Any:
     try:
-        return kind.plan(asked)
+        return kind.plan(request)
     except OutputError:
         try:  # complete work has nothing left by which the script could resume it
-            found = kind.plan(dataclasses.replace(asked, resume=True))
+            found = kind.plan(dataclasses.replace(request, resume=True))
         except UserError:
             found = None
         if found is None or not found.is_complete:

@@ -21,9 +21,9 @@ from meshimpl.launch import user_cache
 
 OVERRIDE = "--ignore-memory"
 MOST_HOSTS = 1024
-"""Hosts up to which a number that would do is looked for."""
+"""Largest number of hosts that is proposed."""
 SPACING = 16
-"""Sides of a grid that is proposed are multiples of this, where that leaves any."""
+"""The sides of a proposed grid are multiples of this, if such a grid fits."""
 
 
 class TooLargeError(UserError):
@@ -33,9 +33,9 @@ class TooLargeError(UserError):
 PROCESS = 680 * 2**20
 """Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
 OF_RANKS = 110 * 2**20
-"""More of it where there are several ranks: Horovod, MPI and their buffers [bytes]."""
+"""Additional memory if there are several ranks: Horovod, MPI and their buffers [bytes]."""
 SHARED = 360 * 2**20
-"""The part of `PROCESS` that the ranks of a host have once: code and data of libraries [bytes]."""
+"""The part of `PROCESS` that the ranks of a host share: code and data of libraries [bytes]."""
 
 
 def process_bytes(axes: Mapping[str, int]) -> int:
@@ -244,12 +244,12 @@ def measured_rate(kind: str, cells: int) -> float | None:
 
 
 def record_rate(kind: str, cells: int, rate: float) -> None:
-    """Keep the speed of a job. That it cannot be kept is no error.
+    """Keeps the speed of a job, if the file can be written.
 
     Args:
         kind: the job's kind, see `kind_of`.
         cells: number of cells of its box.
-        rate: seconds for each cell, of a step or of what the kind of work counts.
+        rate: seconds for each cell in one step, or in another unit of the work.
     """
     rates = _rates()
     rates.setdefault(kind, {})[str(cells)] = rate

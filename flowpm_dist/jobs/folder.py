@@ -130,7 +130,7 @@ def numbered_checkpoints(folder: Path, unit: str) -> list[int]:
 
     Args:
         folder: folder of the checkpoints; it may be missing.
-        unit: that they are counted in, such as "iteration".
+        unit: the unit of their numbers, such as "iteration".
     """
     return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{unit}-*.zarr"))
 

@@ -82,7 +82,7 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     Args:
         options: the checked run file, with the mesh of this job.
         mesh: shape of the mesh of ranks.
-        asked: the arguments on the command line.
+        request: the arguments on the command line.
     """
 
     name: ClassVar[str]
@@ -104,10 +104,10 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     takes_tables: ClassVar[bool] = False
     """Whether one process does the job for each row of a table."""
 
-    def __init__(self, options: OptionsT, mesh: str, asked: Request) -> None:
+    def __init__(self, options: OptionsT, mesh: str, request: Request) -> None:
         self.options, self.mesh = options, mesh
-        self.run_file, self.resume, self.overwrite = asked.run_file, asked.resume, asked.overwrite
-        self.folder = self.make_folder(asked.output)
+        self.resume, self.overwrite = request.resume, request.overwrite
+        self.run_file, self.folder = request.run_file, self.make_folder(request.output)
 
     @classmethod
     def named(cls) -> str:
@@ -115,16 +115,16 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         return cls.suffix or cls.folder_type.kind
 
     @classmethod
-    def plan(cls, asked: Request) -> Self:
+    def plan(cls, request: Request) -> Self:
         """Returns the job for a command line, after all checks that need no TensorFlow.
 
         Raises:
             UserError: the work cannot begin; the message says why, and what to do about it.
         """
         model: Any = cls.options_type
-        options = model.load(asked.run_file, asked.settings)
-        mesh = cls.choose_mesh(options, asked.ranks, source=asked.run_file, shape=asked.mesh)
-        job = cls(options.with_mesh(mesh), mesh, asked)
+        options = model.load(request.run_file, request.settings)
+        mesh = cls.choose_mesh(options, request.ranks, source=request.run_file, shape=request.mesh)
+        job = cls(options.with_mesh(mesh), mesh, request)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             job.check()
@@ -308,7 +308,7 @@ JOBS = {
 """Command -> module and name of its class."""
 
 OTHER_RECORDS = ("flowpm_dist.cosmoflow.training.dataset:record",)
-"""What reads the folders of other commands, likewise."""
+"""Functions that read the folders of other commands, as "module:name"."""
 
 
 def job_class(command: str) -> type[Job[Any, Any]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 VERBOSITY_VARIABLE = "FLOWPM_VERBOSITY"
-"""Environment variable that tells the ranks."""
+"""Environment variable that sets the verbosity of the ranks."""
 TERMINAL_VARIABLE = "FLOWPM_TERMINAL_COLUMNS"
 OUTPUT_VARIABLE = "FLOWPM_OUTPUT_COLUMNS"
 EVERY = 10.0
@@ -23,14 +23,14 @@ EVERY = 10.0
 
 
 class Verbosity(StrEnum):
-    """How much a job says."""
+    """How much a job prints."""
 
     QUIET = "quiet"
     NORMAL = "normal"
     VERBOSE = "verbose"
 
     def choose(self) -> None:
-        """Let this process, and those that it starts, say so much."""
+        """Sets how much this process, and those that it starts, print."""
         os.environ[VERBOSITY_VARIABLE] = self
         if self is Verbosity.VERBOSE:
             # TensorFlow's warnings, which are left out otherwise.
@@ -38,7 +38,7 @@ class Verbosity(StrEnum):
 
 
 def verbosity() -> Verbosity:
-    """Returns how much this job says."""
+    """Returns how much this job prints."""
     try:
         return Verbosity(os.environ.get(VERBOSITY_VARIABLE, Verbosity.NORMAL))
     except ValueError:
@@ -46,10 +46,10 @@ def verbosity() -> Verbosity:
 
 
 def terminal_environment() -> dict[str, str]:
-    """Returns the variables that tell ranks under mpirun of the terminal of this process.
+    """Returns the variables that describe the terminal of this process to ranks under mpirun.
 
     mpirun gives its ranks a pipe for the standard error, and for the standard output a terminal of
-    its own, whatever its own are: a rank knows nothing of terminals.
+    its own, whatever mpirun's own are. So a rank cannot see whether there is a terminal.
     """
     if launch.detect().size > 1:
         return {}
@@ -64,7 +64,7 @@ def terminal_environment() -> dict[str, str]:
 def output_columns() -> int | None:
     """Returns the width of the terminal that the standard output goes to; None if to none.
 
-    A rank of several believes only what the process that started it has said, see
+    Where there are several ranks, this is what the process that started them found, see
     `terminal_environment`.
     """
     if launch.detect().size > 1:
@@ -83,7 +83,7 @@ class Progress:
     A quiet job shows nothing; a verbose one shows lines, and every count.
 
     Args:
-        rank: of this process; ranks other than 0 show nothing.
+        rank: the rank of this process; ranks other than 0 show nothing.
         stream: what is written to; standard error by default.
     """
 
@@ -112,7 +112,7 @@ class Progress:
         )
         from rich.progress import Progress as Bar
 
-        # The width of a terminal of our own is asked for again when it changes.
+        # Without a width, rich follows the width of the terminal as it changes.
         width = None if own or not columns else int(columns)
         return Bar(
             TextColumn("{task.description}"),
@@ -121,7 +121,7 @@ class Progress:
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(),
             console=Console(file=self._stream, force_terminal=True, width=width),
-            # What a command prints into a file or a pipe stays there.
+            # Output that goes to a file or a pipe is not redirected to the terminal.
             redirect_stdout=output_columns() is not None,
         )
 
@@ -140,10 +140,10 @@ class Progress:
             self._bar.stop()
 
     def note(self, text: str) -> None:
-        """Say what is being done now.
+        """Shows what is being done now.
 
         Args:
-            text: of one line or more; on a terminal all but the last line stay above the bar.
+            text: one line or more; on a terminal all but the last line stay above the bar.
         """
         if self._bar:
             above, _, last = text.rpartition("\n")
@@ -169,10 +169,10 @@ class Progress:
             print(f"warning: {text}", file=self._stream, flush=True)
 
     def __call__(self, what: str, done: int, total: int, state: str = "") -> None:
-        """Show a count. Of lines, there is one in ten seconds, and the last.
+        """Shows a count. Lines are at least ten seconds apart, except for the last.
 
         Args:
-            what: is counted.
+            what: the name of what is counted.
             done: number of pieces that are done.
             total: number of pieces.
             state: text that is shown after the count.
@@ -190,7 +190,7 @@ class Progress:
             step: number of the step that is done, from 1.
             steps: number of steps.
             a: scale factor that the step led to.
-            seconds: that the step took.
+            seconds: the time that the step took.
         """
         state = f"a = {a:.4f}  {seconds:.2f} s"
         if self._bar:

@@ -46,7 +46,7 @@ class Table:
         """Add a row.
 
         Args:
-            values: by name of the column; columns without a value stay empty.
+            values: the values by name of the column; columns without a value stay empty.
 
         Raises:
             WriteError: the row cannot be written.

@@ -155,12 +155,12 @@ class RunFile(Options):
         before, after = flat(read_table(then)), flat(self.to_table())
         problems = []
         for key in sorted({*before, *after} - {"mesh.shape", *self.may_differ}):
-            was, asked = before.get(key), after.get(key)
+            was, now = before.get(key), after.get(key)
             grows = key in self.may_grow
-            grown = grows and was is not None and asked is not None and asked > was
-            if was == asked or grown:
+            grown = grows and was is not None and now is not None and now > was
+            if was == now or grown:
                 continue
-            shown = "is not given" if asked is None else f"= {as_written(asked)}"
+            shown = "is not given" if now is None else f"= {as_written(now)}"
             there = "has none" if was is None else f"has {as_written(was)}"
             more = " or more" if grows else ""
             what = f"{shown}: {begun} {there}; to resume it, give that{more}"
@@ -236,12 +236,12 @@ def _not_toml(text: str, message: str) -> Problem:
 
 
 def fitting_mesh(
-    asked: str | None, written: str | None, misfits_of: Callable[[str], list[str]], source: Path
+    requested: str | None, written: str | None, misfits_of: Callable[[str], list[str]], source: Path
 ) -> str:
     """Returns the command line's mesh shape, or else the run file's.
 
     Args:
-        asked: shape on the command line.
+        requested: shape on the command line.
         written: shape in the run file.
         misfits_of: a function that returns the reasons why a shape does not fit. It raises
             ValueError if a text is not a mesh shape.
@@ -250,7 +250,7 @@ def fitting_mesh(
     Raises:
         ConfigError: the shape does not fit.
     """
-    named, shape = ("--mesh", asked) if asked else ("mesh.shape", written or "")
+    named, shape = ("--mesh", requested) if requested else ("mesh.shape", written or "")
     try:
         wrong = misfits_of(shape)
     except ValueError as error:

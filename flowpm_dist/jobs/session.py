@@ -48,7 +48,7 @@ class StopError(Exception):
 
     Attributes:
         signal: name of the signal.
-        place: where it was stopped, such as "after step 3 of 10".
+        place: the place where it was stopped, such as "after step 3 of 10".
     """
 
     def __init__(self, signal: str = "", place: str = "") -> None:
@@ -128,9 +128,9 @@ def check_seen_by_all(path: Path, mesh: ProcessMesh, option: str = "--output") -
     """Check that all hosts see a folder and can write there. On all ranks.
 
     Args:
-        path: of the folder; it may still have to be made.
+        path: path of the folder; it may still have to be made.
         mesh: the ranks.
-        option: that names the folder.
+        option: the option that names the folder.
 
     Raises:
         OutputError: some do not; on all ranks. Rank 0 names the hosts.
@@ -226,7 +226,7 @@ class FieldCheckpoints:
 
         Args:
             number: number of the iteration or step that it follows.
-            fields: by name.
+            fields: the fields by name.
             attributes: what else the work depends on; they can be written as JSON.
             dimensions: see `write_snapshot`.
             maps: arrays by name that rank 0 writes, whole.
@@ -300,7 +300,7 @@ class FieldCheckpoints:
         return self._read(path, name, self._box.place)
 
     def whole(self, path: Path, name: str) -> tf.Tensor:
-        """Returns a whole array of a checkpoint, likewise."""
+        """Returns a whole array of a checkpoint; otherwise as `block`."""
         return self._read(path, name, ...)
 
     def _read(self, path: Path, name: str, place: Any) -> tf.Tensor:
@@ -320,5 +320,5 @@ class FieldCheckpoints:
         before = [other for other in self._all() if other.name < path.name]
         advice = "there is none before it: begin anew with --overwrite"
         if before:
-            advice = f"move it away, and --resume goes on from {before[-1].name}, the one before it"
+            advice = f"move it away, and --resume uses {before[-1].name}, the one before it"
         return f"{path} is damaged ({reason}); {advice}"

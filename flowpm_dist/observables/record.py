@@ -91,9 +91,9 @@ class ObservationRecord:
     @property
     def has_mean_one(self) -> bool:
         """Whether what is seen has unit mean by construction."""
-        asked = self.options
-        whole = asked.kind == "density" and asked.value("mask") is None
-        return whole and asked.is_positive and "amplitude" not in self.nuisances
+        observation = self.options
+        whole = observation.kind == "density" and observation.value("mask") is None
+        return whole and observation.is_positive and "amplitude" not in self.nuisances
 
     def differences(self, data: ObservationRecord) -> list[str]:
         """Returns the differences between this observation and the observation of data, in words.

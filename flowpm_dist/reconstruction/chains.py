@@ -78,7 +78,7 @@ class Chains(StagedRun):
         warm_up: the phases of the warm-up in order, the last with the exact posterior. The step
             size is learnt during the warm-up.
         draws: the number of draws of each chain after the warm-up.
-        checkpoints: where to keep what is needed to resume; None: nowhere.
+        checkpoints: the checkpoints to write and to resume from; None for none.
         every: the number of moves between checkpoints.
     """
 

@@ -105,7 +105,7 @@ class StagedRun(ABC):
         posterior: the posterior of the data.
         scheme: the minimiser or the sampler, which begins anew in each stage.
         stages: the stages in order, each with an `annealing`, and whether parameters are `held`.
-        checkpoints: where to keep what is needed to resume; None: nowhere.
+        checkpoints: the checkpoints to write and to resume from; None for none.
         every: the number of iterations between checkpoints.
     """
 

@@ -37,7 +37,7 @@ class Isokinetic(Sampler):
         """Makes one step: half a turn by the gradient, a drift, the other half.
 
         Args:
-            moving: where the chains are.
+            moving: the places of the chains.
             step: the length, in widths of the posterior.
 
         Returns:

@@ -236,7 +236,7 @@ def likelihood_of(
 
     Args:
         options: the kind of data and the error of the model.
-        box: of one universe, or of several chains.
+        box: the box of one universe, or of several chains.
         block: what this rank observes.
         data: density or counts [x, y, z].
 

@@ -65,7 +65,7 @@ class SamplingSession:
         options: the checked run file, which asks for draws.
         mesh: the ranks; the chains are spread over its axis replica.
         folder: with the results of the search.
-        progress: of this rank.
+        progress: the display of progress of this rank.
 
     Raises:
         VolumeError: a file that cannot be read.

@@ -111,7 +111,7 @@ class Search(StagedRun):
         seed: the seed of the small white noise that the search begins with.
         tolerance: an exact stage ends early when less than this is left to gain of the log
             posterior. A direction one standard deviation away from its best value loses 0.5.
-        checkpoints: where to keep what is needed to resume; None: nowhere.
+        checkpoints: the checkpoints to write and to resume from; None for none.
         every: the number of iterations between checkpoints.
     """
 

@@ -19,7 +19,7 @@ from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.state import State
 
 OnOutput = Callable[[State], Any]
-"""What is made of each state."""
+"""Makes from a state what is kept of it."""
 
 
 def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> list[float]:
@@ -30,7 +30,7 @@ def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> l
         edges: the scale factors at which steps begin and end.
 
     Raises:
-        ValueError: there are none, or one lies outside the steps or is there twice.
+        ValueError: there are none, or one lies outside the steps or occurs twice.
     """
     times = np.atleast_1d(np.asarray(outputs, dtype=np.float64))
     if times.ndim != 1 or not times.size:
@@ -129,7 +129,7 @@ class Outputs(Observer):
         If the run was continued, outputs that it had passed before are None.
 
         Args:
-            seen: by this observer.
+            seen: what this observer has seen.
         """
         return [self._result(i, seen) for i in range(len(self._times))]
 

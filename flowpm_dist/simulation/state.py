@@ -153,7 +153,7 @@ class State:
         """Writes a new snapshot; each rank writes its part. All ranks must call this together.
 
         Args:
-            folder: where the snapshot is created, on a file system that all ranks see.
+            folder: the folder of the new snapshot, on a file system that all ranks see.
             attributes: additional attributes of the snapshot.
             format: "zarr" (`snapshot.zarr`); or, for other codes, particles as "gadget-hdf5"
                 (`snapshot.gadget`) or "bigfile" (`snapshot.bigfile`).

@@ -69,9 +69,9 @@ def open_mpi_version(mpirun: Path) -> int | None:
 
     MPICH's mpirun and its relatives take Hydra's options.
     """
-    asked = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
     pattern = r"(?:open.?mpi|open.?rte|prrte)\W+(?:v\w*\W*)?(\d+)\."
-    found = re.search(pattern, asked.stdout, re.IGNORECASE)
+    found = re.search(pattern, answer.stdout, re.IGNORECASE)
     return int(found[1]) if found else None
 
 

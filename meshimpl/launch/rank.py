@@ -211,8 +211,8 @@ def host_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostMemory:
     Control groups of both versions are understood; a group is bound by those around it as well.
 
     Args:
-        proc: where the system describes processes.
-        cgroups: where control groups are mounted.
+        proc: the folder in which the system describes processes.
+        cgroups: the folder in which control groups are mounted.
     """
     info = dict(line.split(":") for line in (proc / "meminfo").read_text().splitlines())
     whole, free = (1024 * int(info[key].split()[0]) for key in ("MemTotal", "MemAvailable"))

@@ -39,7 +39,7 @@ class Peer:
     Times are counted in beats: a job that is suspended as a whole has not been silent.
 
     Attributes:
-        rank, host, process: which rank it is.
+        rank, host, process: the rank, its host and its process.
         line: connection to its pulse; None for this pulse's own rank.
         place: its last known place.
         heard: whether it was heard since the last beat.

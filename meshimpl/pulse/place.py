@@ -153,7 +153,7 @@ class Report(NamedTuple):
 
     Attributes:
         rank, host, process: the rank whose pulse sends it.
-        place: where that rank is.
+        place: the place of that rank.
         limit, variable: the limit of silence that rank 0 has chosen [s], and the environment
             variable that sets another.
         end: exit status if the job ends; otherwise None.

@@ -52,7 +52,7 @@ class Settings:
             within one host [s].
         silence: limit of silence between hosts [s].
         reported: file that marks that the end was reported, or an empty text.
-        port, addresses: where the pulse of rank 0 is called.
+        port, addresses: the port and addresses of the pulse of rank 0.
         secret: see `Line`.
     """
 
@@ -245,7 +245,7 @@ class RootPulse(Pulse):
         self._srun = Srun(os.environ)
 
     def join(self) -> None:
-        """Lets the others call."""
+        """Accepts connections from the other pulses."""
         self._server.setblocking(False)
         self.listen(self._server, self._accept)
         self.tell_rank(HEARD)

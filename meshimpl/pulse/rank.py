@@ -47,7 +47,7 @@ class Heart:
     """Where this rank is. Once `start` has started its pulse, the other ranks know it too.
 
     Attributes:
-        place: where this rank is.
+        place: the place of this rank.
         begun: the last meeting and the last call of each group that this rank has begun.
         is_alone: whether the main thread alone has begun meetings so far.
         is_wanted: whether the ranks watch each other, if their pulses can be started.
@@ -80,7 +80,7 @@ class Heart:
         return found if self.is_alone and not others else None
 
     def go(self, text: str, inside: bool, wait: Wait | None) -> None:
-        """Goes to another place; see `Place`."""
+        """Notes the new place of this rank; see `Place`."""
         begun = tuple(self.begun.values())
         self.place = Place(text, self.place.moves + 1, inside, wait, begun)
         if self.page is not None:

@@ -360,7 +360,7 @@ def test_a_search_that_was_killed_goes_on_exactly(line, tmp_path_factory):
             if file.is_file() and file.name != "zarr.json":
                 os.truncate(file, 3)
     line.barrier()
-    with pytest.raises(CheckpointError, match=rf"{last.name} is damaged .* goes on from iteration"):
+    with pytest.raises(CheckpointError, match=rf"{last.name} is damaged .* uses iteration"):
         search_of(line, folder).run(resume=True)
 
 

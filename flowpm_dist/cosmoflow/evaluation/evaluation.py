@@ -108,20 +108,20 @@ def evaluate(
             training.check_held_out()
         hold_out(plan, mesh, folder, progress, [split])
         trainings = [replace(training, fresh_in=folder) for training in trainings]
-    asked = [ask(training, mesh, progress, split, which) for training in trainings]
-    first = asked[0]
-    for other in asked[1:]:
+    predicted = [ask(training, mesh, progress, split, which) for training in trainings]
+    first = predicted[0]
+    for other in predicted[1:]:
         ours, theirs = first.predictions, other.predictions
         if ours.names != theirs.names or not np.array_equal(ours.truth, theirs.truth):
             raise TrainedError(
                 f"{first.training.folder.path} and {other.training.folder.path} have different "
                 "test sets: their parameters are not the same"
             )
-    same_method = [found for found in asked if found.method == first.method]
+    same_method = [found for found in predicted if found.method == first.method]
     largest = max(same_method, key=lambda found: found.samples)
     notes = [
         f"{found.training.folder.path} is not complete: {found.training.progress_note(found.step)}."
-        for found in asked
+        for found in predicted
         if not found.training.complete
     ]
     notes += [other_split] if other_split else []
@@ -135,36 +135,36 @@ def evaluate(
     paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
     tables = []
     if posteriors is not None:
-        names = [posteriors.statistics if found is largest else () for found in asked]
+        names = [posteriors.statistics if found is largest else () for found in predicted]
         tables = summaries.summarise(trainings, tuple(needed), names, mesh, progress, which)
     if mesh.rank != 0:
         return None
-    notes += [ON_VALIDATION] if split == "validation" else _opened(asked, split)
+    notes += [ON_VALIDATION] if split == "validation" else _opened(predicted, split)
     progress.note("fitting baselines")
     priors = standardiser_of(largest.training.plan, largest.training.header())
-    place = asked.index(largest)
+    place = predicted.index(largest)
     if posteriors is not None and not largest.training.plan.simulates:
         notes += not_uniform(priors, tables[place]["train"].truth)
-    evaluation = judge(asked, largest, paths, notes, split, which)
+    evaluation = judge(predicted, largest, paths, notes, split, which)
     if posteriors is None:
         return evaluation
-    results = judge_posteriors(asked, tables, place, priors, split, posteriors, progress.note)
+    results = judge_posteriors(predicted, tables, place, priors, split, posteriors, progress.note)
     return replace(evaluation, posteriors=results)
 
 
-def _opened(asked: Sequence[Judged], split: str) -> list[str]:
+def _opened(predicted: Sequence[Judged], split: str) -> list[str]:
     """Records that a test set is opened; warns if it was opened before. On rank 0."""
-    folders = [found.training.folder for found in asked]
+    folders = [found.training.folder for found in predicted]
     before = [opening["time"] for folder in folders for opening in folder.openings(split)]
     try:
-        for found in asked:
+        for found in predicted:
             found.training.folder.open_test_set(found.step, split)
     except WriteError as error:
         return [f"The opening of the test set could not be recorded: {error}."]
     if not before:
         return []
     fresh = "take other volumes"
-    if asked[0].training.plan.simulates:
+    if predicted[0].training.plan.simulates:
         fresh = "give --fresh a number that was not opened yet"
     return [
         f"The test set was opened before, first at {min(before)}. Later changes may have been "
@@ -252,7 +252,7 @@ def _is_current(path: Path, files: Sequence[Path], count: int) -> bool:
 
 
 def judge(
-    asked: Sequence[Judged],
+    predicted: Sequence[Judged],
     largest: Judged,
     paths: dict[str, Path],
     notes: Sequence[str],
@@ -262,7 +262,7 @@ def judge(
     """Returns the scores of networks and baselines. On rank 0.
 
     Args:
-        asked: the predictions of each training.
+        predicted: the predictions of each training.
         largest: the training whose volumes baselines are fitted to.
         paths: the statistics file of each split.
         notes: the notes so far.
@@ -288,7 +288,7 @@ def judge(
             train_mean = read_arrays(paths["train"])["parameters"].mean(axis=0)
         except (UnreadableError, KeyError):  # the mean of the priors
             train_mean = standardiser_of(training.plan, training.header()).centre
-    networks, groups = networks_of(asked)
+    networks, groups = networks_of(predicted)
     scores: dict[str, Scores] = {name: score(p, train_mean) for name, p in networks.items()}
     curves = network_curves(groups, scores)
     baselines: dict[str, Predictions] = {}
@@ -302,8 +302,7 @@ def judge(
                 f"Baselines are judged on {measured} of the {samples} volumes, and not compared in "
                 "pairs."
             )
-        predicted = {name: method(sets[split]) for name, method in fitted.items()}
-        baselines = {name: in_order_of_truth(p) for name, p in predicted.items()}
+        baselines = {name: in_order_of_truth(f(sets[split])) for name, f in fitted.items()}
         scores |= {name: score(p, train_mean) for name, p in baselines.items()}
         sizes, count = [SMALLEST], len(sets["train"].truth)
         while sizes[-1] < count:
@@ -323,8 +322,8 @@ def judge(
         curves=curves,
         collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
         notes=tuple(notes),
-        trainings=tuple(_summary_of(found, which) for found in asked),
-        folder=asked[0].training.folder.evaluation(split),
+        trainings=tuple(_summary_of(found, which) for found in predicted),
+        folder=predicted[0].training.folder.evaluation(split),
     )
 
 

@@ -68,7 +68,7 @@ Fitted = tuple[str, Posterior, Answers]
 
 
 def judge_posteriors(
-    asked: Sequence[Judged],
+    predicted: Sequence[Judged],
     tables: Sequence[Tables],
     largest: int,
     priors: UniformPriors,
@@ -81,7 +81,7 @@ def judge_posteriors(
     The folder of each training keeps the posteriors of its network, for predictions.
 
     Args:
-        asked: the predictions of each training.
+        predicted: the predictions of each training.
         tables: the summaries of each training: splits "train", "validation" and `split`.
         largest: number of the training whose volumes were measured.
         priors: the parameters' priors.
@@ -107,10 +107,10 @@ def judge_posteriors(
         samples = posterior.sample(test.features, SAMPLES)
         return best, posterior, Answers(priors, test.truth, samples, gain)
 
-    for group in grouped(asked):
+    for group in grouped(predicted):
         of_members: dict[str, list[Answers]] = {}
         for member in group.members:
-            of, name = tables[asked.index(member)], group.member(member)
+            of, name = tables[predicted.index(member)], group.member(member)
             folder, step = member.training.folder, of["train"].step
             part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
             known, held_out = (of[s].parts[part] for s in ("train", "validation"))
@@ -134,7 +134,7 @@ def judge_posteriors(
             for member, one in zip(group.members, several, strict=True):
                 answers[group.member(member), head] = one
     # As many members as the first answer is the mean of.
-    members = options.fit.members * len(grouped(asked)[0].members)
+    members = options.fit.members * len(grouped(predicted)[0].members)
     for names in options.baselines:
         name = " + ".join(names)
         note(f"compressing {name}")

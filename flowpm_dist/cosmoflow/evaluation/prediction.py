@@ -265,14 +265,14 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
 
 def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
     """Returns sentences that the user should read about the maps in a file."""
-    asked = cone.shape_noise
-    assert asked is not None
+    noise = cone.shape_noise
+    assert noise is not None
     if path.suffix == ".npy":
         names = ", ".join(source.name for source in cone.sources)
         return [
             f"The maps do not say what they show; the network was trained for fields of "
             f"{cone.field_of_view:g} degrees, sources at {names} and the noise of sigma_e = "
-            f"{asked.sigma_e:g} and n_eff = {asked.n_eff:g}."
+            f"{noise.sigma_e:g} and n_eff = {noise.n_eff:g}."
         ]
     return [
         f"{path} has maps without the noise of shapes: no such maps were in the training. Do not "

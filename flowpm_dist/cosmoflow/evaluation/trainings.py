@@ -136,20 +136,20 @@ class Judged:
 def method_of(plan: TrainingPlan) -> dict[str, Any]:
     """Returns the settings of a training without its seed and its number of simulations."""
     table = plan.to_table()
-    asked, data = plan.training, plan.data
+    options, data = plan.training, plan.data
     for section in ("mesh", "run"):
         table.pop(section, None)
     for key in NOT_THE_METHOD:
         table["training"].pop(key, None)
-    if asked.warmup != min(WARMUP, asked.steps // 10):
-        table["training"]["warmup"] = asked.warmup
+    if options.warmup != min(WARMUP, options.steps // 10):
+        table["training"]["warmup"] = options.warmup
     if data.source != "simulate":
-        return {**table, "steps": asked.steps}
+        return {**table, "steps": options.steps}
     for key in ("simulations", "fill", "buffer"):
         table["data"].pop(key, None)
     if data.buffer != data.simulations:
         table["data"]["buffer"] = data.buffer
-    return {**table, "reuse": round(asked.steps * asked.batch / data.simulations, 3)}
+    return {**table, "reuse": round(options.steps * options.batch / data.simulations, 3)}
 
 
 def check_comparable(trainings: Sequence[SavedTraining], split: str = "test") -> None:
@@ -229,12 +229,12 @@ class Group:
         return f"{self.name}, seed {found.seed}" if self.several else self.name
 
 
-def grouped(asked: Sequence[Judged]) -> list[Group]:
+def grouped(predicted: Sequence[Judged]) -> list[Group]:
     """Returns groups of trainings, the first training's method and the largest sizes first."""
-    methods = list(dict.fromkeys(found.method for found in asked))
+    methods = list(dict.fromkeys(found.method for found in predicted))
     groups = []
     for method in methods:
-        alike = [found for found in asked if found.method == method]
+        alike = [found for found in predicted if found.method == method]
         base = "network" if len(methods) == 1 else f"network {alike[0].training.folder.path}"
         sizes = sorted({found.size for found in alike}, reverse=True)
         for size in sizes:
@@ -244,9 +244,9 @@ def grouped(asked: Sequence[Judged]) -> list[Group]:
     return groups
 
 
-def networks_of(asked: Sequence[Judged]) -> tuple[dict[str, Predictions], list[Group]]:
+def networks_of(predicted: Sequence[Judged]) -> tuple[dict[str, Predictions], list[Group]]:
     """Returns the predictions of each network, with the mean of each group before its members."""
-    groups, networks = grouped(asked), {}
+    groups, networks = grouped(predicted), {}
     for group in groups:
         if group.several:
             name = f"{group.name}, mean of {len(group.members)} seeds"

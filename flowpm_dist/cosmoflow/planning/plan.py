@@ -229,13 +229,15 @@ class TrainingPlan(SimulatedRun):
 
     def _steps(self, dataset: Dataset | None) -> int | None:
         """Returns the number of updates; None if it is neither given nor known."""
-        asked, data = self.training, self.data
-        if asked.steps != DERIVED:
-            return asked.steps
+        options, data = self.training, self.data
+        if options.steps != DERIVED:
+            return options.steps
         if isinstance(data, SimulatedData):
-            return data.simulations * data.reuse // asked.batch
+            return data.simulations * data.reuse // options.batch
         samples = samples_to_train_on(self, dataset)
-        return None if None in (asked.epochs, samples) else asked.epochs * samples // asked.batch  # type: ignore[operator]
+        if options.epochs is None or samples is None:
+            return None
+        return options.epochs * samples // options.batch
 
     def is_due(self, number: int, every: int) -> bool:
         """Returns whether a repeated action, such as a validation, is due after a step.
@@ -286,17 +288,17 @@ class TrainingPlan(SimulatedRun):
 
     def _completed(self) -> Self:
         """Returns the plan with a value for every option that follows from others."""
-        dataset, asked, data = dataset_of(self), self.training, self.data
+        dataset, options, data = dataset_of(self), self.training, self.data
         steps = self._steps(dataset)
         assert steps is not None
         training: dict[str, Any] = {"steps": steps}
-        if asked.warmup == DERIVED:
-            training["warmup"] = 0 if asked.by_epochs else min(WARMUP, steps // 10)
-        if asked.calibrate == DERIVED:
+        if options.warmup == DERIVED:
+            training["warmup"] = 0 if options.by_epochs else min(WARMUP, steps // 10)
+        if options.calibrate == DERIVED:
             training["calibrate"] = CALIBRATE if self.declaration.calibrated else 0
-        if asked.by_epochs and asked.epochs:
-            keys = [k for k in ("validate_every", "checkpoint_every") if not asked.is_given(k)]
-            training |= dict.fromkeys(keys, max(1, steps // asked.epochs))
+        if options.by_epochs and options.epochs:
+            keys = [k for k in ("validate_every", "checkpoint_every") if not options.is_given(k)]
+            training |= dict.fromkeys(keys, max(1, steps // options.epochs))
         public = isinstance(data, FileData) and dataset is None
         changes: dict[str, Any] = {}
         if isinstance(data, SimulatedData):
@@ -304,8 +306,8 @@ class TrainingPlan(SimulatedRun):
                 changes["buffer"] = data.simulations
             buffer = changes.get("buffer", data.buffer)
             if data.fill == DERIVED:
-                most = most_filled(data.simulations, buffer, asked.batch)
-                wanted = math.ceil(max(4 * asked.batch, FILL) / asked.batch) * asked.batch
+                most = most_filled(data.simulations, buffer, options.batch)
+                wanted = math.ceil(max(4 * options.batch, FILL) / options.batch) * options.batch
                 changes["fill"] = min(most, wanted)
         elif isinstance(data, FileData | ArrayData) and data.parameters is None and dataset:
             changes["parameters"] = dataset.header.parameters
@@ -322,7 +324,7 @@ class TrainingPlan(SimulatedRun):
             initial["lpt_order"] = self.observation.lpt_order
         return self.model_copy(
             update={
-                "training": asked.model_copy(update=training),
+                "training": options.model_copy(update=training),
                 "data": data.model_copy(update=changes),
                 "network": self.network.model_copy(update=network),
                 "initial": self.initial.model_copy(update=initial),
@@ -456,17 +458,17 @@ class TrainingPlan(SimulatedRun):
             yield self.problem("cosmology.transfer", what)
 
     def _of_the_steps(self, dataset: Dataset | None) -> Iterator[Problem]:
-        asked = self.training
+        options = self.training
         if isinstance(self.data, FileData | ArrayData):
             if wrong := list(self.exactly_one("training.steps", "training.epochs")):
                 yield from wrong
                 return
-        elif isinstance(self.data, DummyData) and asked.steps == DERIVED:
+        elif isinstance(self.data, DummyData) and options.steps == DERIVED:
             what = 'is missing: with data.source = "dummy" it must be a whole number of at least 1'
             yield Problem("training.steps", what)
-        total = asked.epochs if asked.by_epochs else self._steps(dataset)
-        if total is not None and asked.warmup >= total:
-            unit = "epochs" if asked.by_epochs else "steps"
+        total = options.epochs if options.by_epochs else self._steps(dataset)
+        if total is not None and options.warmup >= total:
+            unit = "epochs" if options.by_epochs else "steps"
             what = f"must be below the {total} {unit} of the training"
             yield self.problem("training.warmup", what)
 

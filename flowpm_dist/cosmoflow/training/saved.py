@@ -78,18 +78,18 @@ class SavedTraining:
         made = self.folder.mark().get("step", step)
         return f"weights of step {step}; {made} of {self.plan.training.steps} steps made"
 
-    def split_there(self, asked: str) -> tuple[str, str]:
+    def split_there(self, split: str) -> tuple[str, str]:
         """Returns the split to evaluate on: validation if there is no test set, as in public files.
 
         Args:
-            asked: "test", or another split.
+            split: "test", or another split.
 
         Returns:
             The split, and a sentence if it is not the requested one, else "".
         """
         folder = self.plan.dataset_folder
-        if asked != "test" or folder is None or "test" in splits_of(folder):
-            return asked, ""
+        if split != "test" or folder is None or "test" in splits_of(folder):
+            return split, ""
         return "validation", (f"{folder} has no split 'test': these are the volumes of validation.")
 
     def header(self) -> DatasetHeader | None:

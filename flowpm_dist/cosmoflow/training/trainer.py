@@ -221,28 +221,30 @@ def regressor_of(
 
 def optimiser_of(plan: TrainingPlan) -> Optimiser:
     """Returns the optimiser of a training, not yet built."""
-    asked = plan.training
+    training = plan.training
     options: dict[str, Any] = {
-        "larc": asked.trust,
-        "weight_decay": asked.weight_decay,
-        "clip_norm": asked.max_gradient_norm,
+        "larc": training.trust,
+        "weight_decay": training.weight_decay,
+        "clip_norm": training.max_gradient_norm,
     }
     schedule = schedule_of(plan)
-    if isinstance(asked.optimiser, MomentumOptions):
-        return Momentum(schedule, momentum=asked.optimiser.momentum, **options)
+    if isinstance(training.optimiser, MomentumOptions):
+        return Momentum(schedule, momentum=training.optimiser.momentum, **options)
     return Adam(schedule, **options)
 
 
 def schedule_of(plan: TrainingPlan) -> Schedule:
     """Returns the learning rate of each step."""
-    asked = plan.training
+    training = plan.training
     # As in MLPerf's reference, where the warm-up starts from the rate without a rule for batches.
-    start = asked.learning_rate / asked.base_rate if asked.by_epochs else Schedule.start_factor
+    start = Schedule.start_factor
+    if training.by_epochs:
+        start = training.learning_rate / training.base_rate
     return Schedule(
-        asked.base_rate,
-        asked.decay,
-        steps=asked.steps,
-        epochs=asked.epochs,
-        warmup_steps=asked.warmup,
+        training.base_rate,
+        training.decay,
+        steps=training.steps,
+        epochs=training.epochs,
+        warmup_steps=training.warmup,
         start_factor=start,
     )

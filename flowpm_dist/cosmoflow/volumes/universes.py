@@ -317,24 +317,24 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
         VolumeError: the file of a mask or of noise cannot be read.
     """
     simulation = plan.simulation(Cosmology(**plan.middle), mesh=mesh.without("replica"))
-    asked, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
+    observation, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
     if plan.lightcone is not None:
         cone = plan.lightcone
         maps = ConvergenceModel.of(simulation, cone)
         return MapMaker(maps, cone, priors_of(plan), lanes, targets)
     noise = None
-    if asked.is_noisy or asked.value("mask") is not None:
-        noise = SurveyNoise(asked, simulation.box)
-    model = asked.forward_model(simulation)
+    if observation.is_noisy or observation.value("mask") is not None:
+        noise = SurveyNoise(observation, simulation.box)
+    model = observation.forward_model(simulation)
     assert isinstance(model, ForwardModel)
-    values, times = cell_values_of(plan), asked.scale_factors(float(simulation.edges[-1]))
+    values, times = cell_values_of(plan), observation.scale_factors(float(simulation.edges[-1]))
     return VolumeMaker(model, priors_of(plan), lanes, targets, noise, values, times)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
     """Returns the kind of a training's values; a density where no observation is known."""
-    asked = (plan.record or BARE).options
-    return CellValues(asked.is_positive, asked.value("mean_count"))
+    observation = (plan.record or BARE).options
+    return CellValues(observation.is_positive, observation.value("mean_count"))
 
 
 def priors_of(plan: TrainingPlan) -> Priors:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 """Quadrature between each two edges of n(z)."""
 Z_MIN = 1e-9
-"""Of sources: at 0 the inverse of their distance is infinite."""
+"""Lowest redshift of sources: at 0 the inverse of their distance is infinite."""
 CELLS = 48
 """Cells in which a formula is integrated."""
 

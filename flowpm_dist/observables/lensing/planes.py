@@ -156,7 +156,7 @@ def efficiency_of_planes(
     is on no plane.
 
     Args:
-        planes: where matter is.
+        planes: the places of the planes of matter.
         sources: the populations.
         distances: distances of the cosmology.
         stacklevel: stack level of the warning, 1 for the caller.

@@ -39,7 +39,7 @@ class Tile:
         senses: 1 or -1 for each of them, where it runs the other way.
         shifts: shifts of the box in x and y [Mpc/h].
         first_layer: number of the lattice layer that is nearest to the observer.
-        begin: where it begins [Mpc/h].
+        begin: the distance at which it begins [Mpc/h].
     """
 
     axes: tuple[int, ...]
@@ -81,7 +81,7 @@ class Layers:
     Attributes:
         tiles: the tiles of the cone.
         tile, index: the number of each layer's tile, and its own number along the box's axis.
-        distances: of their undisplaced particles, float64 [layers] [Mpc/h].
+        distances: the distances of their undisplaced particles, float64 [layers] [Mpc/h].
         depths: their depths, float64 [layers] [Mpc/h].
     """
 
@@ -312,8 +312,8 @@ class FlatGeometry(Geometry):
         Args:
             layer: number of the layer with whose light it is seen.
             undisplaced: its distance [Mpc/h].
-            place, directions: of its slab, see `LayerLook`.
-            piece: where it is in the plane, whose axes are in the order of the box.
+            place, directions: those of its slab, see `LayerLook`.
+            piece: its place in the plane, whose axes are in the order of the box.
             planes: its displacements, velocities and LPT fields [., ., 3].
         """
         # Columns of maps are y and rows x: so are the first two of a slab's axes.

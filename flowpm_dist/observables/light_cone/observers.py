@@ -63,7 +63,7 @@ class DensityPlanes:
     Attributes:
         delta: overdensity against the mean of the universe [..., plane, x, y] or
             [..., plane, pixel] [1], whole on every rank of a universe.
-        planes: where they are, as `born` takes them.
+        planes: the places of the planes, as `born` takes them.
         sky: the sky, with `fov` [rad] or `nside`.
     """
 

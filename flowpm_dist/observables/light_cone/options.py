@@ -107,7 +107,7 @@ class SkyOptions(Options, abc.ABC):
             steps: [evolution] of the run file.
             size: sides of the box [Mpc/h].
             end: comoving distance of z_max, the largest that priors allow [Mpc/h]; None if the
-                cosmology lacks a parameter, which is told elsewhere.
+                cosmology lacks a parameter, which is reported elsewhere.
         """
         if steps.last is not None and steps.last < 1:
             key = "edges" if steps.edges else "a_stop"
