@@ -22,8 +22,8 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, PurePath, tf.DType,
 def facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Gives the parts of a value, each with its name and as a text.
 
-    Values of equal inputs give equal texts in each process. Of a function, and of an object that is
-    neither plain, an array, a container, a dataclass nor a model of options, the text is the name.
+    Equal inputs give equal texts in each process. The text of a function is its name. An object
+    that is no number, text, array, container, dataclass or model of options has its type's name.
 
     Args:
         value: an input, or several by name.
