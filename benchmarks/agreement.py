@@ -2,7 +2,7 @@
 
     python benchmarks/agreement.py chains FOLDER [--grid 32] [--chains 4] [--draws 60] [--minutes 9]
     python benchmarks/agreement.py simulate FOLDER [--train 2048] [--minutes 9]
-    python benchmarks/agreement.py heads FOLDER
+    python benchmarks/agreement.py heads FOLDER [--head flow]
     python benchmarks/agreement.py sbi FOLDER
     python benchmarks/agreement.py network FOLDER [--ranks 2] [--reuse 6]
     python benchmarks/agreement.py report FOLDER [--figure agreement.png]
@@ -14,8 +14,8 @@ chains: draws the initial conditions and both parameters from the posterior give
     chains start at the corners of the prior. A second call continues them.
 simulate: draws universes from the prior, observes them with the same noise, and measures their
     statistics.
-heads: fits our normalising flow to the statistics.
-sbi: fits neural posterior estimation of the package sbi to the statistics. It runs in its own
+heads: fits our normalising flow, or another head, to the statistics as they are and compressed.
+sbi: fits neural posterior estimation of the package sbi to the statistics as they are, in its own
     environment in ~/.cache/flowpm-dist; the first call installs it from the package registry.
 network: trains a network on as many universes of the same observation by `flowpm-dist train`;
     `evaluate` fits the flow to it and `predict` answers. A second call continues.
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import flowpm
+from common import flowpm, of_mean
 
 from meshimpl import launch
 
@@ -47,7 +47,8 @@ CORNER = 1.5
 """Where chains begin, in widths of the normal unknowns of the parameters."""
 BATCH, TEST = 8, 256
 STATISTICS = ("power", "histograms", "bispectrum")
-SETS = {"P(k)": ("power",), "P(k), histograms, bispectrum": STATISTICS}
+SETS = {"P(k)": ("power",), "P(k), histograms": STATISTICS[:2]}
+SETS |= {"P(k), histograms, bispectrum": STATISTICS}
 SAMPLES = 4000
 TRAINING = """
 [box]
@@ -222,27 +223,34 @@ def summaries_of(folder: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def heads(folder: Path, options: argparse.Namespace) -> None:
-    """Fits our flow to each set of statistics, and keeps samples for the mock."""
+    """Fits a head to each set of statistics, and keeps samples for the mock."""
     launch.configure_threads()
     from flowpm_dist.cosmology.options import UniformPriors
-    from flowpm_dist.posteriors import Answers, Summaries, calibration_of, fit_posterior
+    from flowpm_dist.posteriors import Answers, Summaries, calibration_of, compressed, fit_posterior
 
-    priors = UniformPriors(RANGES)
+    priors, parts = UniformPriors(RANGES), ("train", "validation", "test")
     for number, names in enumerate(SETS.values()):
-        data = summaries_of(folder, names)
-        given = [
-            Summaries(data[f"{part}_features"], data[f"{part}_truth"])
-            for part in ("train", "validation")
-        ]
-        posterior = fit_posterior("flow", priors, *given)
-        test = data["test_features"], data["test_truth"]
-        gain = posterior.gain(test[1], test[0])
-        answers = Answers(priors, test[1], posterior.sample(test[0], 1000), gain)
-        found = calibration_of(answers, np.arange(len(gain)))
-        samples = posterior.sample(data["observed"], SAMPLES)[0]
-        np.savez(folder / f"flow_{number}.npz", samples=samples, gain=gain)
+        data, gains = summaries_of(folder, names), []
+        raw = [Summaries(data[f"{part}_features"], data[f"{part}_truth"]) for part in parts]
+        *few, observed = compressed(
+            priors, raw[0], [*(one.features for one in raw[1:]), data["observed"]]
+        )
+        kinds = {"as they are": [one.features for one in raw], "compressed": few}
+        for kind, features in kinds.items():
+            sets = [Summaries(x, one.truth) for x, one in zip(features, raw, strict=True)]
+            posterior = fit_posterior(options.head, priors, *sets[:2])
+            gains.append(posterior.gain(sets[2].truth, sets[2].features))
+            samples = posterior.sample(sets[2].features, 1000)
+            found = calibration_of(
+                Answers(priors, sets[2].truth, samples, gains[-1]), np.arange(len(samples))
+            )
+            print(json.dumps({"of": names, "are": kind, **found.as_dict()}, indent=1), flush=True)
+        print(
+            json.dumps({"of": names, "compressed less as they are": of_mean(gains[1] - gains[0])})
+        )
+        samples = posterior.sample(observed, SAMPLES)[0]
+        np.savez(folder / f"flow_{number}.npz", samples=samples, gain=gains[-1])
         np.savez(folder / f"features_{number}.npz", **data)
-        print(json.dumps({"features": names, **found.as_dict()}, indent=1), flush=True)
 
 
 def sbi(folder: Path, options: argparse.Namespace) -> None:
@@ -304,6 +312,7 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=2048)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--reuse", type=int, default=6, help="uses of each universe by the network")
+    parser.add_argument("--head", default="flow")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--figure", type=Path)
     options = parser.parse_args()

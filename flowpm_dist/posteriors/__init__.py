@@ -18,6 +18,7 @@ _HOMES = {
     "Summaries": "heads",
     "Transform": "transforms",
     "calibration_of": "calibration",
+    "compressed": "compression",
     "fit_posterior": "heads",
     "measured": "features",
     "mixed": "calibration",

@@ -40,8 +40,6 @@ UNLIKELY = 0.01
 """Parameters count as unevenly drawn if a P-value is below this over the number of tests."""
 OWN = "its own Gaussians"
 """The head's name in tables for posteriors that a network's loss has trained, see `own_answers`."""
-RAW, COMPRESSED = "statistics as they are", "compressed statistics"
-"""The kinds of features of statistics."""
 
 
 def check_names(options: PosteriorOptions) -> None:
@@ -63,8 +61,6 @@ Tables = Mapping[str, SplitSummaries]
 """Summaries by split."""
 Sets = tuple[Summaries, Summaries, Summaries]
 """Features of the training and validation set, and of the set to judge on."""
-Fitted = tuple[str, Posterior, Answers]
-"""The kind of the features, the posterior, and its answers on the set to judge on."""
 
 
 def judge_posteriors(
@@ -94,18 +90,14 @@ def judge_posteriors(
     answers: dict[tuple[str, str], Answers] = {}
     chosen: dict[str, str] = {}
 
-    def fit(name: str, head: str, tried: Mapping[str, Sets], members: int) -> Fitted:
-        """Fits a head to each of several kinds of features; keeps that of the least loss."""
-        found, asked_for = {}, options.fit.model_copy(update={"members": members})
-        for kind, (train, validation, _) in tried.items():
-            note(f"fitting {head} to {name}: {kind}")
-            found[kind] = fit_posterior(head, priors, train, validation, asked_for)
-        best = min(found, key=lambda kind: found[kind].loss)
-        chosen[f"{name}, {head}"] = best
-        test, posterior = tried[best][-1], found[best]
+    def fit(name: str, head: str, sets: Sets, members: int) -> tuple[Posterior, Answers]:
+        note(f"fitting {head} to {name}")
+        train, validation, test = sets
+        asked_for = options.fit.model_copy(update={"members": members})
+        posterior = fit_posterior(head, priors, train, validation, asked_for)
         gain = posterior.gain(test.truth, test.features)
         samples = posterior.sample(test.features, SAMPLES)
-        return best, posterior, Answers(priors, test.truth, samples, gain)
+        return posterior, Answers(priors, test.truth, samples, gain)
 
     for group in grouped(predicted):
         of_members: dict[str, list[Answers]] = {}
@@ -118,13 +110,15 @@ def judge_posteriors(
             own = own_answers(member.summarised, priors)
             if own is not None:
                 of_members.setdefault(OWN, []).append(own)
-            tried = {
-                part: sets_of(of, [part], split)
-                for part in (OUTPUTS, HIDDEN)
-                if part in of["train"].parts
-            }
             for head in options.heads:
-                best, posterior, found = fit(name, head, tried, options.fit.members)
+                tried = {
+                    part: fit(name, head, sets_of(of, [part], split), options.fit.members)
+                    for part in (OUTPUTS, HIDDEN)
+                    if part in of["train"].parts
+                }
+                best = min(tried, key=lambda part: tried[part][0].loss)
+                posterior, found = tried[best]
+                chosen[f"{name}, {head}"] = best
                 about = {"part": best, "step": step}
                 replace(posterior, about=about).save(folder.posterior(head))
                 of_members.setdefault(head, []).append(found)
@@ -138,9 +132,9 @@ def judge_posteriors(
     for names in options.baselines:
         name = " + ".join(names)
         note(f"compressing {name}")
-        tried = with_compressed(priors, sets_of(tables[largest], names, split))
+        sets = compressed_sets(priors, sets_of(tables[largest], names, split))
         for head in options.heads:
-            *_, answers[name, head] = fit(name, head, tried, members)
+            _, answers[name, head] = fit(name, head, sets, members)
     judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
     main = next(key for key in answers if key[1] == options.heads[-1])
     predictions = {
@@ -180,18 +174,16 @@ def sets_of(of: Tables, parts: Sequence[str], split: str) -> Sets:
     return train, validation, judged
 
 
-def with_compressed(priors: UniformPriors, sets: Sets) -> dict[str, Sets]:
-    """Returns statistics as they are, and compressed where there are enough universes.
+def compressed_sets(priors: UniformPriors, sets: Sets) -> Sets:
+    """Returns statistics compressed as a network compresses its volumes, to a few numbers.
 
-    A network compresses its volumes to a few numbers, and heads are fitted to these or to its last
-    hidden features. Statistics get the same choice.
+    As they are where there are too few universes to compress them.
     """
-    tried = {RAW: sets}
-    if len(np.unique(sets[0].truth, axis=0)) >= FEWEST:
-        few = compressed(priors, sets[0], [one.features for one in sets[1:]])
-        train, validation, judged = map(Summaries, few, [one.truth for one in sets])
-        tried[COMPRESSED] = train, validation, judged
-    return tried
+    if len(np.unique(sets[0].truth, axis=0)) < FEWEST:
+        return sets
+    few = compressed(priors, sets[0], [one.features for one in sets[1:]])
+    train, validation, judged = map(Summaries, few, [one.truth for one in sets])
+    return train, validation, judged
 
 
 def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:

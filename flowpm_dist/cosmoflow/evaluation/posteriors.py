@@ -40,7 +40,7 @@ class PosteriorResults:
         rmse_error: one standard error of each RMSE, [p].
         differences: how much `main` differs from each other posterior: in ln(q / prior), and in
             the mean of each parameter.
-        chosen: the kind of features that each posterior uses.
+        chosen: the features that each posterior of a network uses.
         arrays: truth, samples and ln(q / prior) of `main`, for the results.
         judged_by: the split whose volumes posteriors are judged on.
     """
