@@ -1,9 +1,11 @@
 """A stopped simulation resumes; the contents of its folder meanwhile; what is refused."""
 
+import contextlib
 import errno
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import tomllib
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
+from full_disk import disk_of
 from run_files import RUN
 
 import flowpm_dist as fpm
@@ -20,7 +23,7 @@ from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT
 from flowpm_dist.jobs import session as job_session
 from flowpm_dist.jobs.job import Request, read_record
-from flowpm_dist.jobs.session import StopRequest
+from flowpm_dist.jobs.session import FieldCheckpoints, StopRequest
 from flowpm_dist.simulate import session as simulation_session
 from flowpm_dist.simulate.job import FILES, SimulationFolder, SimulationJob
 
@@ -157,6 +160,26 @@ def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
     done = flowpm_here(*words, "--set", 'output.fields=["density"]', "--set", "run.halo=5")
     assert done.returncode == 0, done.stderr
     assert list(load_snapshot("out").arrays) == ["density"]
+
+
+@pytest.mark.parametrize("size", [100, 2000])  # of the header, and in the middle of an array
+def test_a_disk_that_fills_in_a_checkpoint_costs_no_older_one(here, monkeypatch, size):
+    save = FieldCheckpoints.save
+
+    def on_full_disk(checkpoints, number, *given, **more):
+        with disk_of(size) if number == 3 else contextlib.nullcontext():
+            save(checkpoints, number, *given, **more)
+
+    words = [*SIMULATE, "out", "--set", "output.checkpoint_every=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(FieldCheckpoints, "save", on_full_disk)
+        done = flowpm_here(*words)
+    assert done.returncode == 1
+    assert re.search(r"cannot write out/.*\.step-000003\.zarr\.partial.*: File too", done.stderr)
+    assert "are intact, the last after step 2: go on with --resume" in plain(done.stderr)
+    done = flowpm_here(*words, "--resume")
+    assert done.returncode == 0 and "going on after step 2" in done.stderr, done.stderr
+    assert {p.name for p in Path("out").iterdir()} == {*FILES, SNAPSHOT}
 
 
 @pytest.mark.parametrize("replaced", [False, True])
