@@ -117,6 +117,7 @@ def _npy_with(shape: str) -> bytes:
         (f"{SOURCES}=[{{ file = '/dev/zero' }}]", "file = '/dev/zero': a device or a pipe"),
         (f"{SOURCES}=[{{ file = 'large.txt' }}]", "no n(z) of sources: must have at most 16.0 MiB"),
     ],
+    ids=lambda each: str(each)[:40],
 )
 def test_inputs_without_an_end_or_a_meaning(here, setting, told):
     os.mkfifo("pipe.npy")
@@ -139,6 +140,7 @@ def test_inputs_without_an_end_or_a_meaning(here, setting, told):
         (f"a = {'1' * 6000}", "not TOML: a whole number has too many digits"),
         (f"a = {'[' * 5000}", "not TOML: lists or tables are nested too deep"),
     ],
+    ids=lambda each: str(each)[:40],
 )
 def test_run_files_without_an_end_or_a_meaning(here, text, told):
     other = here / "other.toml"
