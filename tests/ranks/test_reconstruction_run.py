@@ -22,7 +22,7 @@ from flowpm_dist.reconstruction.observed import likelihood_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.sampling_session import SamplingSession
 from flowpm_dist.reconstruction.search_session import SearchSession
-from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.reconstruction.work import ReconstructionFolder, outcome_of
 
 RUN = (
     ROUND_NUMBERS
@@ -196,6 +196,11 @@ def test_a_reconstruction_and_its_results(mesh, searched, alone):
         np.testing.assert_allclose(found[column], alone[column], rtol=1e-8)
     np.testing.assert_allclose(found["final"], alone["final"], rtol=1e-9)
     np.testing.assert_allclose(found["table"], alone["table"], rtol=1e-6)
+    facts, last = ended.facts, ended.rows[-1]
+    assert (facts["stopped"], facts["converged"]) == ("evaluations", False)
+    assert facts["left"] == float(last["left"]) > 0.5
+    assert float(facts["loss"]) == pytest.approx(float(last["loss"]), rel=1e-9)
+    assert "has not converged" in outcome_of(facts["stopped"], facts["left"])
     assert snapshot_attributes(ended.path / "reconstruction.zarr")["complete"]
     for name in ("slabs.png", "correlation.png", "loss.png", "run.toml"):
         assert (ended.path / name).stat().st_size > 500
