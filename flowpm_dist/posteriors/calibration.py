@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtri
 
 from flowpm_dist.cosmology.options import UniformPriors
 
@@ -112,7 +112,8 @@ class Calibration:
         """
         half = 0.5 / self.groups  # of a truth, where all or none are covered
         share = np.clip(self.coverage[level, column], half, 1 - half)
-        return float(ndtri((1 + share) / 2) / ndtri((1 + LEVELS[level]) / 2) - 1)
+        quantile = NormalDist().inv_cdf
+        return quantile((1 + float(share)) / 2) / quantile((1 + LEVELS[level]) / 2) - 1
 
     def as_dict(self) -> dict[str, object]:
         """Returns the numbers for JSON; numbers of a parameter are keyed by its name."""
