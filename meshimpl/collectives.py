@@ -49,7 +49,7 @@ def halved(pieces: tf.Tensor) -> tf.Tensor:
     """
     if pieces.dtype not in (tf.float32, tf.complex64):
         raise TypeError(
-            f"messages in half precision are of float32 or complex64, not {pieces.dtype.name}"
+            f"messages in half precision need float32 or complex64, not {pieces.dtype.name}"
         )
     numbers = tf.reshape(tf.bitcast(pieces, tf.float32), [pieces.shape[0], -1])
     # Less than half the time of the maximum of |x|, which TensorFlow does not vectorise.

@@ -154,14 +154,14 @@ class MeshVariables:
                 )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes what `tf.train.Checkpoint(**whole arrays).write(path)` would, slice by slice.
+        """Writes the files of `tf.train.Checkpoint(**whole arrays).write(path)`, slice by slice.
 
         Args:
             path: prefix of the files, in a folder that all ranks see.
 
         Raises:
-            CollectiveError: a file cannot be written on some rank, where its own exception is
-                raised. Parts that were written are removed.
+            CollectiveError: another rank cannot write a file; that rank raises its own exception.
+                Parts that were written are removed.
         """
         mesh, parts = self._impl.mesh, Path(f"{path}_parts")
         groups, what = mesh.world.meetings, f"saving the variables of {self._name}"

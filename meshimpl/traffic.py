@@ -33,7 +33,7 @@ class Traffic:
     sent: int = 0
 
     def plus(self, other: Traffic, times: int) -> Traffic:
-        """Returns this and another, some times."""
+        """Returns this traffic plus `times` times the other."""
         return Traffic(
             self.collectives + times * other.collectives,
             self.messages + times * other.messages,

@@ -275,7 +275,7 @@ def begun_in(folder: Path) -> TrainingFolder:
 def test_there_are_no_fresh_volumes_in_arrays(folder):
     refused = flowpm_here("evaluate", str(begun_in(folder).path), "--fresh", "1", "--check")
     assert refused.returncode == 2
-    assert "there are no fresh ones; leave out --fresh" in plain(refused.stderr)
+    assert "fresh ones cannot be made; leave out --fresh" in plain(refused.stderr)
 
 
 def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):

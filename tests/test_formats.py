@@ -186,7 +186,7 @@ def a_file_less(parts):
         (a_file_less, {}, "1 files, and the snapshot has 2"),
         (None, {"Omega0": 0.31}, "is of Omega0 = 0.31, the cosmology of Omega_m = 0.3"),
         (None, {"BoxSize": 16e3}, "192 particles do not fill a lattice of cubic cells"),
-        (None, {"NumPart_Total": np.array([9, 192, 0])}, "particles of type 0; must be of type 1"),
+        (None, {"NumPart_Total": np.array([9, 192, 0])}, "particles of type 0; all must be type 1"),
         (None, {"NumPart_Total": np.array([0, 193, 0])}, "192 of 193 particles: files are missing"),
     ],
 )

@@ -156,7 +156,7 @@ def test_white_noise_that_does_not_fit():
 
 def test_particles_that_cannot_be_a_start():
     rest = np.zeros((2, 8, 8, 8, 3), np.float32)
-    with pytest.raises(ValueError, match="needs a seed or white_noise"):
+    with pytest.raises(ValueError, match="give a seed or white_noise, not particles"):
         fpm.Simulation(PLANCK, 8, 32.0, STEPS, integrator="cola").run(particles=rest)
     with pytest.raises(ValueError, match="later than a = 0"):
         fpm.Simulation(PLANCK, 8, 32.0, [0, 1], integrator="bullfrog").run(particles=rest)

@@ -184,7 +184,7 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
     if flavour == "nccl":
         wheel.cuda_home()
         if remedy:
-            raise BuildError(f"the NCCL flavour wants a C++ compiler too: {remedy}")
+            raise BuildError(f"the NCCL flavour needs a C++ compiler too: {remedy}")
     inputs, stamp = inputs_of(target.venv, mpi), read_stamp(target.venv)
     if is_current(stamp, inputs, with_horovod):
         if with_horovod and not stamp["horovod"]:

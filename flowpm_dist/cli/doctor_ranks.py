@@ -171,7 +171,7 @@ def _messages(mesh: ProcessMesh) -> list[Check]:
     def allreduce(x: tf.Tensor) -> None:
         total = collectives.reduce(x, "sum", ranks, "doctor.allreduce")
         if float(total[0]) != mesh.size:
-            raise ValueError(f"the sum of {mesh.size} ones is {float(total[0])}")
+            raise ValueError(f"allreduce of {mesh.size} ones returned {float(total[0])}")
 
     def alltoall(x: tf.Tensor) -> None:
         collectives.exchange(x, None, ranks, "doctor.alltoall").numpy()

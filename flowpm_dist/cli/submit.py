@@ -264,8 +264,8 @@ def _checked(
             complete.append(number)
     if len(complete) == max(1, job.elements):
         raise UserError(
-            f"{job.output}{'-*' if job.elements else ''}: the work is complete; remove it to make "
-            "it anew, or give another --output"
+            f"{job.output}{'-*' if job.elements else ''}: the work is complete; remove it to start "
+            "again, or give another --output"
         )
     node = human_size(Estimate(ranks, job.ranks_per_node, memory).on_host)
     return dataclasses.replace(job, complete=complete, memory=node)

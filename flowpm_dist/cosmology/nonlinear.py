@@ -27,11 +27,11 @@ MODELS = ("takahashi", "mead2020", "mead2016", "linear")
 class Halofit:
     """The non-linear power P(k, a) for a linear power: `halofit(k, a)` can replace `LinearPower`.
 
-    It is differentiable with respect to k, a and all that the linear power is differentiable with
-    respect to. CAMB's halofit (`NonlinearPower`) is the same fit with CAMB's growth, which includes
-    radiation, and without gradients.
+    It has gradients with respect to k, a and every quantity for which the linear power has
+    gradients. CAMB's halofit (`NonlinearPower`) is the same fit with CAMB's growth, which includes
+    radiation. CAMB's halofit has no gradients.
 
-    Where fluctuations are below 1 on all scales above 3 kpc/h, the power is linear.
+    If the fluctuations are below 1 on all scales above 3 kpc/h, the result is the linear power.
 
     Args:
         linear: the linear power; its cosmology is used.
@@ -189,8 +189,8 @@ class TabulatedPower:
         known, (first, last) = tf.get_static_value(a), self._a[[0, -1]]
         if known is not None and not ((known > first - 1e-9) & (known < last + 1e-9)).all():
             raise ValueError(
-                f"the table of power has scale factors from {first:g} to {last:g}: asked for "
-                f"{np.min(known):g} to {np.max(known):g}"
+                f"the table of power has scale factors from {first:g} to {last:g}, but "
+                f"{np.min(known):g} to {np.max(known):g} were requested"
             )
         shape = tf.broadcast_dynamic_shape(tf.shape(k), tf.shape(a))
         cell_a, basis_a, _ = self._along_a.basis(tf.clip_by_value(a, first, last))

@@ -105,7 +105,7 @@ class Box:
 
     @property
     def number_shape(self) -> Any:
-        """`mtf.Shape` of one number for each universe: [], or [batch]."""
+        """`mtf.Shape` of an array with one number for each universe: [], or [batch]."""
         return mtf.Shape([] if self.batch is None else [mtf.Dimension("batch", self.batch)])
 
     @property

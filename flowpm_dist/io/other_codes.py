@@ -222,7 +222,7 @@ def particle_files(path: str | Path) -> ParticleFiles | None:
     totals = _totals(files.header)
     others = [n for n, total in enumerate(totals) if total and n != DARK_MATTER]
     if others:
-        raise SnapshotError(f"{folder} has particles of type {others[0]}; must be of type 1 alone")
+        raise SnapshotError(f"{folder} has particles of type {others[0]}; all must be type 1")
     if totals[DARK_MATTER] != files.count:
         raise SnapshotError(
             f"{folder} holds {files.count} of {totals[DARK_MATTER]} particles: files are missing"

@@ -205,7 +205,7 @@ def wrong_noise_type(dtype: np.dtype) -> str:
 
 
 def warn_of_mean(total: float, count: int) -> None:
-    """Warns of white noise whose mean is not 0, as that of a density is not; once for each mean.
+    """Warns if the mean of white noise is not 0, as when a density is given; once for each mean.
 
     Args:
         total: sum of all values.

@@ -386,6 +386,6 @@ class WorkFolder(JobFolder):
             )
 
     def write_mark(self, *, complete: bool, **more: object) -> None:
-        """Write the mark: whether the job is complete, and what else is known. On rank 0."""
+        """Writes the mark: whether the job is complete, and the entries `more`. On rank 0."""
         mark = {"generator": GENERATOR, "complete": complete, **more}
         write_text(self.path / self.contents[0], json.dumps(mark, indent=1) + "\n")

@@ -295,7 +295,7 @@ class Job(ABC, Generic[OptionsT, ResultT]):
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
-        """Returns the entry of a folder in `flowpm-dist runs`; None if it holds no such work."""
+        """Returns the entry of a folder in `flowpm-dist runs`; None if it holds no such job."""
         folder = cls.folder_type(path)
         return record_of_work(folder) if isinstance(folder, WorkFolder) else None
 

@@ -132,14 +132,14 @@ SCHEMES: tuple[type[Bias], ...] = (EulerianBias, LagrangianBias)
 
 
 def bias_with(names: Collection[str], named: Any = None) -> Bias | None:
-    """Returns the scheme that has these parameters, or None if there are none.
+    """Returns the bias scheme that has these parameters, or None if no parameters are given.
 
     Args:
         names: the names of the parameters.
         named: a custom class, its "package.module:object", or a `Bias` itself.
 
     Raises:
-        ValueError: the scheme does not have them, or there is none.
+        ValueError: the custom scheme has other parameters, or no scheme has these.
     """
     if named is not None:
         found = python_object(named)

@@ -125,10 +125,10 @@ class Observations:
 
         Args:
             offset: the first cell of the part.
-            shape: the number of its cells along each side.
+            shape: the part's number of cells along each side.
 
         Raises:
-            VolumeError: if a file cannot be read.
+            VolumeError: a file cannot be read.
         """
         place = tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
         values = self._values(place)

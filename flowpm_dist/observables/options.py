@@ -168,7 +168,7 @@ class ObservationOptions(Options):
 
     @property
     def network_input(self) -> str:
-        """The default input of a network for these data, see `NetworkOptions`."""
+        """The default of `NetworkOptions.input` for a network on these data."""
         return self.own_input or ("log1p" if self.is_positive else "asinh")
 
     @property

@@ -84,8 +84,8 @@ class StructureFormation:
             return [look(self.state(simulation, None, cosmology, seed))]
         if type(self).state is not StructureFormation.state:
             raise ObservationError(
-                f"observation.redshifts: {type(self).__name__} has a `state` of its own, at one "
-                "time alone: override `at_times`, too, or leave redshifts out"
+                f"observation.redshifts: {type(self).__name__} overrides `state`, which gives one "
+                "time only: override `at_times`, too, or leave redshifts out"
             )
         if self.makes_steps:
             return simulation.run(seed=seed, cosmology=cosmology, outputs=times, on_output=look)

@@ -85,7 +85,7 @@ class SimulationFolder(JobFolder):
 
     Args:
         path: path of the folder; it is made when the run begins.
-        outputs: names of the folders of states before the last one.
+        outputs: names of the folders that hold the states before the last one.
     """
 
     kind = "run"

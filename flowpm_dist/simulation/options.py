@@ -102,7 +102,7 @@ OUTPUT = 20
 
 
 def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:
-    """Returns what the writing of a snapshot adds to `simulation_bytes` on a rank [bytes]."""
+    """Returns the memory that writing a snapshot adds to `simulation_bytes` on a rank [bytes]."""
     values = WRITING * math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
     return min(CHUNKS, math.ceil(values * np.dtype(solver.precision).itemsize))
 

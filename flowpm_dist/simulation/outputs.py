@@ -105,7 +105,7 @@ class Outputs(Observer):
         kept = []
         for j, leaf in enumerate(tf.nest.flatten(made)):
             if isinstance(leaf, State):
-                raise TypeError("on_output returned a State: without on_output, run gives them")
+                raise TypeError("on_output returned a State: call run without on_output for states")
             tensor = leaf.block if isinstance(leaf, Field) else leaf
             if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
                 seen[i, j] = tensor

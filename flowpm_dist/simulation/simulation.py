@@ -253,7 +253,7 @@ class Simulation:
                 on every rank.
         """
         if outputs is None and on_output is not None:
-            raise ValueError("on_output goes with outputs: give the scale factors, too")
+            raise ValueError("on_output needs outputs: give their scale factors, too")
         given = Given(seed, white_noise, particles, cosmology, paired)
         if outputs is None:
             return self._run(given, progress, None)[0]
@@ -390,7 +390,9 @@ class Simulation:
             begin, box = float(self.edges[0]), self.box_of_replicas
             given = replace(given, particles=given.particles.particles_for(begin, box, granted))
         if given.particles is not None and self.options.integrator.uses_lpt:
-            raise ValueError("this integrator follows LPT: it needs a seed or white_noise")
+            raise ValueError(
+                "this integrator follows LPT: give a seed or white_noise, not particles"
+            )
         box = self.box_of(given.batch(self.box_of_replicas))
         self._check_equal(given, box, more)
         return Inputs(

@@ -387,6 +387,6 @@ def _modes_of_bins(ell: np.ndarray, edges: Any) -> np.ndarray:
     if empty.size:
         low, high = limits[empty[0]], limits[empty[0] + 1]
         raise ValueError(
-            f"no multipole of the maps, up to {ell[-1]}, lies in the bin from {low:g} to {high:g}"
+            f"the bin from {low:g} to {high:g} holds no multipole of the maps (l up to {ell[-1]})"
         )
     return inside * (2.0 * ell + 1.0)

@@ -58,7 +58,7 @@ class Bins:
         if self.width is not None and not 0 < self.width < np.inf:
             raise ValueError(f"bins of width {self.width}: a number above 0 is needed")
         if self.spacing not in ("linear", "log"):
-            raise ValueError(f"spacing {self.spacing!r}: 'linear' or 'log'")
+            raise ValueError(f"spacing {self.spacing!r}: must be 'linear' or 'log'")
 
     def edges(self, box: Box) -> np.ndarray:
         """Returns the edges of the bins for fields of a box [h/Mpc], float64 [bins + 1].

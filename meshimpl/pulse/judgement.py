@@ -98,12 +98,12 @@ class Peer:
 def trouble(peers: Collection[Peer], limit: float, name: str) -> Cause | None:
     """Returns why a job cannot go on; None if it can.
 
-    After the loss of a rank or a host it may be started again; after an error of a rank it is not.
+    A job may be started again after the loss of a rank or a host, but not after a rank's error.
 
     Args:
         peers: the ranks to judge.
-        limit: time without a sign of life that is too long [s].
-        name: environment variable that sets it.
+        limit: time without a sign of life after which a job cannot go on [s].
+        name: the environment variable that sets `limit`.
     """
     watched = [peer for peer in peers if peer.place.ending != LEAVES]
     for peer in watched:

@@ -325,7 +325,7 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
     for edges, told in (
         (0.0, "a width above 0"),
         ([0.0, 50.0, 40.0], "must increase from 0 or more"),
-        ([0.0, 500.0], "shells up to 500 Mpc/h: z_max = 0.05 is at 14"),
+        ([0.0, 500.0], "shells up to 500 Mpc/h: must end at z_max = 0.05 or before, at most 14"),
     ):
         with pytest.raises(ValueError, match=told):
             SKY.planes(sim, edges, seed=1)

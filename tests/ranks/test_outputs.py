@@ -204,9 +204,9 @@ def test_outputs_that_cannot_be_are_refused(mesh):
         UserWarning, match="returned a SimpleNamespace, which holds tensors: no grad"
     ):
         sim.run(seed=1, outputs=[0.5], on_output=lambda state: SimpleNamespace(x=state.density()))
-    with pytest.raises(ValueError, match="on_output goes with outputs"):
+    with pytest.raises(ValueError, match="on_output needs outputs"):
         sim.run(seed=1, on_output=print)
-    with pytest.raises(TypeError, match="without on_output, run gives them"):
+    with pytest.raises(TypeError, match="call run without on_output for states"):
         sim.run(seed=1, outputs=[0.5], on_output=lambda state: state)
 
 

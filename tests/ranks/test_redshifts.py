@@ -130,7 +130,7 @@ class Own(StructureFormation):
 
 @pytest.mark.ranks(1)
 def test_a_structure_that_knows_one_time_is_refused():
-    with pytest.raises(ObservationError, match="Own has a `state` of its own, at one time alone"):
+    with pytest.raises(ObservationError, match="Own overrides `state`, which gives one time only"):
         Own().at_times(simulation(solo()), [0.5, 1.0], lambda state: state, None, [1])
 
 

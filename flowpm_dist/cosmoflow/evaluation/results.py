@@ -76,7 +76,7 @@ class Evaluation:
     posteriors: PosteriorResults | None = None
 
     def sentences(self) -> list[str]:
-        """Returns sentences on what the table does not show."""
+        """Returns sentences about results that the table does not show."""
         many = len(self.collapse) > 1
         sentences = [f"{name}: {text}" if many else text for name, text in self.collapse.items()]
         over = [

@@ -166,8 +166,8 @@ def check_comparable(trainings: Sequence[SavedTraining], split: str = "test") ->
     first = trainings[0]
     if is_fresh(split) and not first.plan.simulates:
         raise TrainedError(
-            f"{first.folder.path} was trained on volumes that it did not simulate: there are no "
-            "fresh ones; leave out --fresh"
+            f"{first.folder.path} was trained on volumes that it did not simulate: fresh ones "
+            "cannot be made; leave out --fresh"
         )
     known: dict[tuple[Any, ...], SavedTraining] = {}
     for training in trainings:

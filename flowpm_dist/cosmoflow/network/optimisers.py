@@ -132,10 +132,10 @@ class Optimiser(tf.Module):
         self._compiled = tf.function(self._update, autograph=False, jit_compile=True)
 
     def build(self, variables: Sequence[tf.Variable]) -> None:
-        """Makes the slots of these weights; the first `apply` does so where it was not done.
+        """Makes the slots of these weights. Without this call, the first `apply` makes them.
 
         Raises:
-            ValueError: there are slots of other shapes.
+            ValueError: slots of other shapes exist already.
         """
         shapes = [tuple(variable.shape) for variable in variables]
         for name in self.SLOTS:

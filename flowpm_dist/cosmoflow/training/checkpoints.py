@@ -221,7 +221,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
             continue
         if damaged and not earlier:
             raise TrainedError(
-                f"{damaged}; {path.name} before it is whole: move the files {paths[0].name}.* "
+                f"{damaged}; the earlier {path.name} is whole: move the files {paths[0].name}.* "
                 f"away, and flowpm-dist train --resume continues from {path.name}"
             )
         if reason := _misfit(path, checkpoint.weights):
@@ -237,7 +237,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
         advice = "begin anew with --overwrite"
         if folder.name == BEST:
             advice = f"take the last weights (--checkpoint last), or move {folder} away"
-        raise TrainedError(f"{damaged}, and none before it is whole: {advice}")
+        raise TrainedError(f"{damaged}, and no earlier checkpoint is whole: {advice}")
     named = tf.train.get_checkpoint_state(str(folder))
     if named is not None:
         raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")

@@ -105,14 +105,15 @@ class TrainingSession:
         self.mlperf = MLPerfLog(folder.mlperf_log if keeps_log else None, self.plan)
 
     def run(self, *, resume: bool) -> TrainingOutcome:
-        """Trains to the end, or until a signal comes. On all ranks together.
+        """Trains to the last step, or until a signal stops it. Called on all ranks together.
 
         Args:
             resume: whether to continue from the latest checkpoint, if there is one.
 
         Raises:
-            StopError: a signal ended it before its last step; a checkpoint is written.
-            DivergedError, RecordError, HaloError, WriteError: the checkpoints are as they were.
+            StopError: a signal stopped the training before its last step; a checkpoint was written.
+            DivergedError, RecordError, HaloError, WriteError: the training cannot go on;
+                its checkpoints are unchanged.
             TrainedError: there is no checkpoint to continue from, or no weights to start from.
         """
         first = self._resumed() if resume else 0

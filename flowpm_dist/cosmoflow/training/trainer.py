@@ -35,10 +35,10 @@ class DivergedError(FloatingPointError):
 
 @dataclass(frozen=True)
 class Regressor:
-    """A network that finds parameters, and the scale in which it learns them.
+    """A network that infers parameters, and the scale in which it learns them.
 
     Attributes:
-        network: on a mesh.
+        network: the network, on a mesh.
         standardiser: the scale of the parameters.
         step: number of steps that the network was trained for.
     """

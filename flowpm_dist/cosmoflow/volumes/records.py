@@ -78,10 +78,10 @@ def batch_positions(
 
 
 def check_lane(samples: int, batch_size: int, lane: tuple[int, int] | None) -> tuple[int, int]:
-    """Returns this replica's part of a global batch as (first, count), by default all of it.
+    """Returns this replica's part of a global batch as (first, count); all of it by default.
 
     Raises:
-        RecordError: the lane is no part of the batch, or the batch is larger than the split.
+        RecordError: the lane is not a part of the batch, or the split is smaller than the batch.
     """
     first, count = (0, batch_size) if lane is None else lane
     if not (0 <= first < first + count <= batch_size):

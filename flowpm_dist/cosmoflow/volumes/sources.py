@@ -150,7 +150,7 @@ class BatchSource(abc.ABC):
         """Returns some batches after `start`, without changing the batches of the steps."""
 
     def simulations(self, step: int) -> int:
-        """Returns the number of simulations made when a step begins, over all replicas."""
+        """Returns the number of simulations made before the batch of a step, over all replicas."""
         return 0
 
     def close(self) -> None:  # noqa: B027
@@ -228,7 +228,7 @@ class InSituSource(BatchSource):
         return (self._drawn(n, self.draws.preview(n, made)) for n in range(batches))
 
     def simulations(self, step: int) -> int:
-        """Returns the number of simulations made when a step begins, over all replicas."""
+        """Returns the number of simulations made before the batch of a step, over all replicas."""
         return self.draws.made(step) * self.lanes.batch
 
     def _make(self, generation: int) -> Generation:

@@ -136,7 +136,7 @@ class Integrator(Options, abc.ABC):
             ValueError: the scheme gives no states between kicks.
         """
         raise ValueError(
-            f"{type(self).__name__} gives no states between the kicks: it has no `interpolation`"
+            f"{type(self).__name__} gives no states between kicks: it defines no `interpolation`"
         )
 
     def since_kick(

@@ -98,10 +98,10 @@ def smail(z: np.ndarray, z0: float, alpha: float, beta: float) -> np.ndarray:
 
 
 def quadrature(edges: np.ndarray, shift: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes and weights of the integral of n(z) over all that is above z = 0.
+    """Returns nodes and weights for the integral of n(z) over all redshifts above 0.
 
     Args:
-        edges: redshifts between which n(z) is smooth, before the shift [cell + 1].
+        edges: edges of redshift cells, before the shift [cell + 1]. n(z) is smooth in each cell.
         shift: shift of all redshifts.
 
     Returns:

@@ -125,7 +125,7 @@ class LensPlanes:
             raise ValueError("planes of matter are a tensor [plane, ...]")
         if delta.shape[0] != self.chi.shape[0]:
             raise ValueError(
-                f"{delta.shape[0]} planes of matter were given: {self.chi.shape[0]} have distances"
+                f"{delta.shape[0]} planes of matter were given, but {self.chi.shape[0]} distances"
             )
 
 

@@ -214,7 +214,7 @@ class ConvergencePainter(MapPainter):
         self._means = cosmologies.stack([means[id(growth)] for growth in cosmologies.growths])
 
     def results(self, seen: Seen) -> ConvergenceMaps:
-        """See `Observer.results`: the mean of the universe is subtracted."""
+        """See `Observer.results`; the mean convergence of the universe is subtracted."""
         maps = self.geometry.normalised(self.summed(seen))
         means = tf.reshape(self._means, [*self._means.shape, *[1] * len(self._shape)])
         return ConvergenceMaps(maps - tf.cast(means, maps.dtype), self.geometry.sky)

@@ -138,7 +138,7 @@ class ConvergenceOptions(LensedSky, FlatField):
         return float(shape_noise_sigma(asked.sigma_e, asked.n_eff, self.pixel_area))
 
     def noise(self, seed: int, components: int = 1, dtype: Any = np.float64) -> np.ndarray:
-        """Returns shape noise, which must be given, in maps [source, component, x, y] [1].
+        """Returns maps of shape noise [source, component, x, y] [1]; `shape_noise` must be set.
 
         Args:
             seed: seed of the noise, in place of the one in the options.

@@ -102,8 +102,8 @@ class SphereGeometry(Geometry):
             return np.linspace(0.0, end, self.sky.shell_count(float(given), end) + 1)
         if given[-1] > end * (1 + 1e-9):
             raise ValueError(
-                f"shells up to {given[-1]:g} Mpc/h: z_max = {self.sky.z_max:g} is at {end:.6g} "
-                "Mpc/h"
+                f"shells up to {given[-1]:g} Mpc/h: must end at z_max = {self.sky.z_max:g} or "
+                f"before, at most {end:.6g} Mpc/h"
             )
         return given
 
