@@ -39,6 +39,12 @@ DIFFERENCE = 1e-3
 """Finite difference of the unit normal parameters, for the slope of the response."""
 
 
+EDGE = 3.0
+"""Unit normal parameters up to here are free in a search. Beyond, within 0.13 % of a prior's width
+from its ends, they are drawn back: their slope vanishes there, and steps would not return.
+"""
+
+
 class Scaling:
     """A scaling of the modes and of the parameters by the square root of their curvature.
 
@@ -298,8 +304,8 @@ class EvenPosterior:
         annealing: the annealing of the likelihood.
         held: whether the parameters are held fixed: their gradient is then 0.
         natural: whether the density is that per unit of the parameters' own values, for a search of
-            its maximum. Their priors are uniform, so they add nothing then. A sampler needs the
-            density per unit of the coordinates.
+            its maximum. Their priors are uniform, so they add nothing then, except beyond `EDGE`. A
+            sampler needs the density per unit of the coordinates.
     """
 
     def __init__(
@@ -325,8 +331,10 @@ class EvenPosterior:
         slope, prior = found.gradient, found.prior
         if self._natural:
             normal = place.point.parameters
-            prior = prior - 0.5 * np.sum(normal.numpy() ** 2, axis=-1)
-            slope = Unknowns(slope.field, slope.parameters - normal)
+            inside = tf.clip_by_value(normal, -EDGE, EDGE)
+            kept = 0.5 * tf.reduce_sum(tf.square(normal) - tf.square(normal - inside), axis=-1)
+            prior = prior - kept.numpy()
+            slope = Unknowns(slope.field, slope.parameters - inside)
         gradient = place.gradient(slope)
         if self.held:
             gradient = Unknowns(gradient.field, tf.zeros_like(gradient.parameters))
