@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_SHORT = 8
-"""Numbers of an array that are compared one by one."""
+_SHORT = 1024
+"""Largest array whose numbers are compared one by one, so that they may differ by rounding."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, PurePath, tf.DType, enum.Enum)
 
 
@@ -60,8 +60,8 @@ def facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def _parts(value: Any) -> Mapping[Any, Any] | None:
     """Returns the parts of a container by name; None of another object."""
-    if isinstance(value, Mapping):
-        return value
+    if isinstance(value, Mapping):  # equal ones may have another order
+        return dict(sorted(value.items(), key=lambda item: str(item[0])))
     if isinstance(value, type):
         return None
     if dataclasses.is_dataclass(value):

@@ -1,12 +1,16 @@
 """Universes from the rows of a table: in one process, on two ranks, and as an array of jobs."""
 
+import os
 import shutil
+import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from commands import flowpm, flowpm_here, folder_with
 
 from flowpm_dist.io import load_snapshot
+from flowpm_dist.simulate import session
 
 RUN = """
 [box]
@@ -102,6 +106,32 @@ def test_mistakes_of_a_table_are_named_before_any_work(here, command, table, mes
     done = flowpm_here(*command, "run.toml", "--table", "t.csv", *size)
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert {path.name for path in here.iterdir()} == {"run.toml", "t.csv"}
+
+
+def test_a_signal_while_results_are_written_ends_the_table(here, monkeypatch):
+    """The row is complete, and the next one is not begun."""
+    (here / "table.csv").write_text(TABLE)
+    write = session.write_results
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return write(*arguments)
+
+    monkeypatch.setattr(session, "write_results", signalled)
+    words = ["simulate", "run.toml", "--table", "table.csv", "--output", "all"]
+    done = flowpm_here(*words)
+    assert done.returncode == 128 + signal.SIGUSR1 and "go on with --resume" in done.stderr
+    assert (here / "all-0/snapshot.zarr").exists() and not (here / "all-1").exists()
+
+
+def test_the_disk_has_room_for_all_rows(here, monkeypatch):
+    (here / "table.csv").write_text(TABLE)
+    monkeypatch.setattr(
+        "flowpm_dist.jobs.folder.shutil.disk_usage", lambda path: SimpleNamespace(free=30 * 2**20)
+    )
+    assert flowpm_here("simulate", "run.toml", "--check").returncode == 0
+    done = flowpm_here("simulate", "run.toml", "--table", "table.csv", "--check")
+    assert done.returncode == 2 and "3 runs need about" in done.stderr
 
 
 def test_a_table_is_an_array_of_jobs(here):

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from flowpm_dist.cli import common
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.folder import OutputError, check_room
 from flowpm_dist.jobs.job import JOBS, Job, Request, job_class
 from flowpm_dist.jobs.progress import Verbosity
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
@@ -65,6 +65,9 @@ def command_of(kind: Kind) -> Callable[..., None]:
             asked = Request(run_file, size, output, resume, overwrite, mesh, settings)
             jobs = [kind.plan(asked)] if table is None else _rows(kind, asked, table)
             left = [job for job in jobs if not job.is_complete]
+            if len(left) > 1 and launch.detect().rank == 0:
+                disk = sum(job.disk for job in left)
+                check_room(output, disk, f"{len(left)} runs need about")
             for job in left:
                 preview(job).check_memory(ignore=ignore_memory)
         if not left:
@@ -150,6 +153,11 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
         for number, job in enumerate(jobs):
             place = f"{job.folder.path} ({number + 1} of {len(jobs)})" if rows else ""
             if stopped_by := _work(job, meshes, place):
+                break
+            if number + 1 < len(jobs) and (stopped_by := job.stopped_by):
+                if launch.detect().rank == 0:
+                    name = launch.stop_name(stopped_by)
+                    print(f"stopped by {name}; go on with --resume", file=sys.stderr, flush=True)
                 break
     except SystemExit as end:
         number = int(end.code or 0) - 128

@@ -108,6 +108,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         self.options, self.mesh = options, mesh
         self.resume, self.overwrite = request.resume, request.overwrite
         self.run_file, self.folder = request.run_file, self.make_folder(request.output)
+        self.stopped_by: str | None = None
+        """The signal that came after the last step, while results were written."""
 
     @classmethod
     def named(cls) -> str:

@@ -153,7 +153,9 @@ class StagedRun(ABC):
         for number in range(self.progress.stage, len(self.stages)):
             if number != self.progress.stage or memory is None:
                 now = self.progress
-                self.progress = replace(now, stage=number, in_stage=0, ended="", losses=())
+                self.progress = replace(
+                    now, stage=number, in_stage=0, ended="", losses=(), left=None
+                )
                 objective = self._objective()
                 self._scheme.start(objective, point)
             point = self._stage(objective, point)

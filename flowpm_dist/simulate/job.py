@@ -344,7 +344,9 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
         try:
             session = SimulationSession(self.options, self.folder, progress)
-            return session.run(resume=self.resume)
+            summary = session.run(resume=self.resume)
+            self.stopped_by = session.stopped_by
+            return summary
         except StopError:
             self.folder.release()
             raise

@@ -232,6 +232,7 @@ class SimulationSession:
         self._written: list[float] = []
         self._particles: LightConeFiles | None = None
         self._checksums: dict[str, str] = {}
+        self.stopped_by: str | None = None
         self._ours = {
             "seed": options.initial.seed,
             "steps": options.evolution.step_count,
@@ -297,7 +298,9 @@ class SimulationSession:
                     figures=options.output.figures,
                 )  # fmt: skip
             maps.clear()
-            return write_results(self.folder, options, state, self.simulation.power)
+            summary = write_results(self.folder, options, state, self.simulation.power)
+            self.stopped_by = self._stop.name()
+            return summary
 
     def _output(self, state: State) -> None:
         """Writes a state before the last one, in a folder of its own. On every rank."""

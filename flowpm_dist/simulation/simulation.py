@@ -326,7 +326,9 @@ class Simulation:
     def _outputs(
         self, outputs: Sequence[float] | np.ndarray, on_output: OnOutput | None
     ) -> ObserverOf:
-        return functools.partial(_at_times, check_outputs(outputs, self.edges), on_output)
+        # Ranks may bind values of their own to it, such as a path: its name alone is compared.
+        call = None if on_output is None else lambda state: on_output(state)
+        return functools.partial(_at_times, check_outputs(outputs, self.edges), call)
 
     def _run(
         self,

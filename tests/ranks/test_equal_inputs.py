@@ -137,8 +137,14 @@ def test_equal_inputs_pass() -> None:
     """Also numbers that differ by rounding, as results of other processors may."""
     mesh = process_mesh(f"row:{SIZE}")
     numbers = {"a": 0.3 + 2e-16 * RANK, "b": tf.constant(1e-9 * (1 + 1e-12 * OTHER), tf.float64)}
+    edges = np.geomspace(0.1, 1.0, 20) * (1 + 2e-16 * RANK)
+    settings = dict([("x", 1), ("y", 2)][:: 1 - 2 * OTHER])  # in another order
     for _ in range(2):
-        mesh.check_equal("a test", names=["x", None], array=np.arange(20), **numbers)
+        mesh.check_equal("a test", names=["x", None], edges=edges, settings=settings, **numbers)
+    # Of a function of the caller's own the name is compared, and not what a rank has bound to it.
+    scaled = functools.partial(lambda by, state: by * state.a, 1 + RANK)
+    found = simulation().run(1, outputs=[0.5, 1.0], on_output=scaled)
+    np.testing.assert_allclose(found, [0.5 * (1 + RANK), 1 + RANK])
     with pytest.raises(CollectiveError, match="b differs between ranks: .* has 1.0000100"):
         mesh.check_equal("a test", a=0.3 + 2e-16 * RANK, b=1e-9 * (1 + 1e-5 * OTHER))
     with pytest.raises(CollectiveError, match="seed differs"):
@@ -154,5 +160,6 @@ def test_facts_do_not_depend_on_the_process() -> None:
     found = dict(facts({"own": Own(), "sizes": {"b", "a"}, "call": np.sum, "f": np.float32(0.5)}))
     assert found["own"].endswith("Own") and found["call"] == "numpy.sum"
     assert (found["sizes[0]"], found["sizes[1]"], found["f"]) == ("'a'", "'b'", "0.5")
-    large = [dict(facts(np.arange(n) + m))[""] for n, m in ((9, 0), (9, 0), (9, 1), (10, 0))]
+    sizes = ((1100, 0), (1100, 0), (1100, 1), (1101, 0))
+    large = [dict(facts(np.arange(n) + m))[""] for n, m in sizes]
     assert large[0] == large[1] and len(set(large)) == 3
