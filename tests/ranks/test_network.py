@@ -234,7 +234,7 @@ def test_ranks_start_equal_and_rank_zero_counts(network_mesh):
 def test_sc18_takes_no_split_volume(network_mesh):
     split = network_mesh.size // network_mesh.axis_size("replica")
     if split > 1:
-        with pytest.raises(ValueError, match="or sc18-periodic"):
+        with pytest.raises(ValueError, match="use sc18-periodic, or the mesh"):
             Network("sc18", network_mesh, width=128, batch=BATCH)
     with pytest.raises(ValueError, match="nothing is left of a volume of 32 cells"):
         Network("sc18", network_mesh, width=32, batch=BATCH)
