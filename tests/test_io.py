@@ -438,15 +438,19 @@ def test_states_on_the_way_are_of_one_run_though_publication_is_cut_short(tmp_pa
     assert about["config"] == "new"
 
 
-def test_a_publication_that_fails_loses_neither_run(tmp_path):
-    out = replacing(tmp_path)
-    (tmp_path / "timings.json").unlink()
-    (tmp_path / "timings.json").mkdir()
-    with pytest.raises(WriteError, match="timings.json"):
+def test_a_publication_that_fails_loses_neither_run(tmp_path, monkeypatch):
+    out, real = replacing(tmp_path), Path.replace
+
+    def replace(self, target):
+        if self.name == "timings.json":
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        return real(self, target)
+
+    with monkeypatch.context() as patch, pytest.raises(WriteError, match="timings.json"):
+        patch.setattr(Path, "replace", replace)
         out.publish()
     out.remove_partial()
     assert (out.partial / SNAPSHOT).is_dir() and (out.partial / f"replaced-{SNAPSHOT}").is_dir()
-    (tmp_path / "timings.json").rmdir()
     with pytest.raises(OutputError, match="finished run"):
         SimulationFolder(tmp_path).begin(overwrite=False)
     assert (tmp_path / "timings.json").read_text() == "new"

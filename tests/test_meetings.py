@@ -34,7 +34,11 @@ def test_meetings_are_counted_for_each_group(told: list[Place]) -> None:
     """When they begin; after one, nothing is waited for."""
     for ranks in (WORLD, ROW, WORLD):
         meet(ranks)
-    assert [place.wait for place in told[::2]] == [Wait(1, 0, 4, 1), Wait(1, 0, 2, 1), (2, 0, 4, 1)]
+    assert [place.wait for place in told[::2]] == [
+        Wait(1, 0, 4, 1),
+        Wait(1, 0, 2, 1),
+        Wait(2, 0, 4, 1),
+    ]
     assert told[-2].begun == (Wait(2, 0, 4, 1), Wait(1, 0, 2, 1))
     assert all(place.wait is None for place in told[1::2])
     assert [place.moves for place in told] == list(range(1, 7))
