@@ -12,6 +12,7 @@ from flowpm_dist.grid.decomposition import (
     StepTraffic,
     default_mesh,
     fitting_shapes,
+    mesh_factor_problem,
     misfits,
     parse_mesh,
     why_default_mesh,
@@ -62,3 +63,40 @@ def test_numbers_of_ranks_that_would_do() -> None:
         default_mesh(7, (24, 24, 24))
     assert why_default_mesh(49, (49, 7, 8)).startswith("of the 2 meshes")
     assert why_default_mesh(5, (10, 6, 6)) == "it is the only mesh of 5 ranks that divides the grid"
+
+
+@pytest.mark.parametrize("factor", [1, 1.125, 1.25, 1.5, 1.75, 2, 3, 4, 4.0])
+def test_mesh_factors_that_fit(factor: float) -> None:
+    axes = parse_mesh("row:2,col:4")
+    assert mesh_factor_problem(factor, (64, 32, 48), axes) is None
+    assert mesh_factor_problem(4 / 3, (12, 24, 48), axes) is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "grid", "mesh", "near"),
+    [
+        (1.3, (64, 64, 64), "row:1", "1.28125 and 1.3125"),
+        (1.28125, (64, 64, 64), "row:1,col:4", "1.25 and 1.3125"),
+        (1.5, (64, 64, 64), "row:64", "1 and 2"),
+        (1.4, (12, 18, 12), "row:1", "1.33333333333 and 1.66666666667"),
+        (1.01, (12, 18, 12), "row:2", "1 and 1.33333333333"),
+    ],
+)
+def test_nearest_mesh_factors(
+    factor: float, grid: tuple[int, int, int], mesh: str, near: str
+) -> None:
+    """By hand; both of them fit."""
+    axes = parse_mesh(mesh)
+    problem = mesh_factor_problem(factor, grid, axes)
+    assert problem is not None and problem.endswith(f"nearest factors that give one are {near}")
+    assert not any(mesh_factor_problem(float(n), grid, axes) for n in near.split(" and "))
+
+
+def test_a_mesh_divides_the_force_mesh_as_well() -> None:
+    """Two ranks are no slabs of a mesh of 18 x 18 x 18 in four; pencils are."""
+    assert default_mesh(4, (12, 12, 12)) == "row:4,col:1"
+    assert default_mesh(4, (12, 12, 12), 1.5) == "row:2,col:2"
+    with pytest.raises(ValueError, match=r"grid \[4, 4, 4\] and the force mesh \[6, 6, 6\]"):
+        default_mesh(16, (4, 4, 4), 1.5)
+    (wrong,) = misfits(parse_mesh("row:4"), (12, 12, 12), 4, mesh_factor=1.5)
+    assert "mesh_factor = 1.5" in wrong and "that row:4 can divide" in wrong

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.grid.decomposition import finer_grid, mesh_factor_problem
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
@@ -72,10 +73,18 @@ class Box:
         grid, size = (" x ".join(f"{n:g}" for n in three) for three in (self.grid, self.size))
         return f"{batch}grid {grid}, size {size} Mpc/h, mesh {self.mesh}, {self.dtype.name}"
 
-    def finer(self, factor: int) -> Box:
-        """Returns the same box with `factor` times as many cells along each side."""
-        x, y, z = (factor * n for n in self.grid)
-        return dataclasses.replace(self, grid=(x, y, z))
+    def finer(self, factor: float) -> Box:
+        """Returns the same box with `factor` times as many cells along each side.
+
+        Args:
+            factor: at least 1; whole, or such as 1.5.
+
+        Raises:
+            ValueError: the number of cells would not be even or not divide by the mesh of ranks.
+        """
+        if problem := mesh_factor_problem(factor, self.grid, dict(self.mesh.axes)):
+            raise ValueError(f"mesh_factor {problem}")
+        return dataclasses.replace(self, grid=finer_grid(self.grid, factor))
 
     @property
     def cell(self) -> tuple[float, float, float]:

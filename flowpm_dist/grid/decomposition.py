@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from flowpm_dist.options import nearest
 from meshimpl import traffic
@@ -49,7 +50,55 @@ def parse_mesh(shape: str, *, batched: bool = False) -> dict[str, int]:
     return axes
 
 
-def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> list[str]:
+TOLERANCE = 1e-4
+"""How far a number of mesh cells may be from a whole one: factors such as 4/3 are rounded."""
+
+
+def finer_grid(grid: Grid, factor: float) -> Grid:
+    """Returns the cells of a mesh `factor` times as fine as a grid that allows this factor."""
+    x, y, z = (round(factor * n) for n in grid)
+    return x, y, z
+
+
+def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> str | None:
+    """Returns why a force mesh cannot be `factor` times as fine as a grid; None if it can be.
+
+    The mesh must have an even number of cells along each side, and the ranks must divide it as they
+    divide the grid, so that each rank has the mesh cells of its own particles.
+
+    Args:
+        factor: the number of mesh cells per particle spacing.
+        grid: particles [nx, ny, nz].
+        axes: the axes of the mesh of ranks, whose row and col split x and y.
+    """
+    if not 1 <= factor < math.inf:
+        return f"= {factor:g}: must be at least 1"
+    parts = axes.get("row", 1), axes.get("col", 1), 1
+    sides = [n * factor for n in grid]
+    if all(
+        abs(side - round(side)) <= TOLERANCE and round(side) % math.lcm(2, part) == 0
+        for side, part in zip(sides, parts, strict=True)
+    ):
+        return None
+    # The allowed factors are the multiples of a fraction.
+    steps = [Fraction(math.lcm(2, part), n) for part, n in zip(parts, grid, strict=True)]
+    numerator = math.lcm(*(step.numerator for step in steps))
+    unit = Fraction(numerator, math.gcd(*(step.denominator for step in steps)))
+    least = math.floor(Fraction(factor) / unit)
+    near = " and ".join(f"{float(n * unit):.12g}" for n in (least, least + 1) if n * unit >= 1)
+    cut = [f"{axis}:{axes[axis]}" for axis in ("row", "col") if axes.get(axis, 1) > 1]
+    divided = f" that {' and '.join(cut)} can divide" if cut else ""
+    cells = " x ".join(f"{side:.6g}" for side in sides)
+    return (
+        f"= {factor:.12g}: the force mesh of {' x '.join(map(str, grid))} particles would have "
+        f"{cells} cells; it needs an even number along each side{divided}. The nearest factors "
+        f"that give one are {near}"
+    )
+
+
+def misfits(
+    axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1, mesh_factor: float = 1
+) -> list[str]:
     """Returns the reasons why a mesh does not fit, in words; empty if it fits.
 
     Args:
@@ -57,6 +106,7 @@ def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> lis
         grid: cells [nx, ny, nz].
         ranks: the number of ranks of the job.
         batch: volumes worked on together.
+        mesh_factor: see `mesh_factor_problem`.
     """
     wrong = []
     places = math.prod(axes.values())
@@ -78,14 +128,21 @@ def misfits(axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1) -> lis
             wrong.append(
                 f"{axis}:{size} does not divide the {count} {things}; sizes that do: {fits}"
             )
+    if not wrong and (problem := mesh_factor_problem(mesh_factor, grid, axes)):
+        wrong.append(f"mesh_factor {problem}")
     return wrong
 
 
-def default_mesh(ranks: int, grid: Grid) -> str:
+def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1) -> str:
     """The mesh for a number of ranks: the one whose ranks send least in a step.
 
     What counts are bytes and the number of collectives. So slabs, which have half as many of both
     in a transform, are taken while they are thick, and pencils where halos outweigh thin slabs.
+
+    Args:
+        ranks: the number of ranks.
+        grid: particles [nx, ny, nz].
+        mesh_factor: mesh cells per particle spacing; the ranks must divide the mesh as well.
 
     Returns:
         Such as "row:2,col:1".
@@ -93,10 +150,13 @@ def default_mesh(ranks: int, grid: Grid) -> str:
     Raises:
         ValueError: no mesh of that many ranks divides the grid.
     """
-    fits = fitting_shapes(ranks, grid)
+    finer = finer_grid(grid, mesh_factor)
+    x, y, z = (math.gcd(n, m) for n, m in zip(grid, finer, strict=True))
+    fits = fitting_shapes(ranks, (x, y, z))
     if not fits:
-        problem = f"no mesh of {ranks} ranks divides the grid {list(grid)} along x and y"
-        fitting = {row * col for row in _divisors(grid[0]) for col in _divisors(grid[1])}
+        both = "" if finer == grid else f" and the force mesh {list(finer)}"
+        problem = f"no mesh of {ranks} ranks divides the grid {list(grid)}{both} along x and y"
+        fitting = {row * col for row in _divisors(x) for col in _divisors(y)}
         would = sorted(fitting, key=lambda n: (abs(n - ranks), n))[:2]
         raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
     row, col = min(fits, key=lambda fit: _cost(grid, *fit))
