@@ -33,15 +33,18 @@ WITHOUT_XLA = pytest.param(functools.partial(Portable, xla=False), id="portable"
 COMPILED = pytest.param(Compiled, marks=needs_library, id="compiled")
 BOTH = [WITHOUT_XLA, COMPILED]
 CELL = (1.3, 0.9, 1.1)  # [Mpc/h]
-PARTICLES = (5, 6, 37)
-# mesh_factor, halo, rms displacement [Mpc/h]; the last two lose particles and wrap many times.
+PARTICLES = (4, 8, 36)
+# mesh_factor, halo, rms displacement [Mpc/h]; the fourth and fifth lose particles, wrap many times.
 LATTICES = [
     (1, (0, 0, 0), 1.5),
     (2, (9, 0, 8), 1.5),
     (3, (0, 12, 0), 2.0),
     (1, (3, 3, 0), 1.0),
     (1, (0, 0, 0), 60.0),
+    (1.5, (9, 0, 8), 1.5),
+    (1.25, (0, 0, 0), 2.0),
 ]
+FRACTIONAL = LATTICES[5:]
 GRADIENTS = ["finite-difference", "spectral"]
 BATCH = 2
 
@@ -100,7 +103,9 @@ def digest(k: Kernels) -> str:
     global PARTICLES
     small, PARTICLES = PARTICLES, (40, 48, 40)
     try:
-        found = [results(k, Case(lattice, "float32")) for lattice in (LATTICES[0], LATTICES[3])]
+        found = [
+            results(k, Case(lattice, "float32")) for lattice in (*LATTICES[:4:3], FRACTIONAL[1])
+        ]
     finally:
         PARTICLES = small
     bits = b"".join(t.numpy().tobytes() for t in tf.nest.flatten(found) if t is not None)
@@ -165,7 +170,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any], dtype: str) -> 
     ("lattice", "dtype"),
     [(lattice, "float64") for lattice in LATTICES]
     # Many times around the box leave too few digits of a position in float32.
-    + [(lattice, "float32") for lattice in LATTICES[:4]],
+    + [(lattice, "float32") for lattice in (*LATTICES[:4], *FRACTIONAL)],
 )
 def test_compiled_is_portable(lattice: Any, dtype: str) -> None:
     compiled = results(Compiled(), Case(lattice, dtype))
@@ -174,7 +179,11 @@ def test_compiled_is_portable(lattice: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("lattice", "dtype", "only"),
-    [(LATTICES[1], "float64", ""), (LATTICES[0], "float32", "kick_vjp")],
+    [
+        (LATTICES[1], "float64", ""),
+        (LATTICES[0], "float32", "kick_vjp"),
+        (FRACTIONAL[0], "float32", "kick_vjp"),
+    ],
 )
 def test_portable_under_xla(lattice: Any, dtype: str, only: str) -> None:
     """Every kernel in float64; in float32 those that gather, scatter and differentiate."""
@@ -183,7 +192,7 @@ def test_portable_under_xla(lattice: Any, dtype: str, only: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("lattice", LATTICES[1:3])
+@pytest.mark.parametrize("lattice", [*LATTICES[1:3], *FRACTIONAL])
 def test_adjoints_are_derivatives(kind: Any, lattice: Any) -> None:
     """Derivatives with respect to s against differences, linear ones by <u, J v> = <J^T u, v>."""
     k, c = kind(), Case(lattice)
@@ -210,8 +219,9 @@ def test_adjoints_are_derivatives(kind: Any, lattice: Any) -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_kick_and_back(kind: Any, gradient: Any) -> None:
-    k, c = kind(), Case(LATTICES[1])
+@pytest.mark.parametrize("lattice", [LATTICES[1], FRACTIONAL[0]])
+def test_kick_and_back(kind: Any, gradient: Any, lattice: Any) -> None:
+    k, c = kind(), Case(lattice)
     v, dv, ds, direction = c.vectors(), c.vectors(), c.vectors(), c.vectors()
     field = c.field(gradient)
 
@@ -242,9 +252,10 @@ def test_drift_and_back(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("gradient", GRADIENTS)
-def test_uniform_force_is_exact(kind: Any, gradient: Any) -> None:
+@pytest.mark.parametrize("mesh_factor", [2, 1.25])
+def test_uniform_force_is_exact(kind: Any, gradient: Any, mesh_factor: float) -> None:
     """The force of a potential linear in z is minus its slope, wherever a particle is."""
-    g = Lattice((4, 4, 8), 2, (0, 0, 9), CELL)
+    g = Lattice((4, 4, 8), mesh_factor, (0, 0, 9), CELL)
     z = CELL[2] * tf.range(g.mesh_block[2], dtype=tf.float64)
     field = tf.broadcast_to(3 * z, [1, *g.mesh_block])
     if gradient == "spectral":
@@ -257,10 +268,24 @@ def test_uniform_force_is_exact(kind: Any, gradient: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_wrapping_and_mass(kind: Any) -> None:
+@pytest.mark.parametrize("mesh_factor", [1, 1.5])
+def test_places(kind: Any, mesh_factor: float) -> None:
+    """A field linear in z, read at a particle, is the particle's place, to rounding."""
+    g = Lattice((4, 4, 36), mesh_factor, (0, 0, 9), CELL)
+    z = tf.range(g.mesh_block[2], dtype=tf.float64) - 9
+    field = tf.broadcast_to(z[:, tf.newaxis], [1, *g.mesh_block, 1])
+    s = np.random.default_rng(3).uniform(-6, 6, [1, *g.particles, 3]) * np.array(CELL)
+    expected = np.arange(36) * mesh_factor + s[..., 2] / CELL[2]
+    found = kind().read(g, field, tf.constant(s))[..., 0]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13 * g.mesh_block[2])
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("lattice", [LATTICES[0], FRACTIONAL[1]])
+def test_wrapping_and_mass(kind: Any, lattice: Any) -> None:
     """Where everything wraps, whole boxes make no difference and nothing is lost."""
-    k, c = kind(), Case()
-    boxes = np.array([3e5, -2e5, 1e4]).round() * np.array(CELL) * np.array(PARTICLES)
+    k, c = kind(), Case(lattice)
+    boxes = np.array([3e5, -2e5, 1e4]).round() * np.array(CELL) * np.array(c.g.own)
     near, far = k.paint(c.g, c.s)[0], k.paint(c.g, c.s + boxes)[0]
     np.testing.assert_allclose(far, near, rtol=0, atol=1e-8)
     assert float(tf.reduce_sum(near)) == pytest.approx(BATCH * np.prod(PARTICLES), rel=1e-13)
@@ -314,9 +339,14 @@ def test_same_bits_on_any_number_of_threads() -> None:
 @needs_library
 def test_wrong_shapes_are_refused() -> None:
     c, k = Case(), Compiled()
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"s is \[2,5,6,36,3\], not \[2,5,6"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"s is \[2,4,8,35,3\], not \[2,4,8"):
         k.paint(c.g, c.s[:, :, :, 1:])
     with pytest.raises(tf.errors.InvalidArgumentError, match="dmesh is"):
         k.paint_vjp(c.g, c.s, None, c.mesh[:, 1:])
     with pytest.raises(tf.errors.InvalidArgumentError, match="factors is"):
         k.kick(c.g, c.mesh, c.s, c.s, c.factors[:, :1])
+
+
+def test_lattices_without_whole_cells_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(4, 8, 36\) particles, refined by 1.3, has no whole"):
+        Lattice(PARTICLES, 1.3, (0, 0, 0), CELL)

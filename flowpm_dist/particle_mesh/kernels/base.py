@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from flowpm_dist.grid.decomposition import TOLERANCE
 
 BOXES = 10.0
 """Largest displacement [box sides]. A wave as long as the box with overdensity d gives d / 2 pi."""
@@ -41,7 +43,8 @@ class Lattice:
 
     Attributes:
         particles: the number of this rank's particles along each axis, (nx, ny, nz).
-        mesh_factor: the number of mesh cells per particle spacing.
+        mesh_factor: the number of mesh cells per particle spacing, for which the particles' block
+            has a whole number of cells along each axis.
         halo: the planes of the padded block on either side of this rank's cells along each axis
             [mesh cells]; 0 where the axis is periodic within the block.
         cell: the sides of a mesh cell [Mpc/h].
@@ -51,13 +54,16 @@ class Lattice:
     """
 
     particles: Triple
-    mesh_factor: int
+    mesh_factor: float
     halo: Triple
     cell: tuple[float, float, float]
 
     def __post_init__(self) -> None:
         if min(self.particles) < 1 or self.mesh_factor < 1:
             raise ValueError(f"an empty lattice: {self.particles}, refined by {self.mesh_factor}")
+        if any(abs(self.mesh_factor * n - m) > TOLERANCE for n, m in self._lengths):
+            what = f"refined by {self.mesh_factor}, has no whole number of cells along each axis"
+            raise ValueError(f"a block of {self.particles} particles, {what}")
         if min(self.halo) < 0:
             raise ValueError(f"halo {self.halo} is negative")
         if not all(math.isfinite(side) and side > 0 for side in self.cell):
@@ -66,12 +72,35 @@ class Lattice:
             raise ValueError(f"a padded block of {self.mesh_block} cells is too long")
 
     @property
+    def _lengths(self) -> Iterator[tuple[int, int]]:
+        return zip(self.particles, self.own, strict=True)
+
+    @property
+    def own(self) -> Triple:
+        """The number of cells of the block without its halo along each axis."""
+        x, y, z = (round(self.mesh_factor * n) for n in self.particles)
+        return x, y, z
+
+    @property
     def mesh_block(self) -> Triple:
         """The number of cells of the padded block along each axis."""
-        x, y, z = (
-            self.mesh_factor * n + 2 * h for n, h in zip(self.particles, self.halo, strict=True)
-        )
+        x, y, z = (n + 2 * h for n, h in zip(self.own, self.halo, strict=True))
         return x, y, z
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every lattice place is a whole number of cells."""
+        return self.own[0] % self.particles[0] == 0
+
+    def places(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the cell of each lattice place along an axis, and the rest, without the halo.
+
+        Returns:
+            The cells, int64 [n], and the distances from there to the places, float64 [n] [Mpc/h].
+        """
+        n = self.particles[axis]
+        cells, rest = np.divmod(np.arange(n) * self.own[axis], n)
+        return cells, rest / (n * self.per_cell[axis])
 
     @property
     def per_cell(self) -> tuple[float, float, float]:

@@ -82,7 +82,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
         case Lattice():
             return {
                 "per_cell": tf.constant(geometry.per_cell, tf.float64),
-                "lattice": [*geometry.particles, geometry.mesh_factor, *geometry.halo],
+                "lattice": [*geometry.particles, *geometry.own, *geometry.halo],
             }
         case Slabs():
             return _of_maps(geometry, [geometry.pixel], weights, [geometry.pixels] * 2) | {

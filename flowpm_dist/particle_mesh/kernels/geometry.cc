@@ -27,9 +27,9 @@ bool overlap(const Geometry& g, const CellRange& a, const CellRange& b) {
 Tiling::Tiling(const Geometry& g) : batch_(g.batch) {
   for (int axis = 0; axis < 3; ++axis) {
     const int64_t n = g.particles[axis];
-    const int64_t cells = axis == 2 ? 32 : n * g.mesh_factor < 64 ? 8 : 16;
+    const int64_t cells = axis == 2 ? 32 : g.own[axis] < 64 ? 8 : 16;
     particles_[axis] = n;
-    side_[axis] = std::max<int64_t>(1, cells / g.mesh_factor);
+    side_[axis] = std::max(int64_t(1), int64_t(cells / g.mesh_factor()));
     across_[axis] = ceiling(n, side_[axis]);
   }
 }

@@ -16,11 +16,13 @@ using Parallel = std::function<void(int64_t count, const std::function<void(int6
 struct Geometry {
   int64_t batch = 0;
   int64_t particles[3] = {0, 0, 0};
-  int64_t mesh_factor = 1;         // mesh cells per particle spacing
+  int64_t own[3] = {0, 0, 0};      // cells of the block without its halo
+  int64_t step = 1;                // mesh cells per particle spacing; 0: not a whole number
   int64_t halo[3] = {0, 0, 0};     // 0: periodic
   int64_t mesh[3] = {0, 0, 0};     // cells of the padded block
   double per_cell[3] = {1, 1, 1};  // mesh cells per length
 
+  double mesh_factor() const { return double(own[0]) / double(particles[0]); }
   int64_t particle_count() const { return particles[0] * particles[1] * particles[2]; }
   int64_t cell_count() const { return mesh[0] * mesh[1] * mesh[2]; }
 };

@@ -4,10 +4,10 @@
 namespace flowpm {
 namespace {
 
-// The cells along an axis of a mesh block. `numbers` are those of the attribute "lattice": the
-// particles along each axis, the mesh cells per particle spacing, and the halo along each axis.
+// The cells along an axis of a mesh block. `numbers` are those of the attribute "lattice": along
+// each axis the particles, the mesh cells without the halo, and the halo.
 int64_t mesh_cells(const std::vector<int64_t>& numbers, int axis) {
-  return numbers[3] * numbers[axis] + 2 * numbers[4 + axis];
+  return numbers[3 + axis] + 2 * numbers[6 + axis];
 }
 
 Geometry geometry_of(Arguments& a) {
@@ -16,10 +16,11 @@ Geometry geometry_of(Arguments& a) {
   Geometry g;
   g.batch = a.shape("s", 5).dim_size(0);
   if (!a.ok()) return g;
-  g.mesh_factor = numbers[3];
+  g.step = numbers[3] % numbers[0] == 0 ? numbers[3] / numbers[0] : 0;
   for (int axis = 0; axis < 3; ++axis) {
     g.particles[axis] = numbers[axis];
-    g.halo[axis] = numbers[4 + axis];
+    g.own[axis] = numbers[3 + axis];
+    g.halo[axis] = numbers[6 + axis];
     g.mesh[axis] = mesh_cells(numbers, axis);
     g.per_cell[axis] = per_cell[axis];
   }

@@ -34,14 +34,19 @@ class _Corners:
         cells = self.batch * self.block[0] * self.block[1] * self.block[2]
         self._index = tf.int32 if cells < 2**31 else tf.int64
         self._per_cell = tf.constant(g.per_cell, s.dtype)
+        places = [g.places(axis) for axis in range(3)]
+        if not g.is_whole:
+            # Added to the length: XLA may round a sum after a product in two ways, see `locate`.
+            rest = [self._along(axis, tf.constant(places[axis][1], s.dtype)) for axis in range(3)]
+            s += tf.stack([tf.broadcast_to(along, g.particles) for along in rest], axis=-1)
         offset = s * self._per_cell
         self.inside = tf.reduce_all(tf.abs(offset) < FARTHEST, axis=-1)
         self._planes, self._weights = [], []
-        for axis, (n, h, size) in enumerate(zip(g.particles, g.halo, self.block, strict=True)):
+        for axis, (h, size) in enumerate(zip(g.halo, self.block, strict=True)):
             along = tf.where(self.inside, offset[..., axis], 0)
             floor = tf.floor(along)
-            lattice = tf.reshape(tf.range(n) * g.mesh_factor + h, [-1] + [1] * (2 - axis))
-            lower = lattice + tf.cast(floor, tf.int32)
+            cells = tf.constant(places[axis][0], tf.int32)
+            lower = self._along(axis, cells + h) + tf.cast(floor, tf.int32)
             if h:
                 self.inside &= (lower >= margin) & (lower + 1 + margin < size)
             self._planes.append([lower, lower + 1])
@@ -53,6 +58,11 @@ class _Corners:
                 for plane in self._planes[axis]
             ]
             self._planes[axis] = [tf.cast(plane, self._index) for plane in planes]
+
+    @staticmethod
+    def _along(axis: int, values: tf.Tensor) -> tf.Tensor:
+        """Returns values along an axis as a tensor that broadcasts to the lattice."""
+        return tf.reshape(values, [-1] + [1] * (2 - axis))
 
     def cells(self) -> list[tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]:
         """Returns for each of the eight cells: flat index, weight, gradient of the weight [h/Mpc].

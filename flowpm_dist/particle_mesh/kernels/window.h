@@ -30,31 +30,57 @@ struct Row {
   bool all;
 };
 
+// The lattice places of particles along an axis, where the mesh cells per spacing are not whole: the
+// cell, and the rest as a length. As `Lattice.places` in base.py; all but the quotients is exact.
+template <typename T>
+FLOWPM_INLINE void lattice_places(const Geometry& g, int axis, int64_t cell, int count,
+                                  int32_t* lower, T* rest) {
+  const double n = double(g.particles[axis]), own = double(g.own[axis]);
+  const double length = n * g.per_cell[axis], first = double(cell) * own;
+  const double step = axis == 2 ? own : 0;
+  for (int m = 0; m < count; ++m) {
+    const double product = first + step * m, floor = std::floor(product / n);
+    lower[m] = int32_t(floor);
+    rest[m] = T((product - floor * n) / length);
+  }
+}
+
 template <typename T>
 FLOWPM_INLINE void locate(const Geometry& g, int margin, int64_t i, int64_t j, int64_t k, int count,
                           const T* s, Row<T>& row) {
   T offset[3][kRow];
+  const int64_t cell[3] = {i, j, k};
   const T scale[3] = {T(g.per_cell[0]), T(g.per_cell[1]), T(g.per_cell[2])};
-  for (int m = 0; m < count; ++m) {
-    offset[0][m] = s[3 * m] * scale[0];
-    offset[1][m] = s[3 * m + 1] * scale[1];
-    offset[2][m] = s[3 * m + 2] * scale[2];
+  int32_t lattice[3][kRow];
+  if (g.step == 0) {
+    // The rest is added to the length, as compilers may round a sum after a product in two ways.
+    T rest[kRow];
+    for (int a = 0; a < 3; ++a) {
+      lattice_places(g, a, cell[a], count, lattice[a], rest);
+      for (int m = 0; m < count; ++m) offset[a][m] = (s[3 * m + a] + rest[m]) * scale[a];
+    }
+  } else {
+    for (int m = 0; m < count; ++m) {
+      offset[0][m] = s[3 * m] * scale[0];
+      offset[1][m] = s[3 * m + 1] * scale[1];
+      offset[2][m] = s[3 * m + 2] * scale[2];
+    }
   }
   constexpr T far = T(kFarthest);
   for (int m = 0; m < count; ++m) {
     row.inside[m] = (std::abs(offset[0][m]) < far) & (std::abs(offset[1][m]) < far) &
                     (std::abs(offset[2][m]) < far);
   }
-  const int64_t cell[3] = {i, j, k};
   for (int a = 0; a < 3; ++a) {
-    const int32_t first = int32_t(g.halo[a] + g.mesh_factor * cell[a]);
-    const int32_t step = a == 2 ? int32_t(g.mesh_factor) : 0;
+    const int32_t first = int32_t(g.halo[a] + g.step * cell[a]);
+    const int32_t step = a == 2 ? int32_t(g.step) : 0;
     for (int m = 0; m < count; ++m) {
       const T along = row.inside[m] ? offset[a][m] : T(0);
       const T floor = std::floor(along);
       row.lower[a][m] = first + step * m + int32_t(floor);
       row.weight[a][m] = along - floor;
     }
+    for (int m = 0; g.step == 0 && m < count; ++m) row.lower[a][m] += lattice[a][m];
   }
   for (int a = 0; a < 3; ++a) {
     if (g.halo[a] == 0) continue;
@@ -136,7 +162,8 @@ FLOWPM_INLINE void for_windows(const Geometry& g, int margin, const Patch& whole
   Part stack[64];
   int depth = 0;
   stack[depth++] = {whole, range};
-  const int64_t dense = 8 * g.mesh_factor * g.mesh_factor * g.mesh_factor;
+  const double factor = g.mesh_factor();
+  const int64_t dense = int64_t(8 * factor * factor * factor);
   while (depth > 0) {
     const Part part = stack[--depth];
     if (part.range.empty() || part.patch.count() == 1 ||
