@@ -161,6 +161,7 @@ def test_one_mistake(tmp_path, old, new, where, told):
         ("a_start = -0.1", "-0.1.*from 0"),
         ("mesh_factor = 0", "0.*from 1 to 4"),
         ("mesh_factor = 5", "5.*from 1 to 4"),
+        ("mesh_factor = 1.3", "1.3: .*an even number along each side.*are 1.28125 and 1.3125"),
         ("deconvolve = 1", "1.*true or false"),
         ('exchange = "bfloat16"', '"exact" or "float16"'),
         ("edges = [0.5]", "two or more increasing"),

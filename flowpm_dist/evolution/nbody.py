@@ -304,7 +304,7 @@ class NBody:
     ) -> tf.Tensor:
         """Returns the density of the mesh [..., x, y, z], mean 1, after checking the halo."""
         painted = self.painted(displacement, label, weights=weights)
-        return painted * self.pm.mesh_factor**3 if self.pm.mesh_factor > 1 else painted
+        return painted * self.pm.cells_per_particle if self.pm.mesh_factor > 1 else painted
 
     def evolve(
         self,

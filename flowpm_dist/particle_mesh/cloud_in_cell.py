@@ -31,7 +31,7 @@ _AXES = mtf.Shape([mtf.Dimension("axis", 3)])
 
 @dataclass(frozen=True)
 class ParticleMesh:
-    """The particles of a box, and a mesh `mesh_factor` times as fine per side.
+    """The particles of a box, and a mesh `mesh_factor` times as fine per side, see `Box.finer`.
 
     Attributes:
         box: the box of the particles, with one in each cell of its grid.
@@ -42,7 +42,7 @@ class ParticleMesh:
     """
 
     box: Box
-    mesh_factor: int
+    mesh_factor: float
     halo: int
     half: bool = False
 
@@ -52,13 +52,26 @@ class ParticleMesh:
         return self.box.finer(self.mesh_factor)
 
     @property
+    def ratio(self) -> tuple[int, int]:
+        """Cells and particle spacings of the same length: the factor as a fraction."""
+        cells, spacings = self.mesh.grid[0], self.box.grid[0]
+        common = math.gcd(cells, spacings)
+        return cells // common, spacings // common
+
+    @property
+    def cells_per_particle(self) -> float:
+        """The number of cells of the mesh over that of particles."""
+        return self.mesh.cells / self.box.cells
+
+    @property
     def mean(self) -> float:
         """The mean number of particles in a cell of the mesh."""
-        return 1.0 / self.mesh_factor**3
+        return 1.0 / self.cells_per_particle
 
     def widths(self, margin: int = 0) -> dict[str, int]:
         """Returns the planes of halo along x and y of the mesh; 0 where an axis is not split."""
-        planes = self.halo * self.mesh_factor + margin
+        cells, spacings = self.ratio
+        planes = -(-self.halo * cells // spacings) + margin  # rounded up
         return {name: planes if ranks > 1 else 0 for name, ranks in self.box.split.items()}
 
     def with_halo(self, field: Any, margin: int = 0) -> Any:
@@ -107,12 +120,14 @@ def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any
     """
     dtype = displacement.dtype
     g, padded = pm.lattice(), pm.padded(pm.mesh.shape)
+    cells, spacings = pm.ratio
     inputs = [displacement] if weights is None else [displacement, weights]
 
     def run(s: tf.Tensor, w: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         w = None if w is None else tf.reshape(w, [-1, *pm.box.block])
         painted, reach = kernels().paint(g, pm.particles(s), w)
-        return painted, reach / pm.mesh_factor
+        # In this order a particle that is beyond the halo is not rounded into it.
+        return painted, reach * spacings / cells
 
     def adjoint(xs: list[Any], dys: list[Any]) -> list[Any]:
         return paint_adjoint(dys[0], xs, pm, padded=True)

@@ -160,7 +160,7 @@ class Gravity:
 
 def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
     def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-        result = -(pm.mesh_factor**3) * inverse_square(kx, ky, kz)
+        result = -pm.cells_per_particle * inverse_square(kx, ky, kz)
         if not deconvolve:
             return result
         x, y, z = (

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from flowpm_dist.options import Options
 
 ForceGradient = Literal["finite-difference", "spectral"]
 """The source of the force in a kick: differences of a potential, or a field of the force itself."""
+
+
+def _whole_as_integer(factor: float) -> float:
+    return int(factor) if factor.is_integer() else factor
+
+
+MeshFactor = Annotated[float, Field(ge=1, le=4), AfterValidator(_whole_as_integer)]
 
 
 Exchange = Literal["exact", "float16"]
@@ -21,7 +28,8 @@ class ForceOptions(Options):
 
     Attributes:
         force_gradient: the gradient of the potential: "finite-difference" (4 points) or "spectral".
-        mesh_factor: the number of cells of the force mesh per particle spacing, along each side.
+        mesh_factor: the number of cells of the force mesh per particle spacing, along each side. It
+            need not be whole, see `mesh_factor_problem`.
         deconvolve: whether the force is divided by the squared cloud-in-cell window.
         exchange: how the halos and transforms of the force mesh travel between ranks: "exact", or
             "float16", half the bytes of float32, rounded to 11 bits.
@@ -30,8 +38,8 @@ class ForceOptions(Options):
     force_gradient: ForceGradient = Field(
         default="finite-difference", description='"finite-difference" or "spectral"'
     )
-    mesh_factor: int = Field(
-        default=1, ge=1, le=4, description="a whole number from 1 to 4, cells per particle spacing"
+    mesh_factor: MeshFactor = Field(
+        default=1, description="a number from 1 to 4, cells per particle spacing"
     )
     deconvolve: bool = Field(default=False, description="true or false")
     exchange: Exchange = Field(default="exact", description='"exact" or "float16"')

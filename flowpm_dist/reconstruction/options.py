@@ -342,13 +342,15 @@ class ReconstructionOptions(SimulatedRun):
         Chains can be spread over a replica axis, if all ranks together can hold the box of the
         search.
         """
-        grid, chains = self.box.grid, 1 if self.sampler is None else self.sampler.chains
+        grid, factor = self.box.grid, self.evolution.mesh_factor
+        chains = 1 if self.sampler is None else self.sampler.chains
 
         def misfits_of(text: str) -> list[str]:
             axes = parse_mesh(text, batched=self.sampler is not None)
-            wrong = misfits(axes, grid, ranks, chains)
+            wrong = misfits(axes, grid, ranks, chains, factor)
             wrong = [line.replace("volumes of the batch", "chains") for line in wrong]
-            return wrong or misfits(parse_mesh(search_mesh(text)), grid, ranks)
+            search = parse_mesh(search_mesh(text))
+            return wrong or misfits(search, grid, ranks, mesh_factor=factor)
 
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)

@@ -23,7 +23,14 @@ from flowpm_dist.cosmology.options import (
 )
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
 from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
-from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
+from flowpm_dist.grid.decomposition import (
+    Grid,
+    default_mesh,
+    finer_grid,
+    mesh_factor_problem,
+    misfits,
+    parse_mesh,
+)
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
@@ -155,7 +162,7 @@ class SimulatedRun(RunFile):
     @property
     def force_cells(self) -> list[int]:
         """Cells of the force mesh along each side of the box."""
-        return [self.evolution.mesh_factor * n for n in self.box.grid]
+        return list(finer_grid(self.box.grid, self.evolution.mesh_factor))
 
     def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
         """Returns the shape of the mesh, such as "row:2,col:2": the given one, or one that fits.
@@ -171,15 +178,15 @@ class SimulatedRun(RunFile):
             ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does
                 not divide its side of the grid.
         """
-        grid = self.box.grid
+        grid, factor = self.box.grid, self.evolution.mesh_factor
 
         def misfits_of(text: str) -> list[str]:
-            return misfits(parse_mesh(text), grid, ranks)
+            return misfits(parse_mesh(text), grid, ranks, mesh_factor=factor)
 
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         try:
-            return default_mesh(ranks, grid)
+            return default_mesh(ranks, grid, factor)
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
 
@@ -190,6 +197,11 @@ class SimulatedRun(RunFile):
         for problem in self.solver.problems():
             section = "evolution" if problem.key == "exchange" else "initial"
             yield Problem(f"{section}.{problem.key}", problem.what)
+        grid, factor = self.box.grid, self.evolution.mesh_factor
+        # Whether the ranks divide the mesh is checked in `mesh_for`, which knows their number.
+        if wrong := mesh_factor_problem(factor, grid, {}):
+            axes = parse_mesh(self.mesh.shape, batched=True) if self.mesh.shape else {}
+            yield Problem("evolution.mesh_factor", mesh_factor_problem(factor, grid, axes) or wrong)
         if (cone := getattr(self, "lightcone", None)) is not None:
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             end = distance_of(cone.z_max, self.cosmology, priors) if known else None
@@ -405,7 +417,7 @@ def demand_of(options: SimulationOptions) -> Demand:
         grid,
         mesh,
         lambda grid, axes: without_maps(grid, axes) + maps,
-        lambda ranks: default_mesh(ranks, grid),
+        lambda ranks: default_mesh(ranks, grid, solver.mesh_factor),
         coarser,
         grid_is_free=options.initial.white_noise is None,
     )

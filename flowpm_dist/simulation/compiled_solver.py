@@ -72,7 +72,7 @@ class CompiledSolver:
         """The largest displacement of particles, see `MaxDisplacement`."""
         return _max_displacement(self.box)
 
-    def nbody(self, halo: int, mesh_factor: int | None = None) -> NBody:
+    def nbody(self, halo: int, mesh_factor: float | None = None) -> NBody:
         """Returns the evolution with a halo [particle spacings], on the force mesh or another.
 
         It is shared with solvers of other initial conditions and integrators.
@@ -138,7 +138,7 @@ class CompiledSolver:
         weights: tf.Tensor | None = None,
         *,
         halo: int,
-        mesh_factor: int = 1,
+        mesh_factor: float = 1,
         label: str = "density",
     ) -> tf.Tensor:
         """Returns the cloud-in-cell density on a mesh [..., x, y, z], mean 1.

@@ -27,7 +27,7 @@ from flowpm_dist.evolution.integrators import (
     IntegratorChoice,
 )
 from flowpm_dist.evolution.options import RunOptions
-from flowpm_dist.grid.decomposition import Grid
+from flowpm_dist.grid.decomposition import Grid, mesh_factor_problem
 from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
@@ -70,7 +70,7 @@ class SolverKeys(TypedDict, total=False):
     noise: Noise
     fixed_amplitude: bool
     force_gradient: ForceGradient
-    mesh_factor: int
+    mesh_factor: float
     deconvolve: bool
     exchange: Exchange
     halo: Literal["auto"] | int
@@ -117,7 +117,12 @@ def simulation_bytes(
         grid: cells along each side of the box.
         axes: the axes of the mesh of ranks, whose row and col split the box.
         outputs: whether states are measured and written during the run.
+
+    Raises:
+        ValueError: the force mesh does not fit the grid and the ranks.
     """
+    if problem := mesh_factor_problem(solver.mesh_factor, grid, axes):
+        raise ValueError(f"mesh_factor {problem}")
     cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
     force = FORCE[solver.force_gradient] * solver.mesh_factor**3
     lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0

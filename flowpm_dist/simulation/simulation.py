@@ -77,7 +77,8 @@ class Simulation:
 
     Raises:
         TypeError: an option that does not exist.
-        ValueError: an argument out of its range, or a mesh that does not divide the grid.
+        ValueError: an argument out of its range, or a mesh that does not divide the grid and the
+            force mesh.
     """
 
     def __init__(
@@ -101,12 +102,13 @@ class Simulation:
         self.halo = self.options.halo
         self.edges = _checked_edges(steps, self.options.integrator)
         if mesh is None:
-            mesh = default_mesh(launch.detect().size, lattice.grid)
+            mesh = default_mesh(launch.detect().size, lattice.grid, self.options.mesh_factor)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
         self._grid, self._box_size, self._mesh = lattice.grid, lattice.size, mesh
         replicas = mesh.axis_size("replica")
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
+        self.box_of_replicas.finer(self.options.mesh_factor)  # refuses one that does not fit
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
 
     @property

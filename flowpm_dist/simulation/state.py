@@ -332,7 +332,7 @@ class State:
 
     def density(
         self,
-        mesh_factor: int = 1,
+        mesh_factor: float = 1,
         *,
         redshift_space: Axis | None = None,
         shift: float = 0.0,
@@ -343,7 +343,8 @@ class State:
         The field knows its window, which spectra divide out.
 
         Args:
-            mesh_factor: mesh cells per particle spacing.
+            mesh_factor: mesh cells per particle spacing, at least 1; not only whole numbers, see
+                `Box.finer`.
             redshift_space: the line of sight, along which peculiar velocities move the particles.
             shift: how far all particles are moved along each axis [mesh cells]; use 0.5 for the
                 second density of an interlaced spectrum.
@@ -355,18 +356,16 @@ class State:
         """
         look = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
         self.box.check_equal("a density", weighted=weights is not None, **look)
-        if mesh_factor < 1 or mesh_factor != int(mesh_factor):
-            raise ValueError(f"mesh_factor {mesh_factor}: a whole number of at least 1 is needed")
+        box = self.box.finer(mesh_factor)
         displacement = self._seen(redshift_space).block
         if isinstance(weights, Field):
             check_same_box(self.box, weights.box, "the particles and their weights")
             weights = weights.block
-        box = self.box.finer(int(mesh_factor))
         if shift:
             displacement += tf.constant([shift * cell for cell in box.cell], box.dtype)
         label = f"density, a = {self.a:.4g}"
         density = self._solver.density(
-            displacement, weights, halo=self.halo, mesh_factor=int(mesh_factor), label=label
+            displacement, weights, halo=self.halo, mesh_factor=mesh_factor, label=label
         )
         return Field(density, box, "cic")
 

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, process_mesh
+from conftest import SIZE, by_rank_zero, process_mesh, solo
 from reference import pmwd_parameters, reference, relative_rms
 from test_simulation import check_pmwd, pmwd_simulation
 
@@ -69,6 +69,12 @@ SCHEMES = {
         steps=fpm.scale_factor_steps(0.1, 1.0, 2),
         force_gradient="spectral",
         mesh_factor=2,
+        deconvolve=True,
+    ),
+    "mesh factor 1.5": dict(
+        integrator="bullfrog",
+        steps=fpm.scale_factor_steps(0.1, 1.0, 2),
+        mesh_factor=1.5,
         deconvolve=True,
     ),
     "third order": dict(
@@ -161,6 +167,31 @@ def test_finite_differences(line, scheme):
         rounding = 1e-13 * abs(up) / scales[name]
         difference = (up - down) / (2 * scales[name])
         assert adjoint[name] == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_mesh_factor_that_is_not_whole(mesh):
+    """The run, its density and its gradients are those of one rank; a halo is half a cell wider."""
+
+    def found_on(ranks):
+        sim = two_steps(8, ranks, mesh_factor=1.5, deconvolve=True, halo=5)
+        whole = np.random.default_rng(2).normal(size=[8, 8, 8])
+        noise, s8 = block_of(sim, whole), tf.Variable(0.8, dtype=tf.float64)
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            cosmology = fpm.Cosmology.planck18().replace(sigma8=s8)
+            state = sim.run(white_noise=noise, cosmology=cosmology)
+            density = state.density(1.5)
+            part = tf.reduce_sum(density.block**2)
+        to_noise, slope = tape.gradient(part, [noise, s8])
+        fields = state.displacement, density, fpm.Field(to_noise, sim.box)
+        return dict(zip("sdn", (f.numpy() for f in fields), strict=True)) | {"s8": float(slope)}
+
+    expected = by_rank_zero("mesh-factor", lambda: found_on(solo()))
+    assert expected["d"].mean() == pytest.approx(1, abs=1e-13)
+    for name, value in found_on(mesh).items():
+        size = np.abs(expected[name]).max()
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-10 * size, err_msg=name)
 
 
 def two_steps(grid, mesh, cosmology=None, **options):

@@ -167,7 +167,9 @@ FORCES = [
 ]
 
 
-@pytest.mark.parametrize("gradient, mesh_factor, deconvolve", FORCES)
+@pytest.mark.parametrize(
+    "gradient, mesh_factor, deconvolve", [*FORCES, ("finite-difference", 1.5, True)]
+)
 def test_momentum_is_conserved(gradient, mesh_factor, deconvolve):
     """Paint and read have the same weights, and the force between two cells is odd."""
     nbody = solver(gradient, mesh_factor, deconvolve)

@@ -179,4 +179,6 @@ def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> s
     elif shape is None:
         shape = default_mesh(ranks, plan.grid)
     run_file = training.folder.run_file
-    return check_training_mesh(plan, ranks, source=run_file, shape=shape, batch=ranks)
+    return check_training_mesh(
+        plan, ranks, source=run_file, shape=shape, batch=ranks, simulating=False
+    )

@@ -183,6 +183,7 @@ def check_training_mesh(
     source: Path,
     shape: str | None = None,
     batch: int | None = None,
+    simulating: bool = True,
 ) -> str:
     """Returns the shape of the mesh to train on.
 
@@ -195,6 +196,7 @@ def check_training_mesh(
         source: the run file, for messages.
         shape: the mesh from the command line, which replaces the run file's.
         batch: number of volumes at once, over all replicas; by default the training's batch.
+        simulating: whether universes are simulated on the mesh, if the training does so.
 
     Returns:
         A text such as `"replica:2,row:2,col:1"`.
@@ -204,6 +206,7 @@ def check_training_mesh(
             divide the batch or its side of the grid, or the network cannot be split.
     """
     batch = batch or plan.training.batch
+    factor = plan.solver.mesh_factor if plan.simulates and simulating else 1
     whole = plan.declaration.whole_because(ranks)
     if plan.lightcone is not None:
         whole = f"maps are not split over ranks: use the mesh replica:{ranks}"
@@ -212,7 +215,7 @@ def check_training_mesh(
         axes = parse_mesh(text, batched=True)
         if whole and axes.get("row", 1) * axes.get("col", 1) > 1:
             return [whole]
-        wrong = misfits(axes, plan.grid, ranks, batch)
+        wrong = misfits(axes, plan.grid, ranks, batch, factor)
         shared = [name for name, size in axes.items() if size > 1]
         if len(shared) > 2 and shared[0] != "replica":
             wrong.append("replica must come first: replica:...,row:...,col:...")
@@ -226,7 +229,7 @@ def check_training_mesh(
     try:
         if whole:
             raise ValueError(whole)
-        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid)}"
+        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid, factor)}"
         wrong = misfits_of(chosen)
     except ValueError as error:
         wrong = [str(error)]
