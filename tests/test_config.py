@@ -309,8 +309,11 @@ def test_white_noise_that_is_no_array(tmp_path):
     assert ".npz archive" in problems(tmp_path, with_noise(tmp_path, None, "noise.npz"))[0]
 
 
-def mesh_of(folder: Path, shape: str | None, ranks: int, grid: str = "[16, 12, 8]") -> str:
+def mesh_of(
+    folder: Path, shape: str | None, ranks: int, grid: str = "[16, 12, 8]", mesh_factor: float = 1
+) -> str:
     text = GOOD.replace("grid = 64", f"grid = {grid}")
+    text += f"[evolution]\nmesh_factor = {mesh_factor}\n"
     run = SimulationOptions.load(
         write(folder, text + (f'[mesh]\nshape = "{shape}"' if shape else ""))
     )
@@ -336,6 +339,15 @@ def test_a_mesh_that_does_not_fit(tmp_path, shape, ranks, told):
         mesh_of(tmp_path, shape, ranks)
     assert "mesh.shape" in str(caught.value)
     assert told in str(caught.value)
+
+
+def test_the_mesh_divides_the_force_mesh_as_well(tmp_path):
+    """Slabs of three planes of particles would have four and a half of the force mesh."""
+    finer = functools.partial(mesh_of, tmp_path, ranks=4, grid="12", mesh_factor=1.5)
+    assert finer(None) == "row:2,col:2"
+    with pytest.raises(ConfigError, match="mesh.shape = 'row:4': mesh_factor = 1.5: .*1.333"):
+        finer("row:4")
+    assert SimulationOptions.load(tmp_path / "run.toml").force_cells == [18, 18, 18]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12, 16])

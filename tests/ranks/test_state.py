@@ -12,6 +12,7 @@ from reference import relative_rms
 
 import flowpm_dist as fpm
 from flowpm_dist.initial.conditions import noise_function
+from flowpm_dist.particle_mesh import ParticleMesh, paint
 
 PLANCK = fpm.Cosmology.planck18()
 N, LENGTH = 8, 32.0
@@ -184,6 +185,20 @@ def test_a_run_goes_on_from_its_particles(integrator):
     for name in ("displacement", "velocity"):
         found, expected = (getattr(s, name).numpy() for s in (second, whole))
         assert relative_rms(found, expected) < 1e-12
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("mesh_factor, halo", [(1.5, 1), (1.25, 3)])
+@pytest.mark.parametrize("side", [-1, 1])
+def test_no_mass_is_lost_at_the_edge_of_the_halo(mesh_factor, halo, side):
+    """All particles moved as far as the halo allows, where it is no whole number of mesh cells."""
+    pm = ParticleMesh(simulation().box, mesh_factor, halo)
+    painting = pm.box.function(lambda _, s: paint(s, pm), displacement=pm.box.vector_shape)
+    moved = tf.ones([*pm.box.block, 3], tf.float64) * (side * 0.999 * halo * CELL)
+    painted, reach = painting(moved)
+    assert float(pm.box.mesh.world.allreduce(tf.reduce_sum(painted))) == pytest.approx(N**3, 1e-13)
+    np.testing.assert_allclose(reach, 0.999 * halo, rtol=1e-13)
+    assert pm.mean == pytest.approx(N**3 / pm.mesh.cells, 1e-15)
 
 
 @pytest.mark.ranks(2)
