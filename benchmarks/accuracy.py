@@ -1,6 +1,7 @@
 """Compares each integrator with TreePM runs from the same particles: P(k) and r(k).
 
     python benchmarks/accuracy.py [--output accuracy] [--quick]
+    taskset -c 0 python benchmarks/accuracy.py --force-mesh
 
 The truth is MP-Gadget's (`treepm_P1.npz` and `treepm_P2.npz` of the reference data, see
 CONTRIBUTING.md): 64^3 particles in 128 Mpc/h, two cosmologies and seeds, from third-order LPT at
@@ -8,6 +9,9 @@ a = 0.1. FastPM, BullFrog and COLA run from the same particles with 5 to 40 step
 force meshes as fine as the particle lattice (B = 1) and twice as fine (B = 2). Further rows show
 what mesh, start, steps, gradient and deconvolution of the force change. All figures are
 means of the two universes. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
+
+`--force-mesh` prints another table: the errors and the processor time of ten BullFrog steps of the
+first universe, on force meshes from as fine as the particles to twice as fine, on one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +42,7 @@ class Scheme:
 
     integrator: str
     steps: int
-    mesh_factor: int
+    mesh_factor: float
     start: float = 0.1
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -56,6 +61,11 @@ TABLE = [
     for name in ("fastpm", "bullfrog", "cola")
     for mesh in (1, 2)
     for steps in (5, *([6] if name == "bullfrog" else []), 10, 20, 40)
+]
+FORCE_MESHES = [
+    Scheme("bullfrog", 10, mesh, options=options)
+    for options in ((), (("deconvolve", True),))
+    for mesh in (1, 1.25, 1.5, 1.75, 2)
 ]
 LIMITS = [
     *(Scheme("bullfrog", 40, mesh) for mesh in (3, 4)),
@@ -83,6 +93,7 @@ class Universe:
         begin = self.simulation(Scheme("bullfrog", 1, 1)).lpt(seed=self.seed, a=0.1)
         # The file has float32 numbers.
         np.testing.assert_allclose(begin.displacement.block, initial, atol=1e-5)
+        self.start = begin.displacement, begin.velocity
         self.truth = self.densities(
             replace(begin, displacement=Field(tf.constant(final, begin.box.dtype), begin.box))
         )
@@ -104,6 +115,14 @@ class Universe:
         """Returns P(k) and r(k) of a run and of the TreePM run at a = 1."""
         plain, shifted = self.densities(self.simulation(scheme).run(seed=self.seed))
         return compare(plain, self.truth[0], window="cic", interlaced=(shifted, self.truth[1]))
+
+    def nanoseconds(self, scheme: Scheme) -> float:
+        """Returns the processor time of the steps after the first, per particle and step [ns]."""
+        ends: list[float] = []
+        self.simulation(scheme).run(
+            particles=self.start, progress=lambda *_: ends.append(time.process_time())
+        )
+        return (ends[-1] - ends[0]) * 1e9 / ((scheme.steps - 1) * GRID**3)
 
     @staticmethod
     def densities(state: fpm.State) -> tuple[Field, Field]:
@@ -129,6 +148,22 @@ def row(scheme: Scheme, universes: list[Universe]) -> tuple[list[Any], list[Comp
     spread = float(np.ptp(errors, axis=0)[-1]) / 2
     words = [scheme.label, scheme.steps, scheme.mesh_factor]
     return [*words, *np.mean(errors, axis=0), *lost, spread], found
+
+
+def print_force_meshes(universe: Universe) -> None:
+    """Prints errors and processor time of the force meshes; the median of three runs in turns."""
+    errors = {scheme: universe.compared(scheme) for scheme in FORCE_MESHES}
+    times = [[universe.nanoseconds(scheme) for scheme in FORCE_MESHES] for _ in range(3)]
+    at = AT[2:]
+    header = ["B", "deconvolve", *(f"P error at {k} [%]" for k in at)]
+    header += [*(f"1 - r at {k}" for k in at), "ns per particle and step"]
+    print("| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for (scheme, found), ns in zip(errors.items(), np.median(times, axis=0), strict=True):
+        power = [100 * near(found, found.power_a / found.power_b - 1, k) for k in at]
+        lost = [near(found, 1 - found.correlation, k) for k in at]
+        words = [f"{scheme.mesh_factor:g}", "yes" if scheme.options else "no"]
+        words += [*(f"{x:+.1f}" for x in power), *(f"{x:.1e}" for x in lost), f"{ns:.0f}"]
+        print("| " + " | ".join(words) + " |")
 
 
 def draw(results: dict[Scheme, list[Comparison]], path: Path) -> None:
@@ -171,8 +206,14 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=Path("accuracy"), help="stem of the files")
     parser.add_argument("--quick", action="store_true", help="B = 1 and up to ten steps only")
+    parser.add_argument("--force-mesh", action="store_true", help="errors and time of force meshes")
     options = parser.parse_args()
     folder = Path(os.environ.get("FLOWPM_REFERENCE", FOLDER))
+    if options.force_mesh:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        print_force_meshes(Universe(folder / "treepm_P1.npz"))
+        return
     universes = [Universe(folder / f"treepm_{name}.npz") for name in ("P1", "P2")]
     schemes = TABLE + LIMITS
     if options.quick:
