@@ -113,6 +113,12 @@ def test_a_complete_one_is_not_done_again(here):
     assert plan(here, resume=True).is_complete
 
 
+def test_results_of_an_older_version_are_reported(here):
+    facts = {"evaluations": 9, "seconds": 1.0, "parameters": {}, "data_per_observed_cell": 0.5}
+    facts["prior_per_cell"] = 0.5
+    assert "why it stopped was not written" in plan(here).report(facts)
+
+
 def test_a_resumed_run_must_ask_for_the_same(here):
     begun(here)
     other = RUN.replace("sigma = 0.2", "sigma = 0.3").replace("every = 2", "every = 5")

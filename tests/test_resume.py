@@ -182,6 +182,22 @@ def test_a_disk_that_fills_in_a_checkpoint_costs_no_older_one(here, monkeypatch,
     assert {p.name for p in Path("out").iterdir()} == {*FILES, SNAPSHOT}
 
 
+def test_what_a_killed_job_left_of_a_checkpoint_is_removed_first(here, monkeypatch):
+    """It may take the room that the resumed job needs for its first checkpoint."""
+    words = ["--set", "output.checkpoint_every=1"]
+    stopped(monkeypatch, 2, *words)
+    left = SimulationFolder(Path("out")).checkpoints / ".step-000003.zarr.partial"
+    left.mkdir()
+
+    def stop_at_once(*_, **__):
+        assert not left.exists()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(FieldCheckpoints, "save", stop_at_once)
+    with pytest.raises(ZeroDivisionError):
+        flowpm_here(*SIMULATE, "out", *words, "--resume")
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_folder_that_is_removed_ends_the_run(here, monkeypatch, replaced):
     """Nothing is written into what another run has put in its place."""

@@ -261,6 +261,17 @@ def test_a_dataset_begins_anew(training):
     assert "requeue" not in called and status == 138
 
 
+@pytest.mark.parametrize("row", [0, 2])
+def test_each_row_of_a_table_of_datasets_is_checked(training, row):
+    sizes = ["2", "3", "4"]
+    sizes[row] = '"none"'
+    (training / "t.csv").write_text("\n".join(["evolution.steps", *sizes]))
+    words = ("submit", "dataset", "nets.toml", *SIZE, "--dry-run", "--table", "t.csv")
+    done = flowpm_here(*words)
+    assert done.returncode == 2 and f"t.csv, row {row} (counted from 0): " in done.stderr
+    assert "evolution.steps = 'none'" in done.stderr and not list(training.glob("*.sbatch"))
+
+
 def test_evaluations_and_predictions(here, monkeypatch):
     """They take trainings; their own --check has the last word."""
     asked = ("submit", "evaluate", "one", "two", *SIZE, "--dry-run")

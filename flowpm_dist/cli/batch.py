@@ -232,6 +232,10 @@ class BatchJob:
         """Number of jobs of the array, complete ones too; 0 if it is none."""
         return len(next(iter(self.settings.values()), ()))
 
+    def settings_of(self, number: int) -> list[str]:
+        """Returns the settings of one job of the array, such as "initial.seed=3"."""
+        return [f"{key}={values[number]}" for key, values in self.settings.items()]
+
     def script(self) -> str:
         """Returns the text of the script, from the template `job.sbatch`.
 

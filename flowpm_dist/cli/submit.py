@@ -148,6 +148,8 @@ def submit(
             site=options,
         )
         if kind is None:
+            if command == "dataset":
+                _check_rows(given[0], job, mesh, changes or [], table)
             _try(command, job)
         else:
             job = _checked(kind, given[0], job, mesh, changes or [], table)
@@ -214,7 +216,7 @@ def _try(command: Command, job: batch.BatchJob) -> None:
     Raises:
         UserError: it could not begin.
     """
-    first = [f"{key}={values[0]}" for key, values in job.settings.items()]
+    first = job.settings_of(0)
     if first and command != "dataset":
         raise UserError(f"--array: {command} has no run file of its own")
     words = [word for text in first for word in ("--set", text)]
@@ -225,6 +227,36 @@ def _try(command: Command, job: batch.BatchJob) -> None:
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ")
         raise UserError(f"submit {command}: {message}" if message.startswith("Usage") else message)
+
+
+def _check_rows(
+    run_file: Path,
+    job: batch.BatchJob,
+    mesh: str | None,
+    changes: Sequence[str],
+    table: Path | None,
+) -> None:
+    """Checks the settings of each job of an array of datasets.
+
+    Raises:
+        UserError: one of them could not begin.
+    """
+    from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+
+    for number in range(job.elements):
+        try:
+            settings = parse_settings([*changes, *job.settings_of(number)])
+            plan = TrainingPlan.load(run_file, settings)
+            ranks = job.nodes * job.ranks_per_node
+            check_training_mesh(plan, ranks, source=run_file, shape=mesh)
+        except UserError as error:
+            raise _in_row(table, number, error) from error
+
+
+def _in_row(table: Path | None, number: int, error: UserError) -> UserError:
+    """Returns an error that names the row of the table, if there is one."""
+    return error if table is None else UserError(f"{table}, row {number} (counted from 0): {error}")
 
 
 def _checked(
@@ -242,7 +274,6 @@ def _checked(
     """
     ranks, complete, memory = job.nodes * job.ranks_per_node, [], 0
     for number in range(max(1, job.elements)):
-        own = [f"{key}={values[number]}" for key, values in job.settings.items()]
         output = Path(f"{job.output}-{number}" if job.elements else job.output)
         try:
             request = Request(
@@ -252,13 +283,11 @@ def _checked(
                 resume=any(output.glob(job.begun)),
                 overwrite=False,
                 mesh=mesh,
-                settings=parse_settings([*changes, *own]),
+                settings=parse_settings([*changes, *job.settings_of(number)]),
             )
             work = _planned(kind, request)
         except UserError as error:
-            if table is None:
-                raise
-            raise UserError(f"{table}, row {number} (counted from 0): {error}") from error
+            raise _in_row(table, number, error) from error
         memory = max(memory, work.estimate.memory)
         if work.is_complete:
             complete.append(number)

@@ -239,8 +239,7 @@ class FieldCheckpoints:
         mesh, final = self._box.mesh, self._path(number)
         aside = final.with_name(f".{final.name}.partial")
         if mesh.rank == 0:
-            for cut_short in self._folder.glob(f".{self._unit}-*.partial"):
-                shutil.rmtree(cut_short, ignore_errors=True)
+            self._remove_partial()
             self._folder.mkdir(parents=True, exist_ok=True)
         about = {"grid": list(self._box.grid), **attributes}
         write_snapshot(aside, fields, about, meanings={}, dimensions=dimensions)
@@ -259,6 +258,11 @@ class FieldCheckpoints:
                 raise WriteError.of(final, error) from error
         mesh.barrier()
 
+    def _remove_partial(self) -> None:
+        """Removes checkpoints whose writing was cut short."""
+        for path in self._folder.glob(f".{self._unit}-*.partial"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._unit}-{number:06d}.zarr"
 
@@ -276,6 +280,8 @@ class FieldCheckpoints:
         Raises:
             CheckpointError: it is of other work, or its writing was interrupted.
         """
+        if self._box.mesh.rank == 0:
+            self._remove_partial()
         numbers = numbered_checkpoints(self._folder, self._unit)
         # Rank 0 decides: a file system may show the folder to other ranks later.
         last = tf.constant(numbers[-1] if numbers else -1)

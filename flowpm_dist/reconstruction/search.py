@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from flowpm_dist.jobs.session import CheckpointError
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.lbfgs import LBFGS, StalledError
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, Posterior
-from flowpm_dist.reconstruction.unknowns import Unknowns
+from flowpm_dist.reconstruction.unknowns import Memory, Unknowns
 
 EASY_LEFT = 1e-3
 """An annealed stage ends early when the squared gradient is below this times the cells: it only
@@ -160,6 +161,15 @@ class Search(StagedRun):
             seed=self._seed,
             tolerance=self._tolerance,
         )
+
+    def _restored(self) -> Memory | None:
+        memory = super()._restored()
+        if not isinstance(self.progress.ended, str):
+            raise CheckpointError(
+                "an older version wrote the checkpoints of this search, and this version searches "
+                "otherwise: begin anew with --overwrite, or in another folder"
+            )
+        return memory
 
     def evaluate(self, point: Unknowns) -> Evaluation:
         """Returns the loss that the last, exact stage minimises, and its parts, at a point.

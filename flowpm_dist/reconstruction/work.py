@@ -248,7 +248,7 @@ Reconstruction in {path}:
 {facts["evaluations"]} gradients in {facts["seconds"]:.3g} s. Minus the log posterior: \
 {facts["data_per_observed_cell"]:.3g} from the data for each observed cell, \
 {facts["prior_per_cell"]:.3g} from the prior for each cell.{more}
-{outcome_of(facts["stopped"], facts["left"])}."""
+{outcome_of(facts.get("stopped"), facts.get("left"))}."""
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
@@ -272,12 +272,15 @@ Reconstruction in {path}:
         return record_of_work(folder, steps, results)
 
 
-def outcome_of(stopped: str, left: float | None) -> str:
+def outcome_of(stopped: str | None, left: float | None) -> str:
     """Returns why a search stopped, and how far it is.
 
     Args:
-        stopped, left: `Search.outcome`, and what is left to gain.
+        stopped, left: `Search.outcome`, and what is left to gain; None in results of an older
+            version.
     """
+    if stopped is None:
+        return "An older version made the search; why it stopped was not written"
     to_gain = "" if left is None else f": about {left:.2g} of the log posterior left to gain"
     return {
         "converged": f"The search converged{to_gain}",

@@ -1,6 +1,7 @@
 """Initial conditions from observed universes: gradients, searches, draws; on any mesh the same."""
 
 import functools
+import json
 import os
 
 import numpy as np
@@ -361,6 +362,23 @@ def test_a_search_that_was_killed_goes_on_exactly(line, tmp_path_factory):
                 os.truncate(file, 3)
     line.barrier()
     with pytest.raises(CheckpointError, match=rf"{last.name} is damaged .* uses iteration"):
+        search_of(line, folder).run(resume=True)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_checkpoints_of_an_older_search_are_refused(line, tmp_path_factory, ended):
+    folder = shared_folder(tmp_path_factory)
+    search_of = functools.partial(search_on, structure="linear", evaluations=2, every=1)
+    path_of(search_of(line, folder))
+    if line.world.index == 0:
+        for path in folder.glob("iteration-*.zarr"):
+            about = json.loads((path / "zarr.json").read_text())
+            progress = about["attributes"]["progress"]
+            del progress["losses"], progress["left"]
+            progress["ended"] = ended
+            (path / "zarr.json").write_text(json.dumps(about))
+    line.barrier()
+    with pytest.raises(CheckpointError, match="older version .* begin anew with --overwrite"):
         search_of(line, folder).run(resume=True)
 
 
