@@ -1,6 +1,7 @@
 """The command `reconstruct`: mistakes are reported before any work, and leave nothing behind."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.reconstruction.diagnostics import (
+    mode_names,
+    sampling_facts,
+    usual_energy_error,
+)
 from flowpm_dist.reconstruction.options import ReconstructionOptions
+from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.reconstruction.search_session import COLUMNS
 from flowpm_dist.reconstruction.work import (
     MARK,
@@ -117,6 +124,15 @@ def test_results_of_an_older_version_are_reported(here):
     facts = {"evaluations": 9, "seconds": 1.0, "parameters": {}, "data_per_observed_cell": 0.5}
     facts["prior_per_cell"] = 0.5
     assert "why it stopped was not written" in plan(here).report(facts)
+
+
+def test_a_single_move_does_not_spoil_the_energy_error():
+    names = ("loss", "acceptance", "step", "seconds", *mode_names())
+    errors = [1e-4, 1e-4, 3e-4, 1.1e-2, math.inf]
+    rows = [dict.fromkeys(names, "1") | {"drawn": "1", "energy_error": str(e)} for e in errors]
+    sampler = SamplerOptions(chains=1, draws=5)
+    assert sampling_facts(rows, sampler, (), None)["energy_error"] == pytest.approx(2e-4)
+    assert math.isnan(usual_energy_error([math.inf]))
 
 
 def test_a_resumed_run_must_ask_for_the_same(here):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,16 @@ def values_of(rows: Rows, names: Sequence[str], chains: int) -> np.ndarray:
     return values.reshape(len(rows) // chains, chains, len(names))
 
 
+def usual_energy_error(errors: Sequence[np.ndarray] | Sequence[float]) -> float:
+    """Returns the median of the energy errors of moves; nan if all of them failed.
+
+    Their mean would be that of single moves with a hundred times the usual error.
+    """
+    found = np.array(errors)
+    found = found[np.isfinite(found)]  # it is not where a move failed
+    return float(np.median(found)) if found.size else math.nan
+
+
 def sampling_facts(
     rows: Rows, sampler: SamplerOptions, names: Sequence[str], truth: Mapping[str, float] | None
 ) -> dict[str, Any]:
@@ -132,8 +143,7 @@ def sampling_facts(
             facts["truth"] = truth[name]
         numbers[name] = facts
     of_moves = {
-        name: np.array([float(row[name]) for row in drawn])
-        for name in ("acceptance", "energy_error", "step")
+        name: np.array([float(row[name]) for row in drawn]) for name in ("acceptance", "step")
     }
     of_modes: dict[str, Any] = {"count": modes.shape[-1]}
     if enough:
@@ -155,8 +165,8 @@ def sampling_facts(
         "warm_up": sampler.warm_up,
         "start": sampler.start,
         "seconds": sum(float(row["seconds"]) for row in rows[:: sampler.chains]),
-        # Where a move failed, its energy error is not finite.
-        **{name: float(np.mean(x[np.isfinite(x)])) for name, x in of_moves.items()},
+        **{name: float(x.mean()) for name, x in of_moves.items()},
+        "energy_error": usual_energy_error([float(row["energy_error"]) for row in drawn]),
         "loss": numbers.pop("loss"),
         "modes": of_modes,
         "parameters": numbers,

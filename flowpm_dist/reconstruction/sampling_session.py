@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from flowpm_dist.reconstruction.diagnostics import (
     large_modes,
     mode_names,
     sampling_facts,
+    usual_energy_error,
     values_of,
 )
 from flowpm_dist.reconstruction.figures import chains_figure
@@ -256,8 +258,8 @@ class SamplingSession:
         acceptance = np.mean([accepted for accepted, _ in self._latest])
         quality = f"acceptance {acceptance:.2f}"
         if self.sampler.name == "microcanonical":
-            errors = [error for _, error in self._latest if np.isfinite(error).all()]
-            quality = f"energy error {np.mean(errors):.1e}" if errors else "no energy error yet"
+            error = usual_energy_error([error for _, error in self._latest])
+            quality = "no energy error yet" if math.isnan(error) else f"energy error {error:.1e}"
             quality += "" if acceptance == 1 else f"  failed {1 - acceptance:.0%}"
         state = (
             f"data {data:.4f}  prior {float(np.mean(found.prior)) / cells:.4f}  "
