@@ -1,6 +1,7 @@
 """Gradients for each effective draw of the samplers, with moves of several lengths.
 
     python benchmarks/draws.py [--grid 32] [--ranks 1] [--gradients 2048] [--structure pm]
+                               [--seed 1]
 
 float32, cells of 8 Mpc/h, by default 2LPT and three particle-mesh steps, noise of two mean
 densities. Two chains start at the truth, which is a draw from the posterior. A quarter of the
@@ -31,7 +32,7 @@ LEAPS = {
 """Numbers of leaps of a move that are tried; the largest number, where it varies."""
 
 
-def worker(method: str, leaps: int, grid: int, gradients: int, structure: str) -> None:
+def worker(method: str, leaps: int, grid: int, gradients: int, structure: str, seed: int) -> None:
     """Draw on this job's ranks, and report the price."""
     launch.configure_threads()
     import tensorflow as tf
@@ -52,7 +53,7 @@ def worker(method: str, leaps: int, grid: int, gradients: int, structure: str) -
     nothing = tf.zeros(box.block, box.dtype) if is_gaussian else None  # is observed
     posterior = rec.Posterior(model, rec.Gaussian(box, data, 2.0, nothing))
     objective = rec.EvenPosterior(posterior)
-    sampler = METHODS[method](leaps=leaps, seed=1).sampler()
+    sampler = METHODS[method](leaps=leaps, seed=seed).sampler()
     truth = tf.stack([mock.state.white_noise.block] * CHAINS)
     sampler.start(objective, rec.Unknowns(truth, posterior.space.zeros().parameters))
     spent = 0
@@ -92,8 +93,9 @@ def main() -> None:
     parser.add_argument("--grid", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--gradients", type=int, default=2048, help="gradients of each chain")
+    parser.add_argument("--seed", type=int, default=1, help="of the moves")
     options = parser.parse_args()
-    given = {name: getattr(options, name) for name in ("grid", "gradients", "structure")}
+    given = {name: getattr(options, name) for name in ("grid", "gradients", "structure", "seed")}
     if options.role == "worker":
         worker(options.method, options.leaps, **given)
         return
