@@ -6,6 +6,7 @@ here imports TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -260,11 +261,15 @@ def _lighter(
     """Yields the largest buffer and the largest batch that fit in memory."""
     batch, data = plan.training.batch, plan.data
     if isinstance(data, SimulatedData):
-        for size in range(data.buffer - batch, 2 * data.fill - batch - 1, -batch):
-            smaller = data.model_copy(update={"buffer": size})
-            if fits(training_memory(plan.model_copy(update={"data": smaller}), plan.grid, axes)):
-                yield f"data.buffer = {size}"
-                break
+        sizes = range(data.buffer - batch, 2 * data.fill - batch - 1, -batch)
+
+        def is_enough(size: int) -> bool:
+            smaller = plan.model_copy(update={"data": data.model_copy(update={"buffer": size})})
+            return fits(training_memory(smaller, plan.grid, axes))
+
+        largest = bisect.bisect_left(sizes, True, key=is_enough)
+        if largest < len(sizes):
+            yield f"data.buffer = {sizes[largest]}"
     for size in range(batch // 2, 0, -1):
         if batch % size or size % axes.get("replica", 1):
             continue
