@@ -34,6 +34,7 @@ steps = 2
 [training]
 batch = 2
 optimiser = "sgd"
+calibrate = 4
 validate_every = 6
 checkpoint_every = 3
 [data]
@@ -209,7 +210,7 @@ def trained(tmp_path_factory):
     return folder / "whole", done
 
 
-@pytest.mark.budget(50)
+@pytest.mark.budget(60)
 def test_a_training_leaves_all_it_names(trained):
     folder, done = trained
     for name in ("metrics.csv", "training.png", "phases.png", "phases.json", "run.toml"):
@@ -238,7 +239,7 @@ def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
     assert (folder / "metrics.csv").read_bytes() == before
 
 
-@pytest.mark.budget(40)
+@pytest.mark.budget(70)
 @needs_ranks
 def test_a_training_that_ranks_began_goes_on_to_the_same_losses(here, trained):
     process = start_training(2, "stopped", 4)

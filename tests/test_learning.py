@@ -111,6 +111,7 @@ def fresh_score(parts, labels=None):
     return score(found, regressor.standardiser.centre)["sigma8"], losses
 
 
+@pytest.mark.budget(30)
 def test_a_network_learns_sigma8(parts):
     found, losses = fresh_score(parts)
     assert found.r2 - 2 * found.r2_error > 0.5
