@@ -187,6 +187,7 @@ def of_sigma8(prior=SIGMA8):
     return density, u[np.argmin(of_value)], mean, spread
 
 
+@pytest.mark.ranks(1)
 def test_a_parameter_fitted_along_is_the_most_probable_one(mesh):
     """Of a linear universe the joint maximum is that of the parameter's own posterior.
 

@@ -424,8 +424,12 @@ def test_a_preconditioner_undoes_the_curvature_of_a_mask(mesh):
     assert even.preconditioned(x).field is x.field
 
 
+@pytest.mark.ranks(1)
 def test_a_masked_search_says_how_far_it_is(mesh):
-    """Against the minimum of the parabola by conjugate gradients."""
+    """Against the minimum of the parabola by conjugate gradients.
+
+    On two ranks a search is killed and resumed, and the preconditioner is tested.
+    """
     posterior = masked_posterior(mesh)
     objective, space = EvenPosterior(posterior), posterior.space
     point = space.zeros()

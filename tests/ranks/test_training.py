@@ -42,6 +42,7 @@ gather_below = 2
 dropout = 0.2
 [training]
 batch = 4
+calibrate = 8
 learning_rate = 1e-3
 validate_every = {steps}
 checkpoint_every = {checkpoint_every}
