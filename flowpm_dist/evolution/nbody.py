@@ -74,7 +74,8 @@ class EvolutionPlan:
 
     Attributes:
         operations: in order.
-        factors: of this rank's universes, float64 [..., operations, 4].
+        factors: of this rank's universes, float64 [..., operations, 4]. Where the force has a
+            correction, more columns follow: the coefficients of its basis.
         lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
@@ -164,6 +165,11 @@ class Clock:
         return result
 
 
+def coefficients_in(c: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the coefficients of a correction among the factors of a kick; none without one."""
+    return [c[..., 4:]] if c.shape[-1] > 4 else []
+
+
 @tf.function(jit_compile=True, autograph=False)
 def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
     """Returns the sum of factor times field, in one pass.
@@ -224,18 +230,47 @@ class NBody:
             weights=self.box.shape,
         )
 
+    @property
+    def _coefficient_shape(self) -> dict[str, Any]:
+        """The shape of the coefficients of a correction, by the name of the input; or nothing."""
+        basis = self.gravity.basis
+        if basis is None:
+            return {}
+        dims = [*self.box.number_shape.dims, mtf.Dimension("term", basis.size)]
+        return {"coefficients": mtf.Shape(dims)}
+
+    def without_correction(self) -> list[tf.Tensor]:
+        """Returns coefficients of 0 where the force has a correction; else none."""
+        basis = self.gravity.basis
+        return (
+            [] if basis is None else [tf.zeros([*self.box.local_batch, basis.size], self.box.dtype)]
+        )
+
     @functools.cached_property
     def field(self) -> MeshFunction:
-        """The function `f(painted)`: the field that is read, see `Gravity.field`."""
-        return self.box.function(lambda _, n: self.gravity.field(n), painted=self.pm.mesh.shape)
+        """`f(painted)`, or with coefficients: the field that is read, see `Gravity.field`."""
+        return self.box.function(
+            lambda _, *inputs: self.gravity.field(*inputs),
+            painted=self.pm.mesh.shape,
+            **self._coefficient_shape,
+        )
 
     @functools.cached_property
     def field_adjoint(self) -> MeshFunction:
-        """The function `f(cotangent of the field)`: the cotangent of what was painted."""
+        """`f(cotangent of the field)`: the cotangent of what was painted.
+
+        With a correction it is `f(cotangent, coefficients, painted)`, and the cotangents of the
+        coefficients follow, this rank's part.
+        """
         if self.gravity.is_symmetric:
             return self.field
+        more = self._coefficient_shape
+        if more:
+            more["painted"] = self.pm.mesh.shape
         return self.box.function(
-            lambda _, dy: self.gravity.field_adjoint(dy), cotangent=self.gravity.field_shape
+            lambda _, *inputs: self.gravity.field_adjoint(*inputs),
+            cotangent=self.gravity.field_shape,
+            **more,
         )
 
     @functools.cached_property
@@ -343,7 +378,7 @@ class NBody:
                 unpainted = True
                 x = clock.measure("update", _drift, x, v, c, plan.lpt, fused)
             elif operation.kind == "velocity":
-                without_force = tf.concat([c[..., :1], c[..., 2:]], axis=-1)
+                without_force = tf.concat([c[..., :1], c[..., 2:4]], axis=-1)
                 v = clock.measure("update", combine, [v, *plan.lpt], without_force)
             else:
                 if keep is not None:
@@ -351,14 +386,14 @@ class NBody:
                 label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
                 growth = plan.growth(operation.a)
                 painted = clock.measure("paint", self.painted, x, label, growth)
-                field = clock.measure("force", self.field, painted)
+                field = clock.measure("force", self.field, painted, *coefficients_in(c))
                 del painted
                 unpainted = False
                 before = v if kicks[number] in looked_at else None
                 v = clock.measure("read", self._kick, field, x, v, c, fused)
                 del field
                 if plan.lpt:
-                    lpt_only = tf.concat([tf.ones_like(c[..., :1]), c[..., 2:]], axis=-1)
+                    lpt_only = tf.concat([tf.ones_like(c[..., :1]), c[..., 2:4]], axis=-1)
                     v = clock.measure("update", combine, [v, *plan.lpt], lpt_only)
                 if observer is not None and before is not None:
                     moment = Moment(x, before, v, plan.lpt)

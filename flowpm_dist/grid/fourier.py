@@ -8,25 +8,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.fft import irfft3d, rfft3d
-from meshimpl.operations.local import local
+from meshimpl.operations.local import local, sum_over_ranks
 
 Kernel = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """kx, ky, kz [h/Mpc], which broadcast, to the real kernel of each mode."""
+Terms = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Sequence[tf.Tensor]]
+"""kx, ky, kz [h/Mpc] to several real and even functions of each mode."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """A kernel, real and even in k, or `imaginary`: i times one that is real and odd in k."""
+    """A kernel, real and even in k, or `imaginary`: i times one that is real and odd in k.
+
+    Attributes:
+        kernel: of each mode.
+        imaginary: whether it is multiplied by i.
+        terms: functions of each mode. With coefficients c, the kernel is multiplied by
+            1 + sum_j c_j terms_j.
+    """
 
     kernel: Kernel
     imaginary: bool = False
+    terms: Terms | None = None
 
 
 def filtered(spectrum: Any, box: Box, filter_: Filter, sign: float = 1.0) -> Any:
@@ -72,49 +84,67 @@ class ConvolveOperation(mtf.Operation):
     Such an operator is symmetric when K is real and even, and antisymmetric when K is imaginary and
     odd: its adjoint is itself, up to the sign. A list of filters gives a new last dimension, over
     which the adjoint sums.
+
+    Where the filters have terms, their coefficients are the second input. The third input of the
+    adjoint is then the field, and its second output this rank's part of the cotangents of the
+    coefficients, float64.
     """
 
     def __init__(
         self,
-        x: Any,
+        inputs: Sequence[Any],
         shape: Any,
         box: Box,
         filters: Filter | Sequence[Filter],
         adjoint: bool = False,
         half: bool = False,
     ) -> None:
-        super().__init__([x], name="convolve_adjoint" if adjoint else "convolve")
-        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
+        super().__init__(list(inputs), name="convolve_adjoint" if adjoint else "convolve")
+        self._outputs = [mtf.Tensor(self, shape, inputs[0].dtype)]
+        if adjoint and len(inputs) > 1:
+            self._outputs.append(mtf.Tensor(self, inputs[1].shape, tf.float64))
         self._box, self._filters, self._is_adjoint = box, filters, adjoint
         self._pencils = dataclasses.replace(box.pencils, half=half)
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is one: none of the cotangents of coefficients."""
+        return len(self.outputs) == 1
+
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
-        """Returns the cotangent of the input: the adjoint operation applied."""
-        shape, adjoint = self.inputs[0].shape, not self._is_adjoint
+        """Returns the cotangents of the inputs: the adjoint operation applied."""
+        (x, *coefficients), adjoint = self.inputs, not self._is_adjoint
+        inputs = [grad_ys[0], *coefficients, *([x] if coefficients else [])]
         half = self._pencils.half
-        back = ConvolveOperation(grad_ys[0], shape, self._box, self._filters, adjoint, half)
-        return [back.outputs[0]]
+        back = ConvolveOperation(inputs, x.shape, self._box, self._filters, adjoint, half)
+        if not coefficients:
+            return list(back.outputs)
+        (c,) = coefficients
+        return [back.outputs[0], mtf.cast(sum_over_ranks(back.outputs[1], like=x), c.dtype)]
 
     def lower(self, lowering: Any) -> None:
         """Lowers to one transform of the input and one of each output, with a pass per filter."""
         impl = lowering.mesh_impl(self)
-        value = lowering.tensors[self.inputs[0]].to_laid_out_tensor().one_slice
+        value, *rest = (lowering.tensors[x].to_laid_out_tensor().one_slice for x in self.inputs)
+        c = [tf.reshape(rest[0], [-1, rest[0].shape[-1]])] if rest else []
         single = isinstance(self._filters, Filter)
         filters = [self._filters] if isinstance(self._filters, Filter) else self._filters
         if self._is_adjoint:
             parts = [value] if single else tf.unstack(value, axis=-1)
-            result = self._inverse(
-                sum(
-                    self._apply(f, self._forward(part), -1.0 if f.imaginary else 1.0)
-                    for f, part in zip(filters, parts, strict=True)
-                )
-            )
+            spectra = [self._forward(part) for part in parts]
+            signs = [-1.0 if f.imaginary else 1.0 for f in filters]
+            each = list(zip(filters, spectra, signs, strict=True))
+            results = [self._inverse(sum(self._apply(f, y, sign, *c) for f, y, sign in each))]
+            if c:
+                x = self._forward(rest[1])
+                results.append(sum(self._slopes(f, x, y, sign) for f, y, sign in each))
         else:
             spectrum = self._forward(value)
-            parts = [self._inverse(self._apply(f, spectrum, 1.0)) for f in filters]
-            result = parts[0] if single else tf.stack(parts, axis=-1)
-        block = tf.reshape(result, impl.slice_shape(self.outputs[0].shape))
-        lowering.set_tensor_lowering(self.outputs[0], LaidOutTensor([block]))
+            fields = [self._inverse(self._apply(f, spectrum, 1.0, *c)) for f in filters]
+            results = [fields[0] if single else tf.stack(fields, axis=-1)]
+        for output, result in zip(self.outputs, results, strict=True):
+            block = tf.reshape(result, impl.slice_shape(output.shape))
+            lowering.set_tensor_lowering(output, LaidOutTensor([block]))
 
     def _forward(self, field: tf.Tensor) -> tf.Tensor:
         plan = self._pencils
@@ -125,12 +155,21 @@ class ConvolveOperation(mtf.Operation):
         dtype = tf.complex64 if self._box.dtype == tf.float32 else tf.complex128
         return self._pencils.inverse(tf.bitcast(pairs, dtype))
 
-    def _apply(self, filter_: Filter, value: tf.Tensor, sign: float) -> tf.Tensor:
-        return _multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
+    def _apply(self, filter_: Filter, value: tf.Tensor, sign: float, *c: tf.Tensor) -> tf.Tensor:
+        result = _multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
+        for coefficients in c:
+            result = _correct(filter_)(result, coefficients, *self._box.graph_wavenumbers())
+        return result
+
+    def _slopes(self, filter_: Filter, x: tf.Tensor, y: tf.Tensor, sign: float) -> tf.Tensor:
+        """Returns this rank's part of the derivatives of the product of y and F^-1 K F x [b, n]."""
+        m = self._pencils.multiplicity()[:, np.newaxis, np.newaxis] / math.prod(self._pencils.grid)
+        weights = fence(tf.constant(m, self._box.dtype))
+        return _slopes(filter_, sign)(x, y, weights, *self._box.graph_wavenumbers())
 
 
 def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
-    """Returns compiled `f(pairs [..., kz, ky, kx, 2], kx, ky, kz)`: each mode times the filter."""
+    """Returns compiled `f(pairs [b, kz, ky, kx, 2], kx, ky, kz)`: each mode times the kernel."""
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(value: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
@@ -143,8 +182,53 @@ def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
     return apply
 
 
+def _correct(filter_: Filter) -> Callable[..., tf.Tensor]:
+    """Returns compiled `f(pairs, c [b, n], kx, ky, kz)`: times 1 + sum_j c_j terms_j.
+
+    It is a pass of its own, so that coefficients of 0 change no bit.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def apply(
+        value: tf.Tensor, c: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor
+    ) -> tf.Tensor:
+        assert filter_.terms is not None
+        columns = tf.unstack(c[:, tf.newaxis, tf.newaxis, tf.newaxis], axis=-1)
+        products = zip(columns, filter_.terms(kx, ky, kz), strict=True)
+        return value * (1 + sum(x * term for x, term in products))[..., tf.newaxis]
+
+    return apply
+
+
+def _slopes(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
+    """Returns compiled `f(x, y, weights, kx, ky, kz)`: the sums over the terms of a filter [b, n].
+
+    Each is the sum over modes of weight times term times Re(conj(x) K y), float64.
+    """
+
+    @tf.function(jit_compile=True, autograph=False)
+    def slopes(
+        x: tf.Tensor, y: tf.Tensor, weights: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor
+    ) -> tf.Tensor:
+        assert filter_.terms is not None
+        if filter_.imaginary:
+            product = x[..., 1] * y[..., 0] - x[..., 0] * y[..., 1]
+        else:
+            product = x[..., 0] * y[..., 0] + x[..., 1] * y[..., 1]
+        product *= sign * weights * filter_.kernel(kx, ky, kz)
+        lines = [tf.reduce_sum(product * term, axis=-1) for term in filter_.terms(kx, ky, kz)]
+        return tf.reduce_sum(tf.cast(tf.stack(lines, axis=-1), tf.float64), axis=[1, 2])
+
+    return slopes
+
+
 def convolve(
-    field: Any, box: Box, filters: Filter | Sequence[Filter], *, half: bool = False
+    field: Any,
+    box: Box,
+    filters: Filter | Sequence[Filter],
+    coefficients: Any = None,
+    *,
+    half: bool = False,
 ) -> Any:
     """Returns the real mtf field F^-1 K F of a real mtf field, [..., x, y, z].
 
@@ -152,12 +236,14 @@ def convolve(
         field: mtf tensor [..., x, y, z].
         box: its grid and size.
         filters: one; or several, for as many components in a new last dimension.
+        coefficients: of the filters' terms, mtf tensor [..., terms]; None if they have none.
         half: whether the transforms send float16, see `Communicator.alltoall`. The transforms of
             the adjoint do the same.
     """
     dims = [] if isinstance(filters, Filter) else [mtf.Dimension("component", len(filters))]
     shape = mtf.Shape([*field.shape.dims, *dims])
-    return ConvolveOperation(field, shape, box, filters, half=half).outputs[0]
+    inputs = [field] if coefficients is None else [field, coefficients]
+    return ConvolveOperation(inputs, shape, box, filters, half=half).outputs[0]
 
 
 @cached_on_mesh(16)
@@ -176,12 +262,29 @@ def gaussian_smoothing(box: Box, radius: float) -> MeshFunction:
 
 
 def convolve_adjoint(
-    components: Any, box: Box, filters: Filter | Sequence[Filter], *, half: bool = False
-) -> Any:
-    """Returns the cotangent of the input of `convolve`; its adjoint."""
+    components: Any,
+    box: Box,
+    filters: Filter | Sequence[Filter],
+    coefficients: Any = None,
+    field: Any = None,
+    *,
+    half: bool = False,
+) -> list[Any]:
+    """Returns the cotangents of the inputs of `convolve`; its adjoint.
+
+    Args:
+        components: the cotangent of what `convolve` returned.
+        box, filters, coefficients, half: as for `convolve`.
+        field: the field that was convolved, where there are coefficients.
+
+    Returns:
+        The cotangent of the field; and, where there are coefficients, this rank's part of theirs,
+        float64 [..., terms], which differs between ranks.
+    """
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
-    return ConvolveOperation(components, shape, box, filters, True, half).outputs[0]
+    inputs = [components] if coefficients is None else [components, coefficients, field]
+    return list(ConvolveOperation(inputs, shape, box, filters, True, half).outputs)
 
 
 def to_spectrum(field: Any) -> Any:

@@ -6,9 +6,10 @@ With a density of mean 1 and time in 1/H0, the acceleration is -grad phi, where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -29,6 +30,21 @@ from meshimpl.compat import mtf
 from meshimpl.operations.local import local
 
 
+class Basis(Hashable, Protocol):
+    """Functions of the wavenumber, of which the correction of a force is a sum."""
+
+    @property
+    def size(self) -> int:
+        """The number of functions."""
+
+    def __call__(self, k: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Returns the value of each function [1], of any shape.
+
+        Args:
+            k: wavenumbers over the Nyquist wavenumber of the force mesh, of the same shape.
+        """
+
+
 @dataclass(frozen=True)
 class Gravity:
     """The gravity between the particles of a mesh.
@@ -37,10 +53,12 @@ class Gravity:
         pm: the particles, the mesh and the halo.
         options: the options of the force. The window is divided out up to the particles' Nyquist
             wavenumber: beyond it lie the harmonics of their lattice.
+        basis: the functions by whose sum the potential is corrected; None without a correction.
     """
 
     pm: ParticleMesh
     options: ForceOptions = ForceOptions()
+    basis: Basis | None = None
 
     @property
     def _differences(self) -> bool:
@@ -52,18 +70,24 @@ class Gravity:
         """The filters from the painted mesh to the potential, or to the force's components."""
         mesh = self.pm.mesh
         inverse = _inverse_laplacian(self.pm, self.options.deconvolve)
+        basis, nyquist = self.basis, math.pi / math.prod(mesh.cell) ** (1 / 3)
+
+        def terms(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> Sequence[tf.Tensor]:
+            assert basis is not None
+            return basis(tf.sqrt(kx**2 + ky**2 + kz**2) / nyquist)
+
         if self._differences:
-            return Filter(inverse)
+            return Filter(inverse, terms=terms)
 
         def along(axis: int) -> Kernel:
             return lambda *k: -without_nyquist(k[axis], axis, mesh) * inverse(*k)
 
-        return [Filter(along(axis), imaginary=True) for axis in range(3)]
+        return [Filter(along(axis), imaginary=True, terms=terms) for axis in range(3)]
 
     @property
     def is_symmetric(self) -> bool:
         """Whether `field` is its own adjoint."""
-        return self._differences and not self.pm.half
+        return self._differences and not self.pm.half and self.basis is None
 
     @property
     def _margin(self) -> int:
@@ -79,20 +103,23 @@ class Gravity:
         mesh = self.pm.mesh
         return mesh.vector_shape if self._components else mesh.shape
 
-    def field(self, painted: Any) -> Any:
+    def field(self, painted: Any, coefficients: Any = None) -> Any:
         """Returns the potential [(Mpc/h)^2] or the force field [Mpc/h], over 1.5 Omega_m.
 
         Args:
             painted: the particles in each cell of the mesh, mtf tensor [..., x, y, z].
+            coefficients: of the basis, mtf tensor [..., size of the basis].
         """
         if self.pm.half:
             # Rounding is relative: at early times the mean is far larger than what matters.
             painted = painted - self.pm.mean
-        return convolve(painted, self.pm.mesh, self.filters, half=self.pm.half)
+        return convolve(painted, self.pm.mesh, self.filters, coefficients, half=self.pm.half)
 
-    def field_adjoint(self, cotangent: Any) -> Any:
-        """Returns the cotangent of the painted mesh; the adjoint of `field`."""
-        return convolve_adjoint(cotangent, self.pm.mesh, self.filters, half=self.pm.half)
+    def field_adjoint(self, cotangent: Any, coefficients: Any = None, painted: Any = None) -> Any:
+        """Returns the cotangents of the inputs of `field`; its adjoint. See `convolve_adjoint`."""
+        return convolve_adjoint(
+            cotangent, self.pm.mesh, self.filters, coefficients, painted, half=self.pm.half
+        )
 
     def force(self, field: Any, displacement: Any) -> Any:
         """Returns the force over 1.5 Omega_m at the particles.

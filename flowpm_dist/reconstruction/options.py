@@ -308,10 +308,11 @@ class ReconstructionOptions(SimulatedRun):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know before the work begins."""
+        """See `SimulatedRun.warnings`."""
         if self.lightcone is None:
-            return ()
-        return map_warnings(self.lightcone, self.cosmology, self.box.size, self.force_cells)
+            return super().warnings
+        of_maps = map_warnings(self.lightcone, self.cosmology, self.box.size, self.force_cells)
+        return (*super().warnings, *of_maps)
 
     @property
     def files(self) -> dict[str, Path | None]:

@@ -304,7 +304,7 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     def warnings(self) -> tuple[str, ...]:
         """See `Job.warnings`."""
         cone = self.options.light_cone
-        return () if cone is None else cone.warnings
+        return (*self.options.warnings, *(() if cone is None else cone.warnings))
 
     @property
     def demand(self) -> Demand:

@@ -5,8 +5,10 @@ Nothing here imports TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +22,13 @@ from flowpm_dist.cosmology.options import (
     PartialCosmologyOptions,
     StepOptions,
     universe_problems,
+)
+from flowpm_dist.evolution.corrections import (
+    Correction,
+    CorrectionFileError,
+    CorrectionWarning,
+    file_of,
+    load_correction,
 )
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
 from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
@@ -107,10 +116,26 @@ class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
     integrator: Annotated[
         InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
     ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
+    correction: Literal["default"] | AnyPath | None = Field(
+        default=None, description='"default", or the file of a correction of the force'
+    )
+
+    @functools.cached_property
+    def loaded_correction(self) -> Correction | None:
+        """The correction of the force, read from its file.
+
+        Raises:
+            CorrectionFileError: the file cannot be used.
+        """
+        return None if self.correction is None else load_correction(file_of(self.correction))
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
         yield from super().problems()
+        try:
+            _ = self.loaded_correction
+        except CorrectionFileError as error:
+            yield Problem("correction", str(error))
         if wrong := self.integrator.wrong_start(self.first):
             yield Problem("edges" if self.edges else "a_start", wrong)
 
@@ -145,6 +170,7 @@ class SimulatedRun(RunFile):
         found: dict[str, Any] = {}
         for part in (self.initial_options, self.evolution, self.run):
             found |= {n: getattr(part, n) for n in SolverOptions.model_fields if hasattr(part, n)}
+        found["correction"] = self.evolution.loaded_correction
         return SolverOptions.model_construct(**{**found, "precision": self.precision})
 
     def simulation(self, cosmology: Cosmology, *, mesh: ProcessMesh | MeshShape) -> Simulation:
@@ -157,7 +183,26 @@ class SimulatedRun(RunFile):
         from flowpm_dist.simulation.simulation import Simulation
 
         box, edges = self.box, self.evolution.edges_of(cosmology)
-        return Simulation(cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver))
+        with warnings.catch_warnings():  # `warnings` has said them
+            warnings.simplefilter("ignore", CorrectionWarning)
+            return Simulation(cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before the work begins.
+
+        Here it is how far runs lie outside the range of their correction of the force.
+        """
+        correction, steps = self.evolution.loaded_correction, self.evolution
+        if correction is None or correction.trained is None:
+            return ()
+        edges = steps.edges or (steps.first, *(steps.step_count - 1) * [0.0], steps.last)
+        sides = zip(self.box.size, self.force_cells, strict=True)
+        cell = math.prod(length / n for length, n in sides) ** (1 / 3)
+        name = next((n for n, kind in INTEGRATORS.items() if type(steps.integrator) is kind), "")
+        values = self.cosmology.model_dump(exclude={"transfer"})
+        found = correction.trained.outside(name, edges, cell, values)
+        return tuple(f"evolution.correction: {each}" for each in found)
 
     @property
     def force_cells(self) -> list[int]:
@@ -195,7 +240,7 @@ class SimulatedRun(RunFile):
         priors = getattr(self, "priors", None)
         yield from universe_problems(self.cosmology, priors)
         for problem in self.solver.problems():
-            section = "evolution" if problem.key == "exchange" else "initial"
+            section = "initial" if problem.key == "lpt_order" else "evolution"
             yield Problem(f"{section}.{problem.key}", problem.what)
         grid, factor = self.box.grid, self.evolution.mesh_factor
         # Whether the ranks divide the mesh is checked in `mesh_for`, which knows their number.

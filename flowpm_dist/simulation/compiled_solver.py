@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.parameters import as_float64
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
 from flowpm_dist.evolution.nbody import (
     Clock,
@@ -37,10 +39,11 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
     needed_halo,
     suggested_halo,
 )
-from flowpm_dist.particle_mesh.gravity import Gravity
+from flowpm_dist.particle_mesh.gravity import Basis, Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl.graph_guards import is_watched
+from meshimpl.mesh_function import replicated
 
 if TYPE_CHECKING:
     from flowpm_dist.simulation.inputs import Inputs, LocalCosmologies
@@ -55,12 +58,14 @@ class CompiledSolver:
         initial_options: what white noise becomes.
         force_options: how the particles attract each other.
         lpt_fields: whether the integrator uses psi_1 and psi_2.
+        basis: of the correction of the force; None without one.
     """
 
     box: Box
     initial_options: InitialOptions
     force_options: ForceOptions
     lpt_fields: bool
+    basis: Basis | None = None
 
     @functools.cached_property
     def initial(self) -> InitialConditions:
@@ -81,7 +86,7 @@ class CompiledSolver:
         if mesh_factor is not None:
             force = force.model_copy(update={"mesh_factor": mesh_factor})
         pm = ParticleMesh(self.box, force.mesh_factor, halo, force.exchange == "float16")
-        return _nbody(self.box, Gravity(pm, force))
+        return _nbody(self.box, Gravity(pm, force, self.basis))
 
     def amplitude(self, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
@@ -127,7 +132,8 @@ class CompiledSolver:
         begin = time.perf_counter()
         # nothing of this is to be differentiated
         x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
-        field = nbody.field(nbody.painted(x, f"start of the evolution, a = {a:.4g}"))
+        painted = nbody.painted(x, f"start of the evolution, a = {a:.4g}")
+        field = nbody.field(painted, *nbody.without_correction())
         nbody.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
         nbody.is_compiled = True
         return time.perf_counter() - begin
@@ -168,14 +174,15 @@ def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
     the same functions in the same order.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
-    return _solver(box, initial, force, options.integrator.uses_lpt)
+    basis = None if options.correction is None else options.correction.basis
+    return _solver(box, initial, force, options.integrator.uses_lpt, basis)
 
 
 @cached_on_mesh(16)
 def _solver(
-    box: Box, initial: InitialOptions, force: ForceOptions, lpt_fields: bool
+    box: Box, initial: InitialOptions, force: ForceOptions, lpt_fields: bool, basis: Basis | None
 ) -> CompiledSolver:
-    return CompiledSolver(box, initial, force, lpt_fields)
+    return CompiledSolver(box, initial, force, lpt_fields, basis)
 
 
 @cached_on_mesh(16)
@@ -326,7 +333,10 @@ def evolve_particles(
 
 
 def _schedule(inputs: Inputs) -> Schedule:
-    """Returns the schedule of all universes of this rank; factors [..., operations, 4]."""
+    """Returns the schedule of all universes of this rank; factors [..., operations, 4].
+
+    The coefficients of a correction are further columns of the factors.
+    """
     edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
     schedules = local.of_growths(lambda growth: integrator.schedule(growth, edges))
     operations = schedules[0].operations
@@ -337,4 +347,10 @@ def _schedule(inputs: Inputs) -> Schedule:
             first = local.stack(rows)[..., tf.newaxis, :]
             operations = (Operation("velocity", edges[0], 1), *operations)
             factors = tf.concat([first, factors], axis=-2)
+    if (correction := inputs.options.correction) is not None:
+        theta = replicated(inputs.box.mesh, as_float64(correction.theta))
+        cell = math.prod(inputs.box.cell) ** (1 / 3) / inputs.options.mesh_factor
+        a = np.array([operation.a for operation in operations])
+        of = local.of_powers(lambda power: correction.coefficients(theta, power, cell, a))
+        factors = tf.concat([factors, local.stack(of)], axis=-1)
     return Schedule(operations, factors)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -20,6 +21,7 @@ from flowpm_dist.evolution.adjoints import (
     AdjointChoice,
     ReversibleAdjoint,
 )
+from flowpm_dist.evolution.corrections import Correction, CorrectionChoice
 from flowpm_dist.evolution.integrators import (
     INTEGRATORS,
     FastPM,
@@ -40,6 +42,7 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
         adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
             one in `ADJOINTS`.
+        correction: a `Correction` of the force, "default", or the path of a file; None for none.
     """
 
     integrator: IntegratorChoice = Field(
@@ -50,6 +53,9 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         default_factory=ReversibleAdjoint,
         description=f"an Adjoint or one of {', '.join(map(repr, ADJOINTS))}",
     )
+    correction: CorrectionChoice | None = Field(
+        default=None, description='a Correction, "default", or the path of a file'
+    )
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -59,6 +65,10 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         if self.integrator.uses_lpt and self.lpt_order < 2:
             name = type(self.integrator).__name__
             yield self.problem("lpt_order", f"{name} follows LPT of order 2; must be 2 or 3")
+        if self.correction is not None and self.correction.trained is not None:
+            force = dict(self.part(ForceOptions))
+            for key, what in self.correction.trained.other_force(**force):
+                yield self.problem(key, what)
 
 
 class SolverKeys(TypedDict, total=False):
@@ -66,6 +76,7 @@ class SolverKeys(TypedDict, total=False):
 
     integrator: Integrator | str
     adjoint: Adjoint | str
+    correction: Correction | str | Path | None
     lpt_order: LptOrder
     noise: Noise
     fixed_amplitude: bool

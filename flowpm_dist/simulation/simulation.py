@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -13,9 +16,10 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.options import StepOptions
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology, known_value
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.evolution.integrators import FastPM, Integrator
+from flowpm_dist.evolution.corrections import Correction, CorrectionWarning
+from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
 from flowpm_dist.evolution.nbody import Clock, StepCallback
 from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
@@ -109,7 +113,18 @@ class Simulation:
         replicas = mesh.axis_size("replica")
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
         self.box_of_replicas.finer(self.options.mesh_factor)  # refuses one that does not fit
+        self._warn_of_correction(cosmology)
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
+
+    def _warn_of_correction(self, cosmology: Cosmology) -> None:
+        correction, integrator = self.options.correction, type(self.options.integrator)
+        if correction is None or correction.trained is None:
+            return
+        name = next((n for n, kind in INTEGRATORS.items() if kind is integrator), "")
+        cell = math.prod(self.box_of_replicas.cell) ** (1 / 3) / self.options.mesh_factor
+        values = {n: known_value(getattr(cosmology, n)) for n in cosmology.names}
+        for text in correction.trained.outside(name, self.edges.tolist(), cell, values):
+            warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
 
     @property
     def cosmology(self) -> Cosmology:
@@ -157,6 +172,16 @@ class Simulation:
         """
         other = copy.copy(self)
         other.edges = _checked_edges(steps, self.options.integrator)
+        return other
+
+    def with_correction(self, correction: Correction | str | Path | None) -> Simulation:
+        """Returns the same simulation with another correction of the force; see `SolverOptions`.
+
+        Raises:
+            ValueError: it was trained with another force.
+        """
+        other = copy.copy(self)
+        other.options = constructed(SolverOptions, {**dict(self.options), "correction": correction})
         return other
 
     def linear_amplitude(

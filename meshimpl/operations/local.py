@@ -207,6 +207,22 @@ def together(tensors: Sequence[Any], largest: int = 2**20) -> list[Any]:
     return list(TogetherOperation(tensors, largest).outputs)
 
 
+def sum_over_ranks(x: Any, like: Any) -> Any:
+    """Returns the sum of ranks' own parts of a tensor, over the ranks that share its block.
+
+    Args:
+        x: mtf tensor whose blocks differ between ranks that hold the same block.
+        like: mtf tensor whose layout says over which ranks the parts are spread.
+    """
+    impl = x.mesh.impl
+    axes = sorted(_split_axes([like.shape], impl) - _split_axes([x.shape], impl))
+
+    def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> Any:
+        return mtf.LazyAllreduceSum(impl, LaidOutTensor([block]), axes) if axes else block
+
+    return on_blocks(lower, [x], [(x.shape, x.dtype)], name="sum_over_ranks")[0]
+
+
 def maximum_over_ranks(x: Any) -> Any:
     """Returns the maximum over all ranks, element by element, whatever the layout of `x`."""
     return on_blocks(

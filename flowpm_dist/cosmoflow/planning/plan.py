@@ -280,11 +280,12 @@ class TrainingPlan(SimulatedRun):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know before the training begins."""
+        """See `SimulatedRun.warnings`."""
         if self.lightcone is None:
-            return ()
+            return super().warnings
         middle = CosmologyOptions.model_construct(**self.middle)
-        return map_warnings(self.lightcone, middle, self.box_size, self.force_cells)
+        of_maps = map_warnings(self.lightcone, middle, self.box_size, self.force_cells)
+        return (*super().warnings, *of_maps)
 
     def _completed(self) -> Self:
         """Returns the plan with a value for every option that follows from others."""

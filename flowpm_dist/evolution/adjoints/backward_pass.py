@@ -12,6 +12,7 @@ from flowpm_dist.evolution.nbody import (
     NBody,
     Particles,
     broadcast_per_universe,
+    coefficients_in,
     combine,
 )
 from flowpm_dist.evolution.observers import Moment, Observer, Seen, look_back
@@ -60,7 +61,7 @@ class BackwardPass:
         self._x, dv = tf.reshape(before, dx.shape), tf.reshape(dv_new, dx.shape)
         slopes = [tf.reshape(slope, c.shape[:-1])]
         if lpt:
-            self._x = combine([self._x, *lpt], _undone(c[..., 2:]))
+            self._x = combine([self._x, *lpt], _undone(c[..., 2:4]))
             slopes += self._lpt_slopes(dx, c)
         return dx, dv, _row([None, *slopes], c)
 
@@ -69,7 +70,7 @@ class BackwardPass:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         lpt = self._plan.lpt
         if lpt:
-            self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
+            self._v = combine([self._v, *lpt], _undone(c[..., 2:4]))
         slopes = self._lpt_slopes(dv, c)
         self._v = self._v / broadcast_per_universe(c[..., 0])
         decay = _inner(dv, self._v)
@@ -81,12 +82,15 @@ class BackwardPass:
         nbody, lpt = self._nbody, self._plan.lpt
         after = self._v
         if lpt:
-            self._v = combine([self._v, *lpt], _undone(c[..., 2:]))
+            self._v = combine([self._v, *lpt], _undone(c[..., 2:4]))
         kept = self._kept.get(number)
         if kept is not None:
             self._x = kept.displacement
         label = f"in the backward pass of step {operation.step}, a = {operation.a:.4g}"
-        field = nbody.field(nbody.painted(self._x, label))
+        painted, coefficients = nbody.painted(self._x, label), coefficients_in(c)
+        field = nbody.field(painted, *coefficients)
+        needed = [*coefficients, painted] if coefficients else []
+        del painted
         slope_before = None
         observer, kick = self._plan.observer, self._kicks[number]
         if observer is not None and kick in observer.kicks:
@@ -106,7 +110,10 @@ class BackwardPass:
         decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
         used = tf.concat([decay, c[..., 1:2]], axis=-1)
         self._v, dfield, dx, sums = nbody.kick_adjoint(field, self._x, self._v, dv, dx, used)
-        dx = nbody.paint_adjoint(nbody.field_adjoint(dfield), self._x, dx)
+        found = nbody.field_adjoint(dfield, *needed)
+        dpainted, *of_coefficients = found if needed else [found]
+        dx = nbody.paint_adjoint(dpainted, self._x, dx)
+        del dpainted, found, needed
         along = sums[..., 0]
         if kept is not None:
             self._v = kept.velocity
@@ -115,7 +122,7 @@ class BackwardPass:
             dv = dv * broadcast_per_universe(c[..., 0])
         if slope_before is not None:
             dv = dv + slope_before
-        return dx, dv, _row([along, sums[..., 1], *slopes], c)
+        return dx, dv, _row([along, sums[..., 1], *slopes], c, *of_coefficients)
 
     def _undone_kick(self, field: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
         """Returns the velocity before the kick by a field, from the one after it."""
@@ -153,8 +160,13 @@ def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(lines, tf.float64), axis=axes[:2])
 
 
-def _row(slopes: Sequence[tf.Tensor | None], c: tf.Tensor) -> tf.Tensor:
-    """Returns cotangents of an operation's factors, float64 [..., 4]."""
+def _row(
+    slopes: Sequence[tf.Tensor | None], c: tf.Tensor, of_coefficients: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Returns cotangents of an operation's factors, float64, of the shape of c."""
     zero = tf.zeros(c.shape[:-1], tf.float64)
     full = [zero if s is None else tf.cast(s, tf.float64) for s in slopes]
-    return tf.stack([*full, *[zero] * (4 - len(full))], axis=-1)
+    row = tf.stack([*full, *[zero] * (4 - len(full))], axis=-1)
+    if of_coefficients is None:
+        of_coefficients = tf.zeros_like(c[..., 4:], tf.float64)
+    return tf.concat([row, of_coefficients], axis=-1)

@@ -1,0 +1,214 @@
+"""The interface of a correction of the force: the potential times a sum of functions of k.
+
+With coefficients c that a correction gives for each kick, the potential's spectrum is multiplied by
+1 + sum_j c_j basis_j(k). Nothing here imports TensorFlow: run files name corrections.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import BeforeValidator, InstanceOf
+
+from flowpm_dist.io.files import write_text
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from flowpm_dist.cosmology.power import LinearPower
+    from flowpm_dist.particle_mesh.gravity import Basis
+
+VERSION = 1
+"""Of the files of corrections."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The runs that a correction was trained on.
+
+    Attributes:
+        integrator: the name of the integrator.
+        mesh_factor, deconvolve, force_gradient: see `ForceOptions`.
+        steps: the number of steps.
+        a: the first and the last scale factor.
+        cell: the smallest and the largest side of a cell of the force mesh [Mpc/h].
+        cosmology: the smallest and the largest value of parameters.
+    """
+
+    integrator: str
+    mesh_factor: float
+    deconvolve: bool
+    force_gradient: str
+    steps: int
+    a: tuple[float, float]
+    cell: tuple[float, float]
+    cosmology: Mapping[str, tuple[float, float]]
+
+    def other_force(self, **ours: Any) -> Iterator[tuple[str, str]]:
+        """Yields each option of the force that differs from ours, and what it must be."""
+        for name in ("mesh_factor", "deconvolve", "force_gradient"):
+            if (there := getattr(self, name)) != ours[name]:
+                text = str(there).lower() if isinstance(there, bool) else repr(there)
+                yield name, f"the correction was trained with {name} = {text}"
+
+    def outside(
+        self,
+        integrator: str,
+        edges: Sequence[float],
+        cell: float,
+        parameters: Mapping[str, float | None],
+    ) -> Iterator[str]:
+        """Yields, for each way in which a run lies outside, by how much it does.
+
+        Args:
+            integrator: the name of the run's integrator.
+            edges: scale factors at which steps begin and end.
+            cell: the side of a cell of the force mesh [Mpc/h].
+            parameters: of the cosmology; None for what is not known.
+        """
+        if integrator != self.integrator:
+            yield f"it was trained with {self.integrator}, not with {integrator}"
+        if len(edges) - 1 != self.steps:
+            yield f"it was trained with {self.steps} steps, not with {len(edges) - 1}"
+        ours = {"a_start": edges[0], "a_stop": edges[-1], "the force mesh's cell": cell}
+        theirs = {"a_start": (self.a[0],) * 2, "a_stop": (self.a[1],) * 2}
+        theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
+        for name, value in {**ours, **parameters}.items():
+            low, high = theirs.get(name, (-math.inf, math.inf))
+            if value is None or low - CLOSE * abs(low) <= value <= high + CLOSE * abs(high):
+                continue
+            known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+            yield f"{name} = {value:g}, where it was trained with {known}"
+
+
+CLOSE = 1e-3
+"""Relative distance from a range that counts as inside."""
+
+
+@dataclass(frozen=True, eq=False)
+class Correction(abc.ABC):
+    """A correction of the force, with the numbers that were learned.
+
+    Attributes:
+        theta: the learned numbers, float64 [n]: an array, or a tensor or variable, with respect to
+            which runs can be differentiated. Zeros change nothing.
+        trained: what it was trained for; None if that is not known.
+        scores: what was measured with it on universes that it was not trained on.
+        provenance: where it comes from.
+    """
+
+    theta: Any
+    trained: Range | None = None
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    name: ClassVar[str]
+    """The name in files."""
+
+    @classmethod
+    @abc.abstractmethod
+    def begun(cls, seed: int = 0) -> Self:
+        """Returns a correction that changes nothing yet, for training to begin with."""
+
+    @property
+    @abc.abstractmethod
+    def basis(self) -> Basis:
+        """The functions of k; equal ones of the same class are compiled once."""
+
+    @abc.abstractmethod
+    def coefficients(
+        self, theta: tf.Tensor, power: LinearPower, cell: float, a: np.ndarray
+    ) -> tf.Tensor:
+        """Returns the coefficients of the basis at scale factors, float64 [times, size].
+
+        Differentiable with respect to theta and the cosmology.
+
+        Args:
+            theta: the learned numbers, float64.
+            power: the linear power of the universe, with its growth.
+            cell: the side of a cell of the force mesh [Mpc/h].
+            a: scale factors of the positions [times].
+        """
+
+    def with_theta(self, theta: Any) -> Self:
+        """Returns the same correction with other learned numbers."""
+        return dataclasses.replace(self, theta=theta)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the correction to a file, which is replaced in one step; returns its path."""
+        about = {
+            "flowpm_dist correction": VERSION,
+            "kind": self.name,
+            "trained": None if self.trained is None else dataclasses.asdict(self.trained),
+            "scores": dict(self.scores),
+            "provenance": dict(self.provenance),
+            "theta": np.asarray(self.theta, np.float64).tolist(),
+        }
+        write_text(Path(path), json.dumps(about, indent=1) + "\n")
+        return Path(path)
+
+
+CORRECTIONS: dict[str, type[Correction]] = {}
+"""Name in a file -> class; filled by the package."""
+
+
+class CorrectionWarning(UserWarning):
+    """A run lies outside the range of its correction."""
+
+
+class CorrectionFileError(ValueError):
+    """A file that holds no correction."""
+
+
+def load_correction(path: str | Path) -> Correction:
+    """Returns the correction in a file.
+
+    Raises:
+        CorrectionFileError: the file cannot be read, or holds no correction.
+    """
+    path = Path(path)
+    try:
+        about = json.loads(path.read_text())
+        if about["flowpm_dist correction"] != VERSION:
+            raise CorrectionFileError(f"{path} is of another version of this package")
+        trained = about["trained"]
+        if trained is not None:
+            ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}
+            ends = {name: tuple(trained[name]) for name in ("a", "cell")}
+            trained = Range(**{**trained, **ends, "cosmology": ranges})
+        theta = np.array(about["theta"], np.float64)
+        if theta.ndim != 1 or not np.isfinite(theta).all():
+            raise CorrectionFileError(f"{path}: theta must be a list of finite numbers")
+        kind = CORRECTIONS[about["kind"]]
+        return kind(theta, trained, about["scores"], about["provenance"])
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise CorrectionFileError(f"{path} cannot be read: {error}") from error
+    except CorrectionFileError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorrectionFileError(f"{path} holds no correction of a force") from error
+
+
+DEFAULT = Path(__file__).parent / "default.json"
+"""The correction that comes with the package."""
+
+
+def file_of(name: str | Path) -> Path:
+    """Returns the path of a correction's file: "default", or a path."""
+    return DEFAULT if name == "default" else Path(name)
+
+
+def _chosen(value: Any) -> Any:
+    return load_correction(file_of(value)) if isinstance(value, str | Path) else value
+
+
+CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(_chosen)]
+"""A correction, or "default", or the path of its file."""
