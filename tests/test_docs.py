@@ -33,6 +33,7 @@ from flowpm_dist.cli.program import app
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
+from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.posteriors.options import STATISTICS
 from flowpm_dist.reconstruction import Posterior
@@ -45,6 +46,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # By a section that only it has among those not looked for before.
 LOADERS = {
+    "truth": EmulationOptions.load,
     "network": TrainingPlan.load,
     "data": ReconstructionOptions.load,
     "box": SimulationOptions.load,

@@ -306,6 +306,7 @@ JOBS = {
     "simulate": "flowpm_dist.simulate.job:SimulationJob",
     "reconstruct": "flowpm_dist.reconstruction.work:ReconstructionJob",
     "train": "flowpm_dist.cosmoflow.training.job:TrainingJob",
+    "emulate": "flowpm_dist.emulate.job:EmulationJob",
 }
 """Command -> module and name of its class."""
 

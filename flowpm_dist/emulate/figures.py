@@ -1,0 +1,83 @@
+"""Figures of an emulation: what was held out, and how it was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from flowpm_dist.io.figures import (
+    COLOURS,
+    MUTED,
+    PLAIN_LEGEND,
+    new_figure,
+    plain_log_ticks,
+    style_axes,
+)
+
+
+def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Returns a figure of P over the truth's and of 1 - r by k, for each time a column.
+
+    Args:
+        rows: of scores.csv.
+    """
+    times = sorted({row["a"] for row in rows})
+    figure = new_figure(4.6 * len(times) + 0.4, 6.4)
+    axes = figure.subplots(2, len(times), squeeze=False, sharex=True, sharey="row")
+    looks = (("plain", MUTED), ("corrected", COLOURS[0]))
+    for column, a in zip(axes.T, times, strict=True):
+        for panel, quantity in zip(column, ("P", "1 - r"), strict=True):
+            for name, colour in looks:
+                k, each = _curves(rows, a, f"{quantity} {name}")
+                for values in each:
+                    panel.plot(k, values, color=colour, alpha=0.35, linewidth=0.8)
+                panel.plot(k, np.mean(each, axis=0), color=colour, linewidth=2.0, label=name)
+            style_axes(panel)
+            panel.set_xscale("log")
+            plain_log_ticks(panel.xaxis)
+        column[0].axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
+        column[0].set_title(f"a = {a:g}")
+        column[0].set_ylim(0.5, 1.15)
+        column[1].set_yscale("log")
+        column[1].set_xlabel("k [h/Mpc]")
+    axes[0, 0].set_ylabel("P over the truth's")
+    axes[1, 0].set_ylabel("1 - r with the truth")
+    axes[0, 0].legend(**PLAIN_LEGEND)
+    return figure
+
+
+def learning_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
+    """Returns a figure of the loss of each iteration, and of the universes held out.
+
+    Args:
+        rows: of iterations.csv.
+    """
+    figure = new_figure(6.4, 4.0)
+    panel = figure.subplots()
+    number = [int(row["iteration"]) for row in rows]
+    panel.plot(
+        number, [float(row["loss"]) for row in rows], color=MUTED, linewidth=0.8, label="each"
+    )
+    held = [(int(row["iteration"]), float(row["held out"])) for row in rows if row["held out"]]
+    if held:
+        panel.plot(*zip(*held, strict=True), color=COLOURS[0], marker="o", label="held out")
+    style_axes(panel)
+    panel.set_yscale("log")
+    panel.set_xlabel("iteration")
+    panel.set_ylabel("loss")
+    panel.legend(**PLAIN_LEGEND)
+    return figure
+
+
+def _curves(
+    rows: Sequence[Mapping[str, Any]], a: float, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns k and a quantity of each universe [universe, k]."""
+    here = [row for row in rows if row["a"] == a]
+    k = sorted({row["k [h/Mpc]"] for row in here})
+    universes = dict.fromkeys(row["universe"] for row in here)
+    values = [[row[name] for row in here if row["universe"] == u] for u in universes]
+    return np.array(k), np.array(values)

@@ -1,0 +1,148 @@
+"""The work of `flowpm-dist emulate`: its folder, and the job.
+
+Nothing here imports TensorFlow before the work begins.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.emulate.options import EmulationOptions
+from flowpm_dist.io.files import read_json
+from flowpm_dist.jobs.estimate import Demand
+from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
+
+MARK, CORRECTION = "emulation.json", "correction.json"
+FIGURES = ("correction.png", "learning.png")
+
+
+class EmulationFolder(WorkFolder):
+    """A folder that one emulation owns.
+
+    Attributes:
+        iterations: the table with a row for each iteration.
+        truth: the states of converged runs.
+        checkpoint: the latest numbers and what Adam remembers.
+        correction: the result, written at each validation.
+        scores: the table of the universes that were held out.
+    """
+
+    kind = "emulation"
+    contents = (
+        MARK, "run.toml", "iterations.csv", "truth", "checkpoint.npz", CORRECTION, "scores.csv",
+        *FIGURES,
+    )  # fmt: skip
+    begun = MARK
+    kept = ("iteration",)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.iterations, self.truth = self.path / "iterations.csv", self.path / "truth"
+        self.checkpoint, self.correction = self.path / "checkpoint.npz", self.path / CORRECTION
+        self.scores = self.path / "scores.csv"
+
+
+class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
+    """An emulation that was checked and can begin."""
+
+    name = "emulate"
+    help = "Learn a correction of the force, with which cheap runs stand for converged ones."
+    asks = "Cheap runs, the truth, and how to learn."
+    example = "flowpm-dist emulate run.toml --ranks 2 --output learned"
+    options_type, folder_type = EmulationOptions, EmulationFolder
+    unit = "iteration"
+    folder: EmulationFolder
+
+    def describe(self) -> str:
+        """Returns a line that says what will be learned."""
+        options, steps = self.options, self.options.evolution
+        if options.truth.pairs:
+            truth = f"{len(options.truth.pairs)} universes of other codes"
+        else:
+            several = f"{options.truth.universes} + {options.emulate.validation} universes"
+            truth = f"{several}, {options.truth.steps} steps on a mesh {options.truth.mesh_factor}"
+            truth += " times as fine"
+        return (
+            f"correction of {steps.step_count} steps at mesh_factor = {steps.mesh_factor:g}, "
+            f"{' x '.join(map(str, options.box.grid))}; from {truth}; mesh {self.mesh}"
+        )
+
+    @property
+    def demand(self) -> Demand:
+        """See `Job.demand`."""
+        return self.options.demand(self.mesh)
+
+    @property
+    def disk(self) -> int:
+        """See `Job.disk`."""
+        return self.options.disk
+
+    @property
+    def cells(self) -> int:
+        """See `Job.cells`."""
+        return math.prod(self.options.box.grid) * self.options.evolution.step_count
+
+    @property
+    def remaining(self) -> int:
+        """The number of iterations that are left."""
+        done = self.folder.mark().get("iteration", 0) if self.resume else 0
+        return self.options.emulate.iterations - (done if isinstance(done, int) else 0)
+
+    def seconds_per_piece(self, result: dict[str, Any]) -> float | None:
+        """See `Job.seconds_per_piece`."""
+        seconds: float | None = result.get("seconds_per_iteration")
+        return seconds
+
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        """See `Job.last_checkpoint`."""
+        done = self.folder.mark().get("iteration")
+        if done is None or not self.folder.checkpoint.exists():
+            return None
+        return self.folder.checkpoint, f"iteration {done}"
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        """See `Job.work`. Returns the scores.
+
+        Raises:
+            StopError: a signal stopped it; a checkpoint was written.
+            EmulationError: pairs that do not belong together, or numbers that are not finite.
+            SnapshotError, HaloError, WriteError, CheckpointError: see `EmulationSession`.
+        """
+        from flowpm_dist.emulate.session import EmulationSession
+        from meshimpl.process_mesh import ProcessMesh
+
+        session = EmulationSession(self.options, ProcessMesh(self.mesh), self.folder, progress)
+        return session.run(resume=self.resume)
+
+    def report(self, result: dict[str, Any]) -> str:
+        """Returns where to look, and the figures that come first."""
+        lines = [
+            f"a = {row['a']:g}, k = {row['k [h/Mpc]']:.2f} h/Mpc: P over the truth's "
+            f"{row['P plain']:.3f}, corrected {row['P corrected']:.3f}; 1 - r "
+            f"{row['1 - r plain']:.1e}, corrected {row['1 - r corrected']:.1e}"
+            for row in result["shown"]
+        ]
+        path = self.folder.path
+        return f"""
+Correction of the force in {path}:
+  correction.png      power and correlation with the truth, of the universes held out
+  learning.png        how it was learned; a row for each iteration in iterations.csv
+  correction.json     the correction: correction = "{self.folder.correction}" in [evolution]
+  scores.csv          each universe held out; run.toml: the run with all its settings
+
+Mean of the universes held out:
+{chr(10).join(lines)}"""
+
+    @classmethod
+    def record(cls, path: Path) -> RunRecord | None:
+        """See `Job.record`."""
+        folder = EmulationFolder(path)
+        rows = read_rows(folder.iterations)
+        scores = read_json(folder.correction).get("scores", {})
+        results = {} if "loss" not in scores else {"loss held out": scores["loss"]}
+        return record_of_work(folder, f"{len(rows)} iterations" if rows else "", results)

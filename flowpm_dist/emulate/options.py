@@ -1,0 +1,209 @@
+"""The run file of `flowpm-dist emulate`, which is its plan. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges, StepOptions
+from flowpm_dist.evolution.options import RunOptions
+from flowpm_dist.grid.decomposition import Grid
+from flowpm_dist.io.snapshot import snapshot_bytes
+from flowpm_dist.jobs.estimate import Demand, process_bytes
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
+from flowpm_dist.options import A_SEED, AnyPath, OneOrMore, Options, Problem, Seed, count, table_of
+from flowpm_dist.particle_mesh.options import MeshFactor
+from flowpm_dist.simulate.options import SimulatedRun
+from flowpm_dist.simulation.options import simulation_bytes
+
+KEPT = 60
+"""Values of a particle while a corrected run is differentiated and compared."""
+
+
+class PairFiles(Options):
+    """The states of one universe from another code, see `State.from_snapshot`.
+
+    Attributes:
+        initial: the snapshot from which the cheap run begins.
+        final: the snapshots that it is compared with.
+        cosmology: the universe's parameters.
+    """
+
+    initial: AnyPath = Field(description="a snapshot: Gadget-4's HDF5, bigfile, or a zarr folder")
+    final: OneOrMore[AnyPath] = Field(description="a list of snapshots")
+    cosmology: CosmologyOptions = Field(description="a table of parameters")
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        for key, paths in (("initial", (self.initial,)), ("final", self.final)):
+            for path in paths:
+                if not path.exists():
+                    yield Problem(key, f"there is no {path}")
+
+
+class TruthOptions(Options):
+    """The section [truth]: the converged runs that the cheap ones are compared with.
+
+    They have the white noise of the cheap runs, and BullFrog's steps between the same ends.
+
+    Attributes:
+        pairs: universes of another code, instead of runs made here.
+        universes: the number of universes to learn from.
+        mesh_factor, steps: of the converged runs.
+        a: the scale factors at which runs are compared; by default the end of the steps.
+        seed: of the white noise and the cosmologies; the seeds that follow it are used, too.
+    """
+
+    pairs: Annotated[tuple[PairFiles, ...], table_of(PairFiles)] = Field(
+        default=(), description="a list of tables with initial, final and cosmology"
+    )
+    universes: int = count(8)
+    mesh_factor: MeshFactor = Field(default=3, description="a number from 1 to 4")
+    steps: int = count(40)
+    a: OneOrMore[Annotated[float, Field(gt=0, le=2)]] | None = Field(
+        default=None, description="a list of scale factors above 0, at most 2"
+    )
+    seed: Seed = Field(default=0, description=A_SEED)
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        made_here = ("universes", "mesh_factor", "steps", "a", "seed")
+        return dict.fromkeys(made_here, "runs made here, not with pairs") if self.pairs else {}
+
+
+class EmulateOptions(Options):
+    """The section [emulate]: how the correction is learned.
+
+    Attributes:
+        iterations: the number of steps of Adam; each uses one universe.
+        rate: its first learning rate, which falls to 0 by half a cosine.
+        correlation: the weight of 1 - r^2 beside the squared logarithm of the ratio of powers.
+        validation: the number of universes that are held out; of pairs, the last ones.
+        validate_every: the number of iterations between validations.
+        checkpoint_every: the number of iterations between checkpoints.
+        seed: of the first weights and of the order of the universes.
+        start_from: a correction to begin with.
+    """
+
+    iterations: int = count(300)
+    rate: float = Field(default=0.01, gt=0, le=1, description="a number above 0, at most 1")
+    correlation: float = Field(default=10.0, ge=0, description="a number of at least 0")
+    validation: int = count(2)
+    validate_every: int = count(50)
+    checkpoint_every: int = count(25)
+    seed: Seed = Field(default=0, description=A_SEED)
+    start_from: AnyPath | None = Field(default=None, description="the file of a correction")
+
+
+class EmulationOptions(SimulatedRun):
+    """The run file of an emulation: cheap runs, the truth, and how to learn."""
+
+    priors: ParameterRanges
+    run: RunOptions
+    truth: TruthOptions
+    emulate: EmulateOptions
+
+    may_differ = ("emulate.checkpoint_every", "run.halo")
+    may_grow = ()
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        yield from super().problems()
+        truth, steps, held = self.truth, self.evolution, self.emulate.validation
+        if steps.correction is not None:
+            yield Problem(
+                "evolution.correction", "is what this job makes: give it as emulate.start_from"
+            )
+        if truth.pairs:
+            if held >= len(truth.pairs):
+                what = f"must be below the number of truth.pairs, {len(truth.pairs)}"
+                yield self.problem("emulate.validation", what)
+            if steps.integrator.uses_lpt:
+                yield Problem("evolution.integrator", "follows LPT: pairs give particles")
+            return
+        outside = [a for a in truth.a or () if not steps.first < a <= steps.last]
+        if outside:
+            what = f"has {outside[0]:g}: must be above {steps.first:g}, at most {steps.last:g}"
+            yield Problem("truth.a", what)
+        try:
+            self.cosmology_of({k: v[0] for k, v in self.ranges.items()})
+        except ValueError as error:
+            yield Problem("cosmology", str(error))
+
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The lowest and the highest value of each parameter that varies."""
+        found: dict[str, tuple[float, float]] = self.priors.model_dump(exclude_none=True)
+        return found
+
+    def cosmology_of(self, values: Mapping[str, float]) -> CosmologyOptions:
+        """Returns the parameters of a universe with these values of what varies.
+
+        Raises:
+            ValueError: parameters are missing.
+        """
+        return CosmologyOptions(**{**self.cosmology.model_dump(exclude_none=True), **values})
+
+    def cosmologies(self) -> list[CosmologyOptions]:
+        """Returns the parameters of the universes: to learn from, then held out.
+
+        Those that are made here lie on a Latin hypercube, and on another one where held out.
+        """
+        if self.truth.pairs:
+            return [pair.cosmology for pair in self.truth.pairs]
+        from scipy.stats import qmc  # takes long to import
+
+        found: list[CosmologyOptions] = []
+        for part, number in enumerate((self.truth.universes, self.emulate.validation)):
+            places = np.zeros((number, 0))
+            if self.ranges:
+                generator = np.random.default_rng([self.truth.seed, part])
+                places = qmc.LatinHypercube(len(self.ranges), rng=generator).random(number)
+            for row in places:
+                ends = zip(self.ranges.items(), row, strict=True)
+                values = {name: low + float(u) * (high - low) for (name, (low, high)), u in ends}
+                found.append(self.cosmology_of(values))
+        return found
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """The scale factors at which universes made here are compared, increasing."""
+        return tuple(sorted(self.truth.a or (self.evolution.last,)))
+
+    @property
+    def truth_steps(self) -> StepOptions:
+        """The steps of the converged runs."""
+        first, last = self.evolution.first, self.evolution.last
+        return StepOptions(a_start=first, a_stop=last, steps=self.truth.steps)
+
+    def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
+        """Returns the memory of a rank [bytes]."""
+        cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
+        itemsize = np.dtype(self.precision).itemsize
+        truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
+        made = simulation_bytes(truth, grid, axes, outputs=True) if not self.truth.pairs else 0
+        kept = (KEPT + 4 * 8) * cells * itemsize
+        states = 3 * cells * itemsize * len(self.times) * len(self.cosmologies())
+        cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
+        return process_bytes(axes) + max(made, math.ceil(cheap + kept)) + math.ceil(states)
+
+    def demand(self, mesh: str) -> Demand:
+        """Returns the memory that the work needs."""
+
+        def mesh_of(ranks: int) -> str:
+            return self.with_mesh(None).mesh_for(ranks, source=Path())
+
+        return Demand("the emulation", self.box.grid, mesh, self.memory, mesh_of)
+
+    @property
+    def disk(self) -> int:
+        """The size of what is written [bytes]."""
+        itemsize = np.dtype(self.precision).itemsize
+        each = snapshot_bytes(self.box.grid, itemsize, ("displacement",))
+        made = 0 if self.truth.pairs else each * len(self.times) * len(self.cosmologies())
+        return made + FIGURES_AND_TABLES

@@ -1,0 +1,168 @@
+"""The universes of an emulation: converged runs that are made here, or pairs of other codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.emulate.options import EmulationOptions, PairFiles
+from flowpm_dist.evolution.integrators import BullFrog
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import snapshot_attributes
+from flowpm_dist.io.other_codes import particle_files
+from flowpm_dist.io.snapshot import VECTORS
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.simulation.simulation import Simulation
+from flowpm_dist.simulation.state import State
+
+SAME_TIME = 1e-4
+"""Relative difference of scale factors that are the same."""
+
+
+class EmulationError(UserError):
+    """Universes that cannot be learned from, or a loss that is not finite."""
+
+
+@dataclass(frozen=True)
+class Universe:
+    """A universe to learn from, or one that is held out.
+
+    Attributes:
+        name: for tables and messages.
+        cosmology: its parameters.
+        start: what its cheap run begins from: a seed, or a state.
+        truth: scale factor -> displacement of the converged run, this rank's block.
+    """
+
+    name: str
+    cosmology: Cosmology
+    start: int | State
+    truth: dict[float, tf.Tensor]
+
+    def at(self, a: float) -> tf.Tensor:
+        """Returns the displacement of the truth at the time nearest to a scale factor."""
+        return self.truth[nearest(list(self.truth), a)]
+
+
+class Truth:
+    """The universes of an emulation, on all ranks together.
+
+    Args:
+        options: the checked run file.
+        simulation: the cheap runs.
+        folder: where converged runs are kept, for sessions to come.
+        progress: the progress of this rank.
+        after_step: called after each step of a converged run; an exception from it ends the work.
+    """
+
+    def __init__(
+        self,
+        options: EmulationOptions,
+        simulation: Simulation,
+        folder: Path,
+        progress: Progress,
+        after_step: Callable[[], None],
+    ) -> None:
+        self._options, self._simulation, self._folder = options, simulation, folder
+        self._progress, self._after_step = progress, after_step
+        self._box = simulation.box
+
+    def universes(self, cosmologies: Sequence[Cosmology]) -> list[Universe]:
+        """Returns the universes of cosmologies, in their order.
+
+        Raises:
+            EmulationError: a pair that does not fit the box or the steps.
+            SnapshotError: a snapshot that cannot be read.
+            HaloError: a particle of a converged run left the halo that was asked for.
+            WriteError: a converged run cannot be written.
+        """
+        pairs = self._options.truth.pairs
+        if pairs:
+            return [self._paired(*both) for both in zip(pairs, cosmologies, strict=True)]
+        return [self._made(*numbered, len(cosmologies)) for numbered in enumerate(cosmologies)]
+
+    def _paired(self, pair: PairFiles, cosmology: Cosmology) -> Universe:
+        self._progress.note(f"reading {pair.final[-1]}")
+        start, first = self._read(pair.initial, cosmology), float(self._simulation.edges[0])
+        if abs(start.a - first) > SAME_TIME * first:
+            raise EmulationError(
+                f"{pair.initial} is of a = {start.a:g}: the steps begin at {first:g}"
+            )
+        states = [self._read(path, cosmology) for path in pair.final]
+        truth = {state.a: state.displacement.block for state in states}
+        return Universe(str(pair.final[-1]), cosmology, start, truth)
+
+    def _read(self, path: Path, cosmology: Cosmology) -> State:
+        files, box = particle_files(path), self._box
+        has_own = files is None or files.written is not None
+        given = None if has_own else cosmology
+        state = State.from_snapshot(path, mesh=box.mesh, cosmology=given)
+        if state.box.grid != box.grid or not np.allclose(state.box.size, box.size):
+            raise EmulationError(
+                f"{path} has a grid {state.box.grid} in {state.box.size} Mpc/h: box.grid and "
+                f"box.size are {box.grid} and {box.size}"
+            )
+        displacement, velocity = (
+            Field(tf.cast(field.block, box.dtype), box)
+            for field in (state.displacement, state.velocity)
+        )
+        return dataclasses.replace(state, displacement=displacement, velocity=velocity)
+
+    def _made(self, number: int, cosmology: Cosmology, total: int) -> Universe:
+        """Returns a universe made here; its converged run is on the disk, or is made now."""
+        times, mesh = self._options.times, self._box.mesh
+        seed = self._options.truth.seed + number
+        paths = {a: self._folder / f"{number:03d}-a_{a:.4f}" for a in times}
+        missing = not all(map(_is_whole, paths.values()))
+        if bool(mesh.world.broadcast(tf.constant(missing))):
+            if mesh.rank == 0:  # what a killed session has left
+                for path in paths.values():
+                    shutil.rmtree(path, ignore_errors=True)
+            mesh.barrier()
+            name = f"converged run {number + 1}"
+            self._progress.note(f"{name} of {total}")
+
+            def save(state: State) -> tf.Tensor:
+                state.save(paths[nearest(times, state.a)], fields=VECTORS)
+                return tf.zeros([])
+
+            def shown(step: int, steps: int, a: float, seconds: float) -> None:
+                self._progress(name, step, steps, f"a = {a:.3f}")
+                self._after_step()
+
+            run = self._converged(cosmology).run
+            run(seed=seed, outputs=times, on_output=save, progress=shown)
+        truth = {a: self._read(path / "snapshot.zarr", cosmology) for a, path in paths.items()}
+        blocks = {a: state.displacement.block for a, state in truth.items()}
+        return Universe(f"universe {number}", cosmology, seed, blocks)
+
+    def _converged(self, cosmology: Cosmology) -> Simulation:
+        options = self._options
+        changes = {
+            "integrator": BullFrog(),
+            "mesh_factor": options.truth.mesh_factor,
+            "correction": None,
+        }
+        edges = options.truth_steps.edges_of(cosmology)
+        solver = {**dict(options.solver), **changes}
+        return Simulation(
+            cosmology, options.box.grid, options.box.size, edges, mesh=self._box.mesh, **solver
+        )
+
+
+def _is_whole(path: Path) -> bool:
+    about = snapshot_attributes(path / "snapshot.zarr") or {}
+    return bool(about.get("complete"))
+
+
+def nearest(values: Sequence[float], wanted: float) -> float:
+    """Returns the value that is nearest to a wanted one."""
+    return min(values, key=lambda value: abs(value - wanted))

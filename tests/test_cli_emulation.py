@@ -1,0 +1,176 @@
+"""`flowpm-dist emulate`: learns, goes on, refuses; its result is used by `simulate`."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import flowpm, flowpm_here, folder_with, plain
+
+import flowpm_dist as fpm
+from flowpm_dist.emulate.options import EmulationOptions
+from flowpm_dist.evolution.corrections import CorrectionWarning, load_correction
+from flowpm_dist.jobs.results import read_rows
+
+RUN = """[cosmology]
+Omega_b = 0.049
+h = 0.677
+n_s = 0.965
+sigma8 = 0.81
+[priors]
+Omega_m = [0.25, 0.35]
+[box]
+grid = 8
+size = 16.0
+[evolution]
+integrator = "bullfrog"
+steps = 2
+[truth]
+universes = 2
+mesh_factor = 2
+steps = 3
+[emulate]
+iterations = 5
+validation = 1
+validate_every = 3
+checkpoint_every = 2
+"""
+
+here = folder_with(RUN)
+
+
+@pytest.mark.budget(60)
+def test_a_correction_is_learned_goes_on_and_is_used(here):
+    """Stopped after three of five iterations it goes on to the same bits; plain runs are worse."""
+    assert flowpm_here("emulate", "run.toml", "--output", "whole").returncode == 0
+    cut = ("emulate", "run.toml", "--output", "cut", "--set", "emulate.iterations=2")
+    assert flowpm_here(*cut).returncode == 0
+    other = flowpm_here("emulate", "run.toml", "--output", "cut", "--resume")
+    assert "emulate.iterations = 5: the emulation in cut has 2" in plain(other.stderr)
+
+    whole = load_correction("whole/correction.json")
+    rows = read_rows(Path("whole/iterations.csv"))
+    assert [int(row["iteration"]) for row in rows] == [1, 2, 3, 4, 5]
+    losses = [float(row["held out"]) for row in rows if row["held out"]]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    assert whole.trained.cosmology["Omega_m"][0] >= 0.25 and whole.trained.cell == (2.0, 2.0)
+    for name in ("correction.png", "learning.png"):
+        assert Path("whole", name).stat().st_size > 5000
+    done = flowpm_here("emulate", "run.toml", "--output", "whole", "--resume")
+    assert "whole is complete" in done.stdout
+
+    run = RUN.partition("[priors]")[0] + "Omega_m = 0.31\n[initial]\nseed = 1\n"
+    run += '[box]\ngrid = 8\nsize = 16.0\n[evolution]\nintegrator = "bullfrog"\nsteps = 2\n'
+    run += 'correction = "whole/correction.json"\n[output]\nfigures = false\n'
+    Path("simulate.toml").write_text(run)
+    found = flowpm_here("simulate", "simulate.toml", "--output", "used")
+    assert found.returncode == 0 and "warning" not in found.stderr
+    resolved = tomllib.loads(Path("used/run.toml").read_text())
+    assert resolved["evolution"]["correction"].endswith("whole/correction.json")
+    used = fpm.State.from_snapshot("used").displacement.numpy()
+    sim = fpm.Simulation(
+        fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81),
+        8, 16.0, fpm.scale_factor_steps(0.1, 1.0, 2), integrator="bullfrog", correction=whole,
+    )  # fmt: skip
+    np.testing.assert_array_equal(sim.run(seed=1).displacement.numpy(), used)
+    plain_run = sim.with_correction(None).run(seed=1)
+    assert np.abs(plain_run.displacement.numpy() - used).max() > 1e-4
+    warned = flowpm("simulate", "simulate.toml", "--check", "--set", "box.size=8")
+    assert "the force mesh's cell = 1, where it was trained with 2" in plain(warned.stdout)
+    with pytest.warns(CorrectionWarning, match="trained with 2 steps, not with 3"):
+        fpm.Simulation(
+            sim.cosmology, 8, 16.0, [0.1, 0.4, 0.7, 1.0], integrator="bullfrog", correction=whole
+        )
+    other = flowpm_here("simulate", "simulate.toml", "--set", "evolution.deconvolve=true")
+    assert "the correction was trained with deconvolve = false" in plain(other.stderr)
+    with pytest.raises(ValueError, match="deconvolve = true: the correction was trained with"):
+        fpm.Simulation(sim.cosmology, 8, 16.0, [0.1, 1.0], correction=whole, deconvolve=True)
+
+
+@pytest.mark.budget(40)
+def test_a_killed_emulation_goes_on_to_the_same_bits(here, monkeypatch):
+    from flowpm_dist.emulate.session import EmulationSession
+
+    real, calls = EmulationSession._step, []
+
+    def step(self, *arguments):
+        real(self, *arguments)
+        calls.append(self._done)
+        if self._done == 3 and len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EmulationSession, "_step", step)
+    assert flowpm_here("emulate", "run.toml", "--output", "killed").returncode != 0
+    assert flowpm_here("emulate", "run.toml", "--output", "killed", "--resume").returncode == 0
+    assert calls == [1, 2, 3, 3, 4, 5]  # the last checkpoint was of 2
+    assert flowpm_here("emulate", "run.toml", "--output", "whole").returncode == 0
+    ends = [load_correction(f"{name}/correction.json").theta for name in ("killed", "whole")]
+    np.testing.assert_array_equal(*ends)
+
+
+@pytest.mark.budget(40)
+def test_pairs_of_files(here):
+    """Of one white noise they are learned from; of others they are refused by name."""
+    sim = fpm.Simulation(
+        fpm.Cosmology(Omega_m=0.3, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81),
+        8, 16.0, [0.1, 0.4, 1.0],
+    )  # fmt: skip
+    for seed in (1, 2):
+        sim.lpt(seed=seed, a=0.1).save(f"start-{seed}")
+        sim.run(seed=seed).save(f"end-{seed}", format="bigfile")
+    run = RUN.partition("[priors]")[0] + "[box]" + RUN.partition("[box]")[2].partition("[truth]")[0]
+    table = """[[truth.pairs]]
+initial = "start-{}"
+final = ["end-{}/snapshot.bigfile"]
+cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 0.81 }}
+"""
+    end = "[emulate]\niterations = 1\nvalidation = 1\n"
+    Path("pairs.toml").write_text(run + end + table.format(1, 1) + table.format(2, 2))
+    done = flowpm_here("emulate", "pairs.toml", "--output", "pairs")
+    assert done.returncode == 0, done.stderr
+    Path("mixed.toml").write_text(run + end + table.format(1, 2) + table.format(2, 2))
+    mixed = flowpm_here("emulate", "mixed.toml", "--output", "mixed")
+    assert "end-2/snapshot.bigfile: the cheap run and the truth have r = " in plain(mixed.stderr)
+    assert "they are not of one white noise" in plain(mixed.stderr)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"truth.a": [0.05]}, "truth.a has 0.05: must be above 0.1, at most 1"),
+        ({"emulate.iterations": 0}, "emulate.iterations = 0: must be a whole number"),
+        (
+            {"truth.pairs": [{"initial": "none", "final": ["none"]}]},
+            "pairs[0]: cosmology is missing",
+        ),
+        ({"evolution.correction": "run.toml"}, "holds no correction of a force"),
+        ({"priors.Omega_m": [0.4, 0.3]}, "priors.Omega_m"),
+    ],
+)
+def test_run_files_that_are_refused(here, change, message):
+    table = tomllib.loads(RUN)
+    for key, value in change.items():
+        section, _, name = key.partition(".")
+        table[section][name] = value
+    with pytest.raises(ValueError, match="") as caught:
+        EmulationOptions.check(table, Path("run.toml"))
+    assert message in str(caught.value)
+
+
+def test_files_that_hold_no_correction(here):
+    good = {
+        "flowpm_dist correction": 1, "kind": "potential-filter", "trained": None,
+        "scores": {}, "provenance": {}, "theta": [0.0],
+    }  # fmt: skip
+    for wrong in (
+        "",
+        "[]",
+        json.dumps({**good, "theta": ["x"]}),
+        json.dumps({**good, "kind": "y"}),
+    ):
+        Path("c.json").write_text(wrong)
+        with pytest.raises(ValueError, match="c.json"):
+            load_correction("c.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_correction("missing.json")
