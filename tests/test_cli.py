@@ -204,7 +204,7 @@ def two_runs(tmp_path_factory):
     return folder, done
 
 
-@pytest.mark.budget(40)
+@pytest.mark.budget(60)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_leaves_all_its_results(two_runs, ranks):
     folder, done = two_runs
@@ -344,7 +344,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_with_the_cause(here):
 
 def start_long_run(ranks: int) -> subprocess.Popen[str]:
     """A run that has done its first step, with many before it."""
-    text = RUN.replace("steps = 2", "steps = 150").replace("grid = 16", "grid = 32")
+    text = RUN.replace("steps = 2", "steps = 60").replace("grid = 16", "grid = 32")
     Path("long.toml").write_text(text)
     process = subprocess.Popen(
         [*COMMAND, "simulate", "long.toml", "--ranks", str(ranks), "--output", "long"],
@@ -360,6 +360,7 @@ def start_long_run(ranks: int) -> subprocess.Popen[str]:
     raise AssertionError("".join(seen))
 
 
+@pytest.mark.budget(30)
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGUSR1), (2, signal.SIGTERM)])
 def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, ranks, number):
     process = start_long_run(ranks)
@@ -371,11 +372,11 @@ def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, rank
     assert os.listdir("long") == [PARTIAL]
     last = SimulationFolder(Path("long")).last_step()
     assert last is not None
-    assert f"after step {last} of 150; go on with --resume" in plain(told)
+    assert f"after step {last} of 60; go on with --resume" in plain(told)
     if ranks == 2:
         done = flowpm_here("simulate", "long.toml", "--output", "long", "--resume")
         assert f"going on after step {last}" in done.stderr
-        assert len(json.loads(Path("long/timings.json").read_text())["steps"]) == 150
+        assert len(json.loads(Path("long/timings.json").read_text())["steps"]) == 60
 
 
 def test_one_rank_killed_ends_all_and_leaves_no_results(here):
