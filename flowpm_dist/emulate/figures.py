@@ -57,13 +57,12 @@ def learning_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
     """
     figure = new_figure(6.4, 4.0)
     panel = figure.subplots()
-    number = [int(row["iteration"]) for row in rows]
-    panel.plot(
-        number, [float(row["loss"]) for row in rows], color=MUTED, linewidth=0.8, label="each"
-    )
-    held = [(int(row["iteration"]), float(row["held out"])) for row in rows if row["held out"]]
-    if held:
-        panel.plot(*zip(*held, strict=True), color=COLOURS[0], marker="o", label="held out")
+    for name, look in (
+        ("loss", {"color": MUTED, "linewidth": 0.8, "label": "each"}),
+        ("held out", {"color": COLOURS[0], "marker": "o", "label": "held out"}),
+    ):
+        points = [(int(row["iteration"]), float(row[name])) for row in rows if row[name]]
+        panel.plot(*zip(*points, strict=True), **look)
     style_axes(panel)
     panel.set_yscale("log")
     panel.set_xlabel("iteration")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,18 +12,31 @@ import numpy as np
 from pydantic import Field
 
 from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges, StepOptions
+from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
 from flowpm_dist.evolution.options import RunOptions
-from flowpm_dist.grid.decomposition import Grid
-from flowpm_dist.io.snapshot import snapshot_bytes
+from flowpm_dist.grid.decomposition import Grid, mesh_factor_problem
+from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
-from flowpm_dist.options import A_SEED, AnyPath, OneOrMore, Options, Problem, Seed, count, table_of
+from flowpm_dist.options import (
+    A_SEED,
+    MOST_SEED,
+    AnyPath,
+    OneOrMore,
+    Options,
+    Problem,
+    Seed,
+    count,
+    table_of,
+)
 from flowpm_dist.particle_mesh.options import MeshFactor
 from flowpm_dist.simulate.options import SimulatedRun
 from flowpm_dist.simulation.options import simulation_bytes
 
-KEPT = 60
+COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""
+SAME_TIMES = 1e-3
+"""Least difference of two scale factors at which runs are compared."""
 
 
 class PairFiles(Options):
@@ -119,7 +133,13 @@ class EmulationOptions(SimulatedRun):
             yield Problem(
                 "evolution.correction", "is what this job makes: give it as emulate.start_from"
             )
+        if (path := self.emulate.start_from) is not None:
+            try:
+                load_correction(path)
+            except CorrectionFileError as error:
+                yield Problem("emulate.start_from", str(error))
         if truth.pairs:
+            yield from self._idle_sections()
             if held >= len(truth.pairs):
                 what = f"must be below the number of truth.pairs, {len(truth.pairs)}"
                 yield self.problem("emulate.validation", what)
@@ -130,10 +150,22 @@ class EmulationOptions(SimulatedRun):
         if outside:
             what = f"has {outside[0]:g}: must be above {steps.first:g}, at most {steps.last:g}"
             yield Problem("truth.a", what)
+        if any(b - a < SAME_TIMES for a, b in itertools.pairwise(self.times)):
+            yield self.problem("truth.a", f"two times must differ by {SAME_TIMES:g}")
+        if wrong := mesh_factor_problem(truth.mesh_factor, self.box.grid, {}):
+            yield Problem("truth.mesh_factor", wrong)
+        if truth.seed + truth.universes + held > MOST_SEED:
+            yield self.problem("truth.seed", f"the seeds after it must be at most {MOST_SEED}")
         try:
             self.cosmology_of({k: v[0] for k, v in self.ranges.items()})
         except ValueError as error:
             yield Problem("cosmology", str(error))
+
+    def _idle_sections(self) -> Iterator[Problem]:
+        """Yields the keys that mean nothing with pairs, whose tables have the cosmologies."""
+        for section in ("cosmology", "priors"):
+            for key in getattr(self, section).model_fields_set:
+                yield Problem(f"{section}.{key}", "goes with runs made here, not with truth.pairs")
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -187,8 +219,11 @@ class EmulationOptions(SimulatedRun):
         itemsize = np.dtype(self.precision).itemsize
         truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = simulation_bytes(truth, grid, axes, outputs=True) if not self.truth.pairs else 0
-        kept = (KEPT + 4 * 8) * cells * itemsize
-        states = 3 * cells * itemsize * len(self.times) * len(self.cosmologies())
+        kept = (COMPARING + 4 * 8) * cells * itemsize
+        values = 3 * len(self.times) * len(self.cosmologies())
+        if pairs := self.truth.pairs:
+            values = sum(6 + 3 * len(pair.final) for pair in pairs)
+        states = values * cells * itemsize
         cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
         return process_bytes(axes) + max(made, math.ceil(cheap + kept)) + math.ceil(states)
 
@@ -204,6 +239,6 @@ class EmulationOptions(SimulatedRun):
     def disk(self) -> int:
         """The size of what is written [bytes]."""
         itemsize = np.dtype(self.precision).itemsize
-        each = snapshot_bytes(self.box.grid, itemsize, ("displacement",))
+        each = snapshot_bytes(self.box.grid, itemsize, VECTORS)
         made = 0 if self.truth.pairs else each * len(self.times) * len(self.cosmologies())
         return made + FIGURES_AND_TABLES

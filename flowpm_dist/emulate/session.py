@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -16,18 +16,26 @@ from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
+from flowpm_dist.emulate.learner import Learner
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
-from flowpm_dist.evolution.corrections import Correction, PotentialFilter, Range, load_correction
-from flowpm_dist.evolution.integrators import INTEGRATORS
+from flowpm_dist.evolution.corrections import (
+    Correction,
+    PotentialFilter,
+    Range,
+    force_cell,
+    load_correction,
+)
+from flowpm_dist.evolution.integrators import name_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import save_figure
-from flowpm_dist.io.files import versions, written_whole
+from flowpm_dist.io.files import UnreadableError, read_arrays, save_arrays, versions
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, StopError, StopRequest
+from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics import Bins, bin_contents
 from flowpm_dist.statistics.comparison import binned_compare
@@ -39,10 +47,14 @@ BINS = 16
 """Bins of wavenumber up to the particles' Nyquist wavenumber."""
 SAME_NOISE = 0.9
 """Least correlation of two universes of one white noise in the first bin."""
-MOST_FAILURES = 5
-"""Iterations in a row whose numbers are not finite, after which the work ends."""
 SHOWN = (0.5, 1.0)
 """Wavenumbers whose scores are printed [h/Mpc]."""
+
+
+COLUMNS = (
+    "iteration", "universe", "loss", "ln P squared", "1 - r squared", "seconds", "held out",
+)  # fmt: skip
+"""The columns of iterations.csv."""
 
 
 class EmulationSession:
@@ -81,11 +93,12 @@ class EmulationSession:
         self.correction: Correction = (
             PotentialFilter.begun(learned.seed) if begin is None else load_correction(begin)
         )
-        decay = keras.optimizers.schedules.CosineDecay(learned.rate, learned.iterations)
-        self._theta = tf.Variable(self.correction.theta, dtype=tf.float64)
-        self._adam = keras.optimizers.Adam(decay, beta_2=0.99)
-        self._adam.build([self._theta])
-        self._done, self._failures = 0, 0
+        # Its range is what is learned from here.
+        self.correction = dataclasses.replace(
+            self.correction, trained=None, scores={}, provenance={}
+        )
+        theta = np.asarray(self.correction.theta, np.float64)
+        self.learner = Learner(theta, learned.rate, learned.iterations, mesh)
 
     def run(self, *, resume: bool) -> dict[str, Any]:
         """Learns to the end, or until a signal comes, and writes the results.
@@ -96,7 +109,7 @@ class EmulationSession:
             resume: whether to go on from the checkpoint, if there is one.
 
         Returns:
-            The scores, see `_judge`.
+            The scores, see `_judge`, and the seconds of an iteration.
         """
         if self.mesh.rank == 0:
             write_run_file(self.folder.run_file, self.options.resolved())
@@ -115,24 +128,25 @@ class EmulationSession:
             if resume:
                 self._restore()
             self.progress.note("plain runs; compiling")
-            plain = [self._compared(u, None) for u in held_out]
+            plain = [self._plain(universe) for universe in held_out]
             if self.options.truth.pairs:
-                others = [self._compared(u, None) for u in learned_from]
-                self._check_same_noise(universes, [*others, *plain])
-            scores = self._learn(learned_from, held_out, plain, opened)
+                for universe in learned_from:
+                    self._plain(universe)
+            seconds = self._learn(learned_from, held_out, plain, opened)
+            self.progress.note("judging")
+            scores = self._judge(held_out, plain)
+            self._write(scores, last=True)
         if self.mesh.rank == 0:
-            self.folder.write_mark(complete=True, iteration=self._done)
+            self.folder.write_mark(complete=True, iteration=self.learner.done)
         self.mesh.barrier()
-        return scores
+        return {**scores, "seconds_per_iteration": seconds}
 
     # Learning
 
     def _compared(self, universe: Universe, theta: tf.Tensor | None) -> tf.Tensor:
         """Returns P over the truth's and r, float64 [time, 2, bin]; of plain runs without theta."""
         correction = None if theta is None else self.correction.with_theta(theta)
-        simulation = self.simulation.with_correction(correction)
-        simulation.halo = self.simulation.halo
-        start = universe.start
+        simulation, start = self.simulation.with_correction(correction), universe.start
         given: dict[str, Any] = (
             {"seed": start}
             if isinstance(start, int)
@@ -150,14 +164,30 @@ class EmulationSession:
             simulation.run(cosmology=universe.cosmology, outputs=times, on_output=look, **given)
         )
 
-    def _losses(self, compared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the means of the squared logarithm of P over the truth's, and of 1 - r^2."""
-        power, r = compared[:, 0], compared[:, 1]
-        return tf.reduce_mean(tf.math.log(power) ** 2), tf.reduce_mean(1.0 - r**2)
+    def _plain(self, universe: Universe) -> tf.Tensor:
+        """Returns what `_compared` returns of the plain run.
 
-    def _loss(self, compared: tf.Tensor) -> tf.Tensor:
-        power, phases = self._losses(compared)
-        return power + self.options.emulate.correlation * phases
+        Raises:
+            EmulationError: it and the truth are not of one white noise.
+        """
+        compared = self._compared(universe, None)
+        r = float(compared[0, 1, 0])
+        if not r > SAME_NOISE:
+            raise EmulationError(
+                f"{universe.name}: the cheap run and the truth have r = {r:.2f} at "
+                f"k = {self.k[0]:.2g} h/Mpc: they are not of one white noise"
+            )
+        self._end_if_stopped()
+        return compared
+
+    def _losses(self, compared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the loss, and its terms.
+
+        These are the means of the squared logarithm of P over the truth's, and of 1 - r^2.
+        """
+        power = tf.reduce_mean(tf.math.log(compared[:, 0]) ** 2)
+        phases = tf.reduce_mean(1.0 - compared[:, 1] ** 2)
+        return power + self.options.emulate.correlation * phases, power, phases
 
     def _learn(
         self,
@@ -165,111 +195,98 @@ class EmulationSession:
         held_out: Sequence[Universe],
         plain: Sequence[tf.Tensor],
         opened: ExitStack,
-    ) -> dict[str, Any]:
-        asked = self.options.emulate
-        columns = (
-            "iteration",
-            "universe",
-            "loss",
-            "ln P squared",
-            "1 - r squared",
-            "seconds",
-            "held out",
-        )
+    ) -> float | None:
+        """Makes the iterations that are left; returns the median of their durations [s]."""
+        chosen, learner = self.options.emulate, self.learner
         table = None
         if self.mesh.rank == 0:
-            table = Table(self.folder.iterations, columns, self._done + 1)
+            table = Table(self.folder.iterations, COLUMNS, learner.done + 1)
             opened.callback(table.close)
         self.progress.note("learning; compiling")
-        scores: dict[str, Any] | None = None
         laps: list[float] = []
         for universe in self._order(learned_from):
             begin = time.perf_counter()
-            theta = tf.convert_to_tensor(self._theta)
-            with tf.GradientTape() as tape:
-                tape.watch(theta)
-                compared = self._compared(universe, theta)
-                power, phases = self._losses(compared)
-                loss = power + asked.correlation * phases
-                share = loss / self.mesh.size  # each rank has the same loss
-            gradient = tape.gradient(share, theta)
-            self._step(gradient, loss, universe)
+            row = self._iteration(universe)
             laps.append(time.perf_counter() - begin)
-            row = {
-                "iteration": self._done,
-                "universe": universe.name,
-                "loss": float(loss),
-                "ln P squared": float(power),
-                "1 - r squared": float(phases),
-                "seconds": laps[-1],
-            }
-            last = self._done == asked.iterations
-            if last or self._done % asked.validate_every == 0:
-                scores = self._judge(held_out, plain)
-                row["held out"] = scores["loss"]
+            row |= {"iteration": learner.done, "universe": universe.name, "seconds": laps[-1]}
+            last = learner.done == chosen.iterations
+            state = f"loss {row['loss']:.4g}" if "loss" in row else "failed"
+            if last or learner.done % chosen.validate_every == 0:
+                row["held out"] = self._validate(held_out, plain)
+                state += f"  held out {row['held out']:.4g}"
             if table is not None:
                 table.add(row)
-            state = f"loss {row['loss']:.4g}" + (
-                f"  held out {scores['loss']:.4g}" if scores else ""
-            )
-            self.progress("iteration", self._done, asked.iterations, state)
-            signal = self._stop.name()
-            if signal is not None or last or self._done % asked.checkpoint_every == 0:
+            self.progress("iteration", learner.done, chosen.iterations, state)
+            signal = None if last else self._stop.name()
+            if signal is not None or last or learner.done % chosen.checkpoint_every == 0:
                 self._save()
             if signal is not None:
-                raise StopError(signal, f"after iteration {self._done} of {asked.iterations}")
-        scores = scores or self._judge(held_out, plain)
-        if self.mesh.rank == 0:
-            save_figure(
-                learning_figure(read_rows(self.folder.iterations)),
-                self.folder.path / "learning.png",
+                raise StopError(signal, f"after iteration {learner.done} of {chosen.iterations}")
+        return float(np.median(laps)) if laps else None
+
+    def _iteration(self, universe: Universe) -> dict[str, Any]:
+        """Makes an iteration; returns its losses, or nothing where it failed.
+
+        Raises:
+            EmulationError: too many in a row have failed.
+        """
+        theta = self.learner.theta
+        try:
+            with tf.GradientTape() as tape:
+                tape.watch(theta)
+                losses = self._losses(self._compared(universe, theta))
+                share = losses[0] / self.mesh.size  # each rank has the same loss
+            gradient = tape.gradient(share, theta)
+            if not np.isfinite([*losses[0:1], *gradient.numpy()]).all():
+                raise FloatingPointError("the loss or its gradient is not finite")
+        except (FloatingPointError, HaloError) as error:  # on all ranks
+            self.progress.warn(
+                f"iteration {self.learner.done + 1}, {universe.name}: {error}; going back to the "
+                "numbers before"
             )
-        return {**scores, "seconds_per_iteration": float(np.median(laps)) if laps else None}
+            try:
+                self.learner.fail()
+            finally:
+                self._save()
+            return {}
+        self.learner.step(gradient)
+        return dict(zip(("loss", "ln P squared", "1 - r squared"), map(float, losses), strict=True))
+
+    def _validate(self, held_out: Sequence[Universe], plain: Sequence[tf.Tensor]) -> float:
+        """Returns the loss of the universes held out; writes the correction if it is the best."""
+        try:
+            compared = [self._compared(u, self.learner.theta) for u in held_out]
+            loss = float(np.mean([self._losses(each)[0].numpy() for each in compared]))
+        except (FloatingPointError, HaloError):
+            loss = math.inf
+        if self.learner.judged(loss):
+            self._write(self._judge(held_out, plain))
+        self._end_if_stopped()
+        return loss
 
     def _order(self, universes: Sequence[Universe]) -> Iterator[Universe]:
         """Yields the universe of each iteration that is left: all in turn, in a random order."""
         count = len(universes)
-        while self._done < self.options.emulate.iterations:
-            turn, place = divmod(self._done, count)
+        while self.learner.done < self.options.emulate.iterations:
+            turn, place = divmod(self.learner.done, count)
             order = np.random.default_rng([self.options.emulate.seed, turn]).permutation(count)
             yield universes[order[place]]
-
-    def _step(self, gradient: tf.Tensor, loss: tf.Tensor, universe: Universe) -> None:
-        """Makes a step of Adam; leaves the numbers as they are where they would not be finite.
-
-        Raises:
-            EmulationError: that has happened too often.
-        """
-        finite = bool(np.isfinite(loss)) and bool(np.isfinite(gradient.numpy()).all())
-        if finite:
-            # to the bit the same on every rank
-            self._adam.apply([self.mesh.world.broadcast(gradient)], [self._theta])
-            self._failures = 0
-        else:
-            self._failures += 1
-            self.progress.warn(
-                f"iteration {self._done + 1}: the loss of {universe.name} or its gradient is not "
-                "finite; the correction stays as it was"
-            )
-            if self._failures == MOST_FAILURES:
-                self._save()
-                raise EmulationError(
-                    f"the loss was not finite {MOST_FAILURES} times in a row: the last good "
-                    f"correction is in {self.folder.path}; use a lower emulate.rate"
-                )
-        self._done += 1
 
     # Judging and saving
 
     def _judge(self, held_out: Sequence[Universe], plain: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Scores the universes that are held out; writes the correction, its table and picture.
+        """Returns the scores of the best correction.
 
         Returns:
-            "loss", the mean; "shown", rows of some wavenumbers for the report.
+            "loss" and "loss of plain runs", means of the universes held out; "rows" of scores.csv;
+            "shown", their means at some wavenumbers.
         """
-        theta = tf.convert_to_tensor(self._theta)
-        corrected = [self._compared(u, theta) for u in held_out]
-        loss = float(np.mean([self._loss(c).numpy() for c in corrected]))
+        best = tf.constant(self.learner.best)
+        corrected = [self._compared(universe, best) for universe in held_out]
+        losses = [
+            float(np.mean([self._losses(each)[0].numpy() for each in several]))
+            for several in (corrected, plain)
+        ]
         rows = [
             {
                 "universe": universe.name,
@@ -287,37 +304,41 @@ class EmulationSession:
             for i, k in enumerate(self.k.tolist())
         ]
         shown = _means_at(rows, SHOWN)
-        scores = {"loss": loss, "universes held out": len(held_out), "mean": shown}
-        self.correction = dataclasses.replace(
+        return {"loss": losses[0], "loss of plain runs": losses[1], "rows": rows, "shown": shown}
+
+    def _write(self, scores: Mapping[str, Any], *, last: bool = False) -> None:
+        """Writes the best correction, with its table and picture, on rank 0."""
+        if self.mesh.rank:
+            return
+        rows, folder = scores["rows"], self.folder
+        kept = {name: scores[name] for name in ("loss", "loss of plain runs", "shown")}
+        about = {"run file": self.options.resolved(), "iterations": self.learner.done}
+        dataclasses.replace(
             self.correction,
-            theta=theta.numpy(),
+            theta=self.learner.best,
             trained=self._range(),
-            scores=scores,
-            provenance={
-                "run file": self.options.resolved(),
-                "iterations": self._done,
-                **versions(),
-            },
-        )
-        if self.mesh.rank == 0:
-            self.correction.save(self.folder.correction)
-            table = Table(self.folder.scores, ("number", *rows[0]), 0)
-            for number, row in enumerate(rows):
-                table.add({"number": number, **row})
-            table.close()
-            save_figure(correction_figure(rows), self.folder.path / "correction.png")
-        return {"loss": loss, "shown": shown}
+            scores=kept,
+            provenance={**about, **versions()},
+        ).save(folder.correction)
+        table = Table(folder.scores, ("number", *rows[0]), 0)
+        for number, row in enumerate(rows):
+            table.add({"number": number, **row})
+        table.close()
+        save_figure(correction_figure(rows), folder.path / "correction.png")
+        if last:
+            save_figure(learning_figure(read_rows(folder.iterations)), folder.path / "learning.png")
+            if not scores["loss"] < scores["loss of plain runs"]:
+                self.progress.warn("the correction is no better than plain runs")
 
     def _range(self) -> Range:
         """Returns what is learned from."""
         options, steps = self.options, self.options.evolution
         edges = self.simulation.edges
-        kind = type(steps.integrator)
-        cell = float(np.prod(self.box.cell) ** (1 / 3) / steps.mesh_factor)
+        cell = force_cell(self.box.size, options.force_cells)
         values = [_numbers(c) for c in self.options.cosmologies()[: -options.emulate.validation]]
         names = [name for name in values[0] if all(name in each for each in values)]
         return Range(
-            integrator=next((n for n, each in INTEGRATORS.items() if each is kind), kind.__name__),
+            integrator=name_of(steps.integrator),
             mesh_factor=steps.mesh_factor,
             deconvolve=steps.deconvolve,
             force_gradient=steps.force_gradient,
@@ -327,16 +348,6 @@ class EmulationSession:
             cosmology={n: (min(v[n] for v in values), max(v[n] for v in values)) for n in names},
         )
 
-    def _check_same_noise(self, universes: Sequence[Universe], plain: Sequence[tf.Tensor]) -> None:
-        """Raises an EmulationError where a cheap run and the truth are not of one white noise."""
-        for universe, compared in zip(universes, _numpy(plain), strict=True):
-            r = compared[0, 1, 0]
-            if not r > SAME_NOISE:
-                raise EmulationError(
-                    f"{universe.name}: the cheap run and the truth have r = {r:.2f} at "
-                    f"k = {self.k[0]:.2g} h/Mpc: they are not of one white noise"
-                )
-
     def _end_if_stopped(self) -> None:
         if (signal := self._stop.name()) is not None:
             raise StopError(signal, "before the first iteration")
@@ -344,30 +355,24 @@ class EmulationSession:
     def _save(self) -> None:
         """Writes the checkpoint, on rank 0."""
         if self.mesh.rank == 0:
-            remembered = {f"adam_{n}": v.numpy() for n, v in enumerate(self._adam.variables)}
-            with written_whole(self.folder.checkpoint) as aside, aside.open("wb") as file:
-                np.savez(file, theta=self._theta.numpy(), done=self._done, **remembered)
-            self.folder.write_mark(complete=False, iteration=self._done)
+            save_arrays(self.folder.checkpoint, self.learner.arrays())
+            self.folder.write_mark(complete=False, iteration=self.learner.done)
 
     def _restore(self) -> None:
-        """Goes on from the checkpoint, if there is one.
+        """Goes on from the checkpoint, if iterations were made.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: it is missing or cannot be read.
         """
-        path = self.folder.checkpoint
-        if not bool(self.mesh.world.broadcast(tf.constant(path.exists()))):
+        path, made = self.folder.checkpoint, self.folder.mark().get("iteration", 0)
+        if not made:
             return
         try:
-            with np.load(path, allow_pickle=False) as kept:
-                self._theta.assign(kept["theta"])
-                for n, variable in enumerate(self._adam.variables):
-                    variable.assign(kept[f"adam_{n}"])
-                self._done = int(kept["done"])
-        except (OSError, ValueError, KeyError) as error:
+            self.learner.restore(read_arrays(path))
+        except (UnreadableError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{path} is damaged ({error}): begin anew with --overwrite; "
-                f"{self.folder.correction} can be emulate.start_from"
+                f"{path} of {made} iterations is missing or damaged ({error}): put it back, or "
+                f"begin anew with --overwrite; {self.folder.correction} can be emulate.start_from"
             ) from error
 
 

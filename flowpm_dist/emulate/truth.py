@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,8 +97,18 @@ class Truth:
             raise EmulationError(
                 f"{pair.initial} is of a = {start.a:g}: the steps begin at {first:g}"
             )
-        states = [self._read(path, cosmology) for path in pair.final]
-        truth = {state.a: state.displacement.block for state in states}
+        truth: dict[float, tf.Tensor] = {}
+        last = float(self._simulation.edges[-1])
+        for path in pair.final:
+            state = self._read(path, cosmology)
+            a = min(state.a, last) if state.a < last * (1 + SAME_TIME) else state.a
+            if not first < a <= last:
+                raise EmulationError(
+                    f"{path} is of a = {a:g}: the steps go from {first:g} to {last:g}"
+                )
+            if any(abs(a - other) <= SAME_TIME * a for other in truth):
+                raise EmulationError(f"{path} is of a = {a:g}, as another one of truth.pairs.final")
+            truth[a] = state.displacement.block
         return Universe(str(pair.final[-1]), cosmology, start, truth)
 
     def _read(self, path: Path, cosmology: Cosmology) -> State:
@@ -110,6 +121,13 @@ class Truth:
                 f"{path} has a grid {state.box.grid} in {state.box.size} Mpc/h: box.grid and "
                 f"box.size are {box.grid} and {box.size}"
             )
+        if has_own:
+            ours, theirs = cosmology.numbers(), state.cosmology.numbers()
+            for name, value in ours.items():
+                if isinstance(value, float) and not math.isclose(value, theirs.get(name, value)):
+                    raise EmulationError(
+                        f"{path} has {name} = {theirs[name]:g}: truth.pairs.cosmology has {value:g}"
+                    )
         displacement, velocity = (
             Field(tf.cast(field.block, box.dtype), box)
             for field in (state.displacement, state.velocity)

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 from flowpm_dist.cosmology.options import (
     SAME,
     CosmologyOptions,
+    ParameterRanges,
     PartialCosmologyOptions,
     StepOptions,
     universe_problems,
@@ -28,9 +29,10 @@ from flowpm_dist.evolution.corrections import (
     CorrectionFileError,
     CorrectionWarning,
     file_of,
+    force_cell,
     load_correction,
 )
-from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
+from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
 from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
 from flowpm_dist.grid.decomposition import (
     Grid,
@@ -188,6 +190,17 @@ class SimulatedRun(RunFile):
             return Simulation(cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver))
 
     @property
+    def correction_file(self) -> dict[str, Path]:
+        """The path of the correction's file, by its key; nothing without a correction."""
+        name = self.evolution.correction
+        return {} if name is None else {"evolution.correction": file_of(name)}
+
+    def correction_checksum(self) -> dict[str, str]:
+        """Returns the checksum of the correction's numbers, by its key."""
+        correction = self.evolution.loaded_correction
+        return {} if correction is None else {"evolution.correction": checksum(correction.theta)}
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know before the work begins.
 
@@ -197,10 +210,13 @@ class SimulatedRun(RunFile):
         if correction is None or correction.trained is None:
             return ()
         edges = steps.edges or (steps.first, *(steps.step_count - 1) * [0.0], steps.last)
-        sides = zip(self.box.size, self.force_cells, strict=True)
-        cell = math.prod(length / n for length, n in sides) ** (1 / 3)
-        name = next((n for n, kind in INTEGRATORS.items() if type(steps.integrator) is kind), "")
-        values = self.cosmology.model_dump(exclude={"transfer"})
+        shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
+        values = {name: [value] for name, value in shared.items()}
+        if (priors := getattr(self, "priors", None)) is not None:
+            values |= {
+                n: v for n in ParameterRanges.model_fields if (v := getattr(priors, n)) is not None
+            }
+        name, cell = name_of(steps.integrator), force_cell(self.box.size, self.force_cells)
         found = correction.trained.outside(name, edges, cell, values)
         return tuple(f"evolution.correction: {each}" for each in found)
 
@@ -389,7 +405,8 @@ class SimulationOptions(SimulatedRun):
         """Paths of the files that are read, by key."""
         noise, cone = self.initial.white_noise, self.lightcone
         tables = {} if cone is None else {key: each.file for key, each in cone.tables.items()}
-        return {**({} if noise is None else {"initial.white_noise": noise}), **tables}
+        noises = {} if noise is None else {"initial.white_noise": noise}
+        return {**noises, **tables, **self.correction_file}
 
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the values in these files, by key."""
@@ -397,7 +414,7 @@ class SimulationOptions(SimulatedRun):
         found = {} if cone is None else {key: each.checksum for key, each in cone.tables.items()}
         if noise is not None:
             found["initial.white_noise"] = checksum(open_white_noise(noise))
-        return found
+        return {**found, **self.correction_checksum()}
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,8 +17,8 @@ from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.options import StepOptions
 from flowpm_dist.cosmology.parameters import Cosmology, known_value
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.evolution.corrections import Correction, CorrectionWarning
-from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
+from flowpm_dist.evolution.corrections import Correction, CorrectionWarning, force_cell
+from flowpm_dist.evolution.integrators import FastPM, Integrator, name_of
 from flowpm_dist.evolution.nbody import Clock, StepCallback
 from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
@@ -117,13 +116,19 @@ class Simulation:
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
 
     def _warn_of_correction(self, cosmology: Cosmology) -> None:
-        correction, integrator = self.options.correction, type(self.options.integrator)
+        correction = self.options.correction
         if correction is None or correction.trained is None:
             return
-        name = next((n for n, kind in INTEGRATORS.items() if kind is integrator), "")
-        cell = math.prod(self.box_of_replicas.cell) ** (1 / 3) / self.options.mesh_factor
-        values = {n: known_value(getattr(cosmology, n)) for n in cosmology.names}
-        for text in correction.trained.outside(name, self.edges.tolist(), cell, values):
+        mesh = self.box_of_replicas.finer(self.options.mesh_factor)
+        known = {n: known_value(getattr(cosmology, n)) for n in cosmology.names}
+        values = {n: [value] for n, value in known.items() if value is not None}
+        found = correction.trained.outside(
+            name_of(self.options.integrator),
+            self.edges.tolist(),
+            force_cell(mesh.size, mesh.grid),
+            values,
+        )
+        for text in found:
             warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
 
     @property
@@ -172,6 +177,7 @@ class Simulation:
         """
         other = copy.copy(self)
         other.edges = _checked_edges(steps, self.options.integrator)
+        other._warn_of_correction(self.cosmology)
         return other
 
     def with_correction(self, correction: Correction | str | Path | None) -> Simulation:
@@ -182,6 +188,7 @@ class Simulation:
         """
         other = copy.copy(self)
         other.options = constructed(SolverOptions, {**dict(self.options), "correction": correction})
+        other._warn_of_correction(self.cosmology)
         return other
 
     def linear_amplitude(

@@ -194,6 +194,7 @@ class State:
     def header(self) -> dict[str, Any]:
         """Returns the attributes of a snapshot of this state, as JSON takes them."""
         source, options = self._provenance.source, self._provenance.options
+        correction = options.correction
         return {
             "a": self.a,
             "box_size": list(self.box.size),
@@ -203,6 +204,7 @@ class State:
             "seed": source.seed,
             "paired": source.paired,
             "halo": self.halo,
+            "correction": None if correction is None else correction.name,
             "options": {
                 **options.part(InitialOptions).model_dump(),
                 **options.part(ForceOptions).model_dump(),

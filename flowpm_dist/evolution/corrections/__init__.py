@@ -8,6 +8,7 @@ from flowpm_dist.evolution.corrections.base import (
     CorrectionWarning,
     Range,
     file_of,
+    force_cell,
     load_correction,
 )
 from flowpm_dist.evolution.corrections.potential_filter import PotentialFilter
@@ -23,5 +24,6 @@ __all__ = [
     "PotentialFilter",
     "Range",
     "file_of",
+    "force_cell",
     "load_correction",
 ]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import read_text, write_text
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from flowpm_dist.particle_mesh.gravity import Basis
 
 VERSION = 1
-"""Of the files of corrections."""
+"""The version of the files of corrections."""
+RANGE_TOLERANCE = 1e-3
+"""Relative distance from a range that counts as inside."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Range:
         integrator: str,
         edges: Sequence[float],
         cell: float,
-        parameters: Mapping[str, float | None],
+        parameters: Mapping[str, Sequence[float]],
     ) -> Iterator[str]:
         """Yields, for each way in which a run lies outside, by how much it does.
 
@@ -72,7 +74,7 @@ class Range:
             integrator: the name of the run's integrator.
             edges: scale factors at which steps begin and end.
             cell: the side of a cell of the force mesh [Mpc/h].
-            parameters: of the cosmology; None for what is not known.
+            parameters: values of parameters of the cosmology that occur.
         """
         if integrator != self.integrator:
             yield f"it was trained with {self.integrator}, not with {integrator}"
@@ -81,16 +83,23 @@ class Range:
         ours = {"a_start": edges[0], "a_stop": edges[-1], "the force mesh's cell": cell}
         theirs = {"a_start": (self.a[0],) * 2, "a_stop": (self.a[1],) * 2}
         theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
-        for name, value in {**ours, **parameters}.items():
+        every = {**{name: [value] for name, value in ours.items()}, **parameters}
+        for name, value in ((name, value) for name, values in every.items() for value in values):
             low, high = theirs.get(name, (-math.inf, math.inf))
-            if value is None or low - CLOSE * abs(low) <= value <= high + CLOSE * abs(high):
-                continue
-            known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-            yield f"{name} = {value:g}, where it was trained with {known}"
+            beyond = max(low - value, value - high)
+            if beyond > RANGE_TOLERANCE * max(abs(low), abs(high)):
+                known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+                yield f"{name} = {value:g}, where it was trained with {known}"
 
 
-CLOSE = 1e-3
-"""Relative distance from a range that counts as inside."""
+def force_cell(size: Sequence[float], cells: Sequence[int]) -> float:
+    """Returns the side of a cell of the force mesh [Mpc/h], of the same volume if not a cube.
+
+    Args:
+        size: sides of the box [Mpc/h].
+        cells: of the force mesh along each side.
+    """
+    return float(math.prod(length / n for length, n in zip(size, cells, strict=True)) ** (1 / 3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,9 +185,9 @@ def load_correction(path: str | Path) -> Correction:
     """
     path = Path(path)
     try:
-        about = json.loads(path.read_text())
+        about = json.loads(read_text(path))
         if about["flowpm_dist correction"] != VERSION:
-            raise CorrectionFileError(f"{path} is of another version of this package")
+            raise CorrectionFileError(f"{path} was written by another version of this package")
         trained = about["trained"]
         if trained is not None:
             ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}

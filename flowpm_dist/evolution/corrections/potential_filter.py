@@ -63,6 +63,11 @@ class PotentialFilter(Correction):
 
     name: ClassVar[str] = "potential-filter"
 
+    def __post_init__(self) -> None:
+        size, given = sum((inputs + 1) * outputs for inputs, outputs in _shapes()), self.theta.shape
+        if tuple(given) != (size,):
+            raise ValueError(f"theta has shape {tuple(given)}; a {self.name} has {size} numbers")
+
     @classmethod
     def begun(cls, seed: int = 0) -> Self:
         """See `Correction.begun`: the weights of the last layer are 0."""

@@ -9,6 +9,7 @@ from flowpm_dist.evolution.integrators.base import (
     Schedule,
     drift_kick_drift,
     kick_drift_kick,
+    name_of,
     rows,
 )
 from flowpm_dist.evolution.integrators.bullfrog import BullFrog
@@ -29,5 +30,6 @@ __all__ = [
     "Schedule",
     "drift_kick_drift",
     "kick_drift_kick",
+    "name_of",
     "rows",
 ]

@@ -333,6 +333,12 @@ INTEGRATORS: dict[str, type[Integrator]] = {}
 """Name in a run file -> scheme; filled by the package."""
 
 
+def name_of(integrator: Integrator) -> str:
+    """Returns the name of a scheme in run files; of one of a user's own the name of its class."""
+    kind = type(integrator)
+    return next((name for name, each in INTEGRATORS.items() if each is kind), kind.__name__)
+
+
 IntegratorChoice = Annotated[
     InstanceOf[Integrator], BeforeValidator(from_registry(INTEGRATORS, "integrator"))
 ]
