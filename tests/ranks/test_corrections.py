@@ -1,13 +1,19 @@
 """Corrections of the force: zeros change nothing; their gradients, on any mesh."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, solo
+from conftest import SIZE, by_rank_zero, shared_folder, solo
 
 import flowpm_dist as fpm
+from flowpm_dist.emulate.job import EmulationFolder
+from flowpm_dist.emulate.options import EmulationOptions
+from flowpm_dist.emulate.session import EmulationSession
 from flowpm_dist.evolution.adjoints import DirectAdjoint
-from flowpm_dist.evolution.corrections import PotentialFilter
+from flowpm_dist.evolution.corrections import PotentialFilter, load_correction
+from flowpm_dist.jobs.progress import Progress
 
 pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(240, method="thread")]
 
@@ -112,3 +118,34 @@ def test_each_universe_of_a_batch_has_its_coefficients(mesh):
     for n, cosmology in enumerate(several):
         one = sim.run(seed=n + 1, cosmology=cosmology).displacement.block.numpy()
         np.testing.assert_allclose(both[n], one, atol=1e-10)
+
+
+EMULATION = {
+    "box": {"grid": GRID, "size": 16.0},
+    "cosmology": {"Omega_b": 0.049, "h": 0.677, "n_s": 0.965, "sigma8": 0.81},
+    "priors": {"Omega_m": [0.25, 0.35]},
+    "evolution": {"integrator": "bullfrog", "steps": 2},
+    "run": {"precision": "float64"},
+    "truth": {"universes": 1, "mesh_factor": 2, "steps": 2},
+    "emulate": {"iterations": 2, "validation": 1},
+}
+
+
+def learned(mesh, folder):
+    """What an emulation learns in a folder."""
+    options = EmulationOptions.check(EMULATION, Path("run.toml"))
+    owner = EmulationFolder(folder)
+    if mesh.rank == 0:
+        owner.begin()
+    mesh.barrier()
+    EmulationSession(options, mesh, owner, Progress(mesh.rank)).run(resume=False)
+    owner.release()
+    return {"theta": load_correction(owner.correction).theta}
+
+
+def test_an_emulation_learns_the_same_on_any_mesh(mesh, tmp_path_factory):
+    folder = shared_folder(tmp_path_factory)
+    found = learned(mesh, folder / "here")["theta"]
+    assert np.abs(found - BEGUN.begun(0).theta).max() > 1e-3
+    alone = by_rank_zero("emulation", lambda: learned(solo(), folder / "alone"))["theta"]
+    np.testing.assert_allclose(found, alone, atol=1e-6)
