@@ -17,6 +17,7 @@ from commands import flowpm_here
 from test_docs import LOADERS
 
 from flowpm_dist.cosmoflow.network.keras_network import made_model
+from flowpm_dist.evolution.corrections import load_correction
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BENCHMARKS = EXAMPLES.with_name("benchmarks")
@@ -191,6 +192,18 @@ def test_cosmoflow(monkeypatch, folder):
     run_script("cosmoflow", [str(a) for a in [*arguments, "--fewer"]], monkeypatch)
     assert told == ["train", "evaluate"]
     assert (folder / "cosmoflow-output" / "evaluation").is_dir()
+
+
+def test_emulate(folder):
+    changes = {
+        "box": {"grid": 8, "size": 16.0},
+        "evolution": {"steps": 2},
+        "truth": {"universes": 2, "mesh_factor": 2, "steps": 2},
+        "emulate": {"iterations": 2, "validation": 1, "validate_every": 2},
+    }
+    flowpm("emulate", small("emulate", changes))
+    found = load_correction(folder / "emulate-emulation" / "correction.json")
+    assert found.trained.a == (0.1, 1.0) and len(found.scores["shown"]) > 0
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
