@@ -269,7 +269,7 @@ def convolve_adjoint(
     field: Any = None,
     *,
     half: bool = False,
-) -> list[Any]:
+) -> Any:
     """Returns the cotangents of the inputs of `convolve`; its adjoint.
 
     Args:
@@ -278,13 +278,14 @@ def convolve_adjoint(
         field: the field that was convolved, where there are coefficients.
 
     Returns:
-        The cotangent of the field; and, where there are coefficients, this rank's part of theirs,
-        float64 [..., terms], which differs between ranks.
+        The cotangent of the field. Where there are coefficients, a list of it and of this rank's
+        part of theirs, float64 [..., terms], which differs between ranks.
     """
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
     inputs = [components] if coefficients is None else [components, coefficients, field]
-    return list(ConvolveOperation(inputs, shape, box, filters, True, half).outputs)
+    found = ConvolveOperation(inputs, shape, box, filters, True, half).outputs
+    return found[0] if coefficients is None else list(found)
 
 
 def to_spectrum(field: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -76,7 +75,7 @@ class SolverKeys(TypedDict, total=False):
 
     integrator: Integrator | str
     adjoint: Adjoint | str
-    correction: Correction | str | Path | None
+    correction: Correction | str | None
     lpt_order: LptOrder
     noise: Noise
     fixed_amplitude: bool
