@@ -1,9 +1,8 @@
 """Settings that make tests quicker: compilation without optimising, and cheaper building of graphs.
 
-The job on one rank, and pytest outside of `make test`, use XLA as users do. The jobs of 2, 4 and
-8 ranks compile nothing with XLA: what it compiles is local to a rank, and the jobs on 1 and 3 ranks
-compile it. Jobs of several ranks use TensorFlow's graph optimiser only in tests marked `grappler`.
-They test operations that it might remove or merge, and some whole runs and trainings.
+The job on one rank, and pytest outside of `make test`, use XLA as users do. Jobs of several ranks
+use TensorFlow's graph optimiser only in tests marked `grappler`. They test operations that it might
+remove or merge, and some whole runs and trainings.
 """
 
 import gc
@@ -31,17 +30,6 @@ def trace_once() -> None:
     if tf_stack is not None and not hasattr(tf_stack, "traced_once"):
         tf_stack.traced_once = trace = tf_stack.extract_stack()  # type: ignore[attr-defined]
         tf_stack.extract_stack = lambda stacklevel=1: trace  # type: ignore[attr-defined]
-
-
-def without_xla() -> None:
-    """Makes `tf.function` ignore `jit_compile`, before modules with such functions are imported.
-
-    Compiling takes a fifth of the processor time of ranks, each for itself.
-    """
-    import tensorflow as tf
-
-    function = tf.function
-    tf.function = lambda *args, jit_compile=None, **options: function(*args, **options)
 
 
 def optimise_graphs(wanted: bool) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from quick import QUICK_XLA, collect_seldom, without_xla
+from quick import QUICK_XLA, collect_seldom
 
 from meshimpl import launch
 
@@ -61,8 +61,6 @@ def main(folder: str, *arguments: str) -> int:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ["RANKS_FOLDER"] = folder
-    if launch.detect().size not in (1, 3):
-        without_xla()
     return int(pytest.main([*arguments], plugins=[Results(Path(folder, f"rank-{rank}.json"))]))
 
 
