@@ -315,7 +315,8 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
 
 def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, monkeypatch):
     """Stopped after three of six steps, gone on with, and asked with its last weights."""
-    options = {"name": "keras_models:small", "change": ("gather_below = 2\ndropout = 0.2\n", "")}
+    own = "gather_below = 2\ndropout = 0.2\n[training]\nbatch = 4\ncalibrate = 8\n"
+    options = {"name": "keras_models:small", "change": (own, "[training]\nbatch = 4\n")}
     options |= {"steps": 6, "checkpoint_every": 3}
 
     mesh, folder = process_mesh(f"replica:{SIZE}"), TrainingFolder(shared / "run")
