@@ -2,9 +2,9 @@
 
     python benchmarks/emulator.py [--correction default] [--output emulator] [--repeat 3]
 
-The truth is that of benchmarks/accuracy.py: MP-Gadget's runs from the same particles, 64^3 in
-128 Mpc/h, at a = 0.5 and 1. Each row is ten BullFrog steps: plain, with `deconvolve`, corrected,
-and on finer force meshes. The costs are medians of runs in turns, over the plain run's. The
+The truth is the same as in benchmarks/accuracy.py: MP-Gadget's runs from the same particles, 64^3
+in 128 Mpc/h, at a = 0.5 and 1. Each row is ten BullFrog steps: plain, with `deconvolve`, corrected,
+and on finer force meshes. The cost is the median of runs in turns, divided by the plain run's. The
 results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
 """
 
@@ -95,7 +95,7 @@ class Measured:
 
 
 def light_cone(correction: str) -> None:
-    """Prints C_l of maps of convergence over those of a converged run, in means of two seeds."""
+    """Prints C_l of the convergence, divided by C_l of a converged run; means of two seeds."""
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)
     cone = LightCone(FlatField(field_of_view=5.0, pixels=256, z_max=0.5))
     rows: dict[str, dict[str, Any]] = {
