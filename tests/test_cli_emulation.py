@@ -170,6 +170,15 @@ cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 
     Path("pairs.toml").write_text(run + end + table.format(1, 1) + table.format(2, 2))
     done = flowpm_here("emulate", "pairs.toml", "--output", "pairs")
     assert done.returncode == 0, done.stderr
+    assert flowpm_here("emulate", "pairs/run.toml", "--check").returncode == 0
+    assert (
+        "is complete"
+        in flowpm_here("emulate", "pairs.toml", "--output", "pairs", "--resume").stdout
+    )
+    refused = flowpm_here("emulate", "pairs.toml", "--set", "cosmology.h=0.7")
+    assert "cosmology.h = 0.7: goes with runs made here, not with truth.pairs" in plain(
+        refused.stderr
+    )
     Path("mixed.toml").write_text(run + end + table.format(1, 2) + table.format(2, 2))
     mixed = flowpm_here("emulate", "mixed.toml", "--output", "mixed")
     assert "end-2/snapshot.bigfile: the cheap run and the truth have r = " in plain(mixed.stderr)

@@ -92,7 +92,7 @@ class Learner:
         return {"done": np.array(self.done), **best, **values}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Goes on from a checkpoint.
+        """Continues from a checkpoint.
 
         Raises:
             KeyError, ValueError: it is of another training.

@@ -68,9 +68,10 @@ class TruthOptions(Options):
     Attributes:
         pairs: universes of another code, instead of runs made here.
         universes: the number of universes to learn from.
-        mesh_factor, steps: of the converged runs.
+        mesh_factor, steps: the force mesh and the number of steps of the converged runs.
         a: the scale factors at which runs are compared; by default the end of the steps.
-        seed: of the white noise and the cosmologies; the seeds that follow it are used, too.
+        seed: the seed of the cosmologies and of the first universe's white noise; each universe has
+            the next seed.
     """
 
     pairs: Annotated[tuple[PairFiles, ...], table_of(PairFiles)] = Field(
@@ -96,11 +97,12 @@ class EmulateOptions(Options):
     Attributes:
         iterations: the number of steps of Adam; each uses one universe.
         rate: its first learning rate, which falls to 0 by half a cosine.
-        correlation: the weight of 1 - r^2 beside the squared logarithm of the ratio of powers.
+        correlation: the weight of 1 - r^2 in the loss. The squared logarithm of the ratio of powers
+            has the weight 1.
         validation: the number of universes that are held out; of pairs, the last ones.
         validate_every: the number of iterations between validations.
         checkpoint_every: the number of iterations between checkpoints.
-        seed: of the first weights and of the order of the universes.
+        seed: the seed that determines the first weights and the order of the universes.
         start_from: a correction to begin with.
     """
 
@@ -123,7 +125,14 @@ class EmulationOptions(SimulatedRun):
     emulate: EmulateOptions
 
     may_differ = ("emulate.checkpoint_every", "run.halo")
-    may_grow = ()
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`: the tables of pairs have the cosmologies."""
+        sections = {"cosmology": self.cosmology, "priors": self.priors} if self.truth.pairs else {}
+        keys = [
+            f"{name}.{key}" for name, part in sections.items() for key in type(part).model_fields
+        ]
+        return dict.fromkeys(keys, "runs made here, not with truth.pairs")
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -139,7 +148,6 @@ class EmulationOptions(SimulatedRun):
             except CorrectionFileError as error:
                 yield Problem("emulate.start_from", str(error))
         if truth.pairs:
-            yield from self._idle_sections()
             if held >= len(truth.pairs):
                 what = f"must be below the number of truth.pairs, {len(truth.pairs)}"
                 yield self.problem("emulate.validation", what)
@@ -160,12 +168,6 @@ class EmulationOptions(SimulatedRun):
             self.cosmology_of({k: v[0] for k, v in self.ranges.items()})
         except ValueError as error:
             yield Problem("cosmology", str(error))
-
-    def _idle_sections(self) -> Iterator[Problem]:
-        """Yields the keys that mean nothing with pairs, whose tables have the cosmologies."""
-        for section in ("cosmology", "priors"):
-            for key in getattr(self, section).model_fields_set:
-                yield Problem(f"{section}.{key}", "goes with runs made here, not with truth.pairs")
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:

@@ -134,7 +134,8 @@ class EmulationSession:
                     self._plain(universe)
             seconds = self._learn(learned_from, held_out, plain, opened)
             self.progress.note("judging")
-            scores = self._judge(held_out, plain)
+            best = self._corrected(held_out, tf.constant(self.learner.best))
+            scores = self._judge(held_out, plain, best)
             self._write(scores, last=True)
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=True, iteration=self.learner.done)
@@ -189,6 +190,9 @@ class EmulationSession:
         phases = tf.reduce_mean(1.0 - compared[:, 1] ** 2)
         return power + self.options.emulate.correlation * phases, power, phases
 
+    def _mean_loss(self, compared: Sequence[tf.Tensor]) -> float:
+        return float(np.mean([self._losses(each)[0].numpy() for each in compared]))
+
     def _learn(
         self,
         learned_from: Sequence[Universe],
@@ -237,7 +241,7 @@ class EmulationSession:
                 losses = self._losses(self._compared(universe, theta))
                 share = losses[0] / self.mesh.size  # each rank has the same loss
             gradient = tape.gradient(share, theta)
-            if not np.isfinite([*losses[0:1], *gradient.numpy()]).all():
+            if not (np.isfinite(losses[0]) and np.isfinite(gradient).all()):
                 raise FloatingPointError("the loss or its gradient is not finite")
         except (FloatingPointError, HaloError) as error:  # on all ranks
             self.progress.warn(
@@ -255,14 +259,16 @@ class EmulationSession:
     def _validate(self, held_out: Sequence[Universe], plain: Sequence[tf.Tensor]) -> float:
         """Returns the loss of the universes held out; writes the correction if it is the best."""
         try:
-            compared = [self._compared(u, self.learner.theta) for u in held_out]
-            loss = float(np.mean([self._losses(each)[0].numpy() for each in compared]))
+            corrected = self._corrected(held_out, self.learner.theta)
         except (FloatingPointError, HaloError):
-            loss = math.inf
+            return math.inf
+        loss = self._mean_loss(corrected)
         if self.learner.judged(loss):
-            self._write(self._judge(held_out, plain))
-        self._end_if_stopped()
+            self._write(self._judge(held_out, plain, corrected))
         return loss
+
+    def _corrected(self, universes: Sequence[Universe], theta: tf.Tensor) -> list[tf.Tensor]:
+        return [self._compared(universe, theta) for universe in universes]
 
     def _order(self, universes: Sequence[Universe]) -> Iterator[Universe]:
         """Yields the universe of each iteration that is left: all in turn, in a random order."""
@@ -274,19 +280,22 @@ class EmulationSession:
 
     # Judging and saving
 
-    def _judge(self, held_out: Sequence[Universe], plain: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Returns the scores of the best correction.
+    def _judge(
+        self,
+        held_out: Sequence[Universe],
+        plain: Sequence[tf.Tensor],
+        corrected: Sequence[tf.Tensor],
+    ) -> dict[str, Any]:
+        """Returns the scores of a correction.
+
+        Args:
+            held_out: the universes held out.
+            plain, corrected: what `_compared` returned of each, without and with the correction.
 
         Returns:
             "loss" and "loss of plain runs", means of the universes held out; "rows" of scores.csv;
             "shown", their means at some wavenumbers.
         """
-        best = tf.constant(self.learner.best)
-        corrected = [self._compared(universe, best) for universe in held_out]
-        losses = [
-            float(np.mean([self._losses(each)[0].numpy() for each in several]))
-            for several in (corrected, plain)
-        ]
         rows = [
             {
                 "universe": universe.name,
@@ -297,14 +306,17 @@ class EmulationSession:
                 "1 - r plain": 1.0 - before[t, 1, i],
                 "1 - r corrected": 1.0 - after[t, 1, i],
             }
-            for universe, before, after in zip(
-                held_out, _numpy(plain), _numpy(corrected), strict=True
-            )
+            for universe, *both in zip(held_out, plain, corrected, strict=True)
+            for before, after in [[compared.numpy() for compared in both]]
             for t, a in enumerate(sorted(universe.truth))
             for i, k in enumerate(self.k.tolist())
         ]
-        shown = _means_at(rows, SHOWN)
-        return {"loss": losses[0], "loss of plain runs": losses[1], "rows": rows, "shown": shown}
+        return {
+            "loss": self._mean_loss(corrected),
+            "loss of plain runs": self._mean_loss(plain),
+            "rows": rows,
+            "shown": _means_at(rows, SHOWN),
+        }
 
     def _write(self, scores: Mapping[str, Any], *, last: bool = False) -> None:
         """Writes the best correction, with its table and picture, on rank 0."""
@@ -364,7 +376,9 @@ class EmulationSession:
         Raises:
             CheckpointError: it is missing or cannot be read.
         """
-        path, made = self.folder.checkpoint, self.folder.mark().get("iteration", 0)
+        # Rank 0 decides: a file system may show the mark to other ranks later.
+        found = tf.constant(self.folder.mark().get("iteration", 0))
+        path, made = self.folder.checkpoint, int(self.mesh.world.broadcast(found))
         if not made:
             return
         try:
@@ -378,10 +392,6 @@ class EmulationSession:
 
 def _numbers(cosmology: CosmologyOptions) -> dict[str, float]:
     return cosmology.model_dump(exclude_none=True, exclude={"transfer"})
-
-
-def _numpy(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
-    return [each.numpy() for each in tensors]
 
 
 def _means_at(rows: Sequence[dict[str, Any]], wavenumbers: Sequence[float]) -> list[dict[str, Any]]:

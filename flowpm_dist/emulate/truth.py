@@ -21,6 +21,7 @@ from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.simulate.options import output_name
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 
@@ -138,7 +139,7 @@ class Truth:
         """Returns a universe made here; its converged run is on the disk, or is made now."""
         times, mesh = self._options.times, self._box.mesh
         seed = self._options.truth.seed + number
-        paths = {a: self._folder / f"{number:03d}-a_{a:.4f}" for a in times}
+        paths = {a: self._folder / f"{number:03d}-{output_name(a)}" for a in times}
         missing = not all(map(_is_whole, paths.values()))
         if bool(mesh.world.broadcast(tf.constant(missing))):
             if mesh.rank == 0:  # what a killed session has left

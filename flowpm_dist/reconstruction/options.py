@@ -316,24 +316,24 @@ class ReconstructionOptions(SimulatedRun):
 
     @property
     def files(self) -> dict[str, Path | None]:
-        """Paths of the files that are read, by key."""
+        """See `SimulatedRun.files`."""
         observed = {f"observation.{key}": path for key, path in self.observation.files.items()}
         tables = {} if self.lightcone is None else self.lightcone.tables
         data = {} if self.data.file is None else {"data.file": self.data.file}
         of_tables = {key: source.file for key, source in tables.items()}
-        return {**observed, **of_tables, **data, **self.correction_file}
+        return {**super().files, **observed, **of_tables, **data}
 
     def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the values in these files, by key.
+        """See `SimulatedRun.checksums`.
 
         Raises:
             UserError: a file cannot be read.
         """
-        cone = self.lightcone
-        found = {} if cone is None else {key: table.checksum for key, table in cone.tables.items()}
+        cone, found = self.lightcone, super().checksums()
+        if cone is not None:
+            found |= {key: table.checksum for key, table in cone.tables.items()}
         if cone is not None and self.data.file is not None:
             found["data.file"] = checksum(self.read_maps())
-        found |= self.correction_checksum()
         for key, path in self.files.items():
             if key not in found and path is not None:
                 found[key] = checksum(open_volume(path).array)

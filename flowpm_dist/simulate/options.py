@@ -190,13 +190,13 @@ class SimulatedRun(RunFile):
             return Simulation(cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver))
 
     @property
-    def correction_file(self) -> dict[str, Path]:
-        """The path of the correction's file, by its key; nothing without a correction."""
+    def files(self) -> dict[str, Path | None]:
+        """Paths of the files that are read, by key; here the file of the correction."""
         name = self.evolution.correction
         return {} if name is None else {"evolution.correction": file_of(name)}
 
-    def correction_checksum(self) -> dict[str, str]:
-        """Returns the checksum of the correction's numbers, by its key."""
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the values in these files, by key."""
         correction = self.evolution.loaded_correction
         return {} if correction is None else {"evolution.correction": checksum(correction.theta)}
 
@@ -209,7 +209,6 @@ class SimulatedRun(RunFile):
         correction, steps = self.evolution.loaded_correction, self.evolution
         if correction is None or correction.trained is None:
             return ()
-        edges = steps.edges or (steps.first, *(steps.step_count - 1) * [0.0], steps.last)
         shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
         values = {name: [value] for name, value in shared.items()}
         if (priors := getattr(self, "priors", None)) is not None:
@@ -217,7 +216,8 @@ class SimulatedRun(RunFile):
                 n: v for n in ParameterRanges.model_fields if (v := getattr(priors, n)) is not None
             }
         name, cell = name_of(steps.integrator), force_cell(self.box.size, self.force_cells)
-        found = correction.trained.outside(name, edges, cell, values)
+        a = (steps.first, steps.last)
+        found = correction.trained.outside(name, steps.step_count, a, cell, values)
         return tuple(f"evolution.correction: {each}" for each in found)
 
     @property
@@ -401,20 +401,22 @@ class SimulationOptions(SimulatedRun):
         return self.output.times(self.evolution)
 
     @property
-    def files(self) -> Mapping[str, Path | None]:
-        """Paths of the files that are read, by key."""
+    def files(self) -> dict[str, Path | None]:
+        """See `SimulatedRun.files`."""
         noise, cone = self.initial.white_noise, self.lightcone
         tables = {} if cone is None else {key: each.file for key, each in cone.tables.items()}
         noises = {} if noise is None else {"initial.white_noise": noise}
-        return {**noises, **tables, **self.correction_file}
+        return {**super().files, **noises, **tables}
 
     def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the values in these files, by key."""
+        """See `SimulatedRun.checksums`."""
         cone, noise = self.lightcone, self.initial.white_noise
-        found = {} if cone is None else {key: each.checksum for key, each in cone.tables.items()}
+        found = super().checksums()
+        if cone is not None:
+            found |= {key: each.checksum for key, each in cone.tables.items()}
         if noise is not None:
             found["initial.white_noise"] = checksum(open_white_noise(noise))
-        return {**found, **self.correction_checksum()}
+        return found
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:

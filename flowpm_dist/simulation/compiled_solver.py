@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import as_float64
+from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
 from flowpm_dist.evolution.nbody import (
     Clock,
@@ -349,7 +349,8 @@ def _schedule(inputs: Inputs) -> Schedule:
             factors = tf.concat([first, factors], axis=-2)
     if (correction := inputs.options.correction) is not None:
         theta = replicated(inputs.box.mesh, as_float64(correction.theta))
-        cell = math.prod(inputs.box.cell) ** (1 / 3) / inputs.options.mesh_factor
+        mesh = inputs.box.finer(inputs.options.mesh_factor)
+        cell = force_cell(mesh.size, mesh.grid)
         a = np.array([operation.a for operation in operations])
         of = local.of_powers(lambda power: correction.coefficients(theta, power, cell, a))
         factors = tf.concat([factors, local.stack(of)], axis=-1)

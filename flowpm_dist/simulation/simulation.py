@@ -124,7 +124,8 @@ class Simulation:
         values = {n: [value] for n, value in known.items() if value is not None}
         found = correction.trained.outside(
             name_of(self.options.integrator),
-            self.edges.tolist(),
+            len(self.edges) - 1,
+            (float(self.edges[0]), float(self.edges[-1])),
             force_cell(mesh.size, mesh.grid),
             values,
         )

@@ -17,7 +17,7 @@ from flowpm_dist.jobs.progress import Progress
 
 pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(240, method="thread")]
 
-GRID, STEPS = 8, [0.1, 0.4, 0.7, 1.0]
+GRID, STEPS = 8, [0.1, 0.5, 1.0]
 BEGUN = PotentialFilter.begun(1)
 THETA = BEGUN.theta + 0.02 * np.random.default_rng(1).normal(size=BEGUN.theta.size)
 NOISE, WEIGHTS, DIRECTION = np.random.default_rng(2).normal(size=(3, GRID, GRID, GRID))

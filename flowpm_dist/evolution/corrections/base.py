@@ -64,7 +64,8 @@ class Range:
     def outside(
         self,
         integrator: str,
-        edges: Sequence[float],
+        steps: int,
+        a: tuple[float, float],
         cell: float,
         parameters: Mapping[str, Sequence[float]],
     ) -> Iterator[str]:
@@ -72,15 +73,16 @@ class Range:
 
         Args:
             integrator: the name of the run's integrator.
-            edges: scale factors at which steps begin and end.
+            steps: the number of steps.
+            a: the first and the last scale factor.
             cell: the side of a cell of the force mesh [Mpc/h].
             parameters: values of parameters of the cosmology that occur.
         """
         if integrator != self.integrator:
             yield f"it was trained with {self.integrator}, not with {integrator}"
-        if len(edges) - 1 != self.steps:
-            yield f"it was trained with {self.steps} steps, not with {len(edges) - 1}"
-        ours = {"a_start": edges[0], "a_stop": edges[-1], "the force mesh's cell": cell}
+        if steps != self.steps:
+            yield f"it was trained with {self.steps} steps, not with {steps}"
+        ours = {"a_start": a[0], "a_stop": a[1], "the force mesh's cell": cell}
         theirs = {"a_start": (self.a[0],) * 2, "a_stop": (self.a[1],) * 2}
         theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
         every = {**{name: [value] for name, value in ours.items()}, **parameters}
