@@ -2,6 +2,7 @@
 
 A test runs on 2 ranks, in slabs, unless it or its module is marked otherwise. `ranks(1, 2, 4)` sets
 the numbers of ranks; with `every_split` the fixture `mesh` takes all ways to split a box over them.
+With `dealt` each case of the test runs on one of these meshes; the others are long tests.
 `python -m pytest tests/ranks` runs one rank; tests/test_ranks.py starts more. After each test all
 ranks agree on whether it passed. So a failure on one rank is a failure on all, and no rank waits in
 a collective that the others never reach.
@@ -14,6 +15,8 @@ import itertools
 import os
 import tempfile
 import time
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,8 @@ NETWORK_SHAPES = {
     2: ["replica:2,row:1,col:1", "row:2", "row:1,col:2"],
     4: ["row:2,col:2", "replica:2,row:2"],
 }
+MESHES = ("mesh", "any_mesh", "network_mesh")
+"""The fixtures that are meshes of all ranks."""
 RANK, SIZE = launch.detect().rank, launch.detect().size
 _failures = itertools.count(1)
 
@@ -55,6 +60,7 @@ _failures = itertools.count(1)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*numbers): the numbers of ranks it runs on")
     config.addinivalue_line("markers", "every_split: `mesh` is every way of splitting a box")
+    config.addinivalue_line("markers", "dealt: each case on one mesh; the others are long")
     config.addinivalue_line("markers", "grappler: with TensorFlow's graph optimiser on any ranks")
     if SIZE == 2:
         _make_two_devices()
@@ -89,8 +95,35 @@ def ranks_of(item: pytest.Item) -> tuple[int, ...]:
     return mark.args if mark else DEFAULT_RANKS
 
 
+def leave_out_dealt(items: list[pytest.Item]) -> None:
+    """Make a test marked `dealt` a long one where another mesh has its case.
+
+    The cases go in turn to the numbers of ranks, the largest first, and on each to its meshes.
+    Their order is as if by chance: neighbours differ in one parameter, and each of its values is to
+    meet each mesh.
+    """
+    tests: dict[str, list[tuple[pytest.Item, str, str]]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("dealt") is not None:
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            given = [str(parameters[name]) for name in (*MESHES, "shape") if name in parameters]
+            shape = given[0] if given else ""
+            case = item.name.replace(shape, "") if shape else item.name
+            tests[item.nodeid.partition("[")[0]].append((item, shape, case))
+    for found in tests.values():
+        shapes = list(dict.fromkeys(shape for _, shape, _ in found))
+        cases = sorted({case for *_, case in found}, key=lambda name: zlib.crc32(name.encode()))
+        for item, shape, case in found:
+            ranks = ranks_of(item)
+            turn, place = divmod(cases.index(case), len(ranks))
+            if ranks[-1 - place] != SIZE or shapes[-1 - turn % len(shapes)] != shape:
+                item.add_marker(pytest.mark.long)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Limit the time of each test; leave out those that run on other numbers of ranks."""
+    leave_out_dealt(items)
     here, elsewhere = [], []
     for item in items:
         if item.get_closest_marker("timeout") is None:
@@ -109,7 +142,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise the mesh fixtures over the shapes of this number of ranks."""
     every_split = metafunc.definition.get_closest_marker("every_split") is not None
-    for fixture in ("mesh", "any_mesh", "network_mesh"):
+    for fixture in MESHES:
         if fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, shapes_of(fixture, every_split), indirect=True)
 

@@ -69,7 +69,9 @@ def chain_mesh():
     "sampler",
     [
         pytest.param(HMC(leaps=8, step=0.3, seed=1), marks=pytest.mark.long),
-        AdjustedMicrocanonical(leaps=8, step=0.5, target=0.7, seed=1),
+        pytest.param(
+            AdjustedMicrocanonical(leaps=8, step=0.5, target=0.7, seed=1), marks=pytest.mark.long
+        ),
         Microcanonical(leaps=5, step=0.3, energy_error=2e-3, seed=1),
     ],
     ids=["hmc", "adjusted", "microcanonical"],

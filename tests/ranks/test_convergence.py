@@ -56,6 +56,7 @@ def evaluated(mesh):
     return posterior, point, posterior.evaluate(point)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 4)
 def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh):
     """Through the light cone, by the white noise and by parameters."""
@@ -131,6 +132,7 @@ evaluations = 24
 """
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1, 2)
 def test_a_mock_is_found_again(mesh, tmp_path_factory):
     """The maps of what is found are nearer to the truth than the data are; and their results.

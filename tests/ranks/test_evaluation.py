@@ -208,6 +208,7 @@ def known(training):
     return tuple(np.asarray(part)[order] for part in (volumes[..., 0], truth, mean, sigma))
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("shape", MESHES)
 def test_scores_are_those_of_predictions_by_one_rank(shape, training, known, monkeypatch):
     monkeypatch.setattr(summaries, "MOST", 3)  # which is for files alone
@@ -483,6 +484,7 @@ def test_summaries_of_volumes_are_those_of_one_rank(shared, training, fewer, mon
     np.testing.assert_allclose(found["train"].parts["power"], power, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(1)
 @pytest.mark.budget(60)
 def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(

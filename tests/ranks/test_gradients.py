@@ -169,6 +169,7 @@ def test_finite_differences(line, scheme):
         assert adjoint[name] == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_a_mesh_factor_that_is_not_whole(mesh):
     """The run, its density and its gradients are those of one rank; a halo is half a cell wider."""
@@ -244,6 +245,7 @@ def test_what_has_no_derivative_says_so(line):
             sim.run(white_noise=noise, cosmology=cosmology)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_jacobian_and_fisher_matrix(mesh):
     """Against central differences, of each bin by a field and by each parameter."""
@@ -315,6 +317,7 @@ def test_jacobians_that_are_refused(line):
             found.fisher(covariance)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("shape", BATCH_MESHES.get(SIZE, []))
 def test_batch_gradients_arrive_complete(shape):

@@ -321,6 +321,7 @@ def test_fixed_amplitude_of_nothing_is_nothing(mesh, monkeypatch):
     assert not np.any(noise_function(cube(mesh, 8), fixed=True)(11))
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     "grid, size, table, chunk",

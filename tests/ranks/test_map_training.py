@@ -120,6 +120,7 @@ def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared
     np.testing.assert_allclose(made.histogram.reshape(lanes.count, 2, -1).sum(-1), 1, rtol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_a_training_in_two_sessions_is_that_of_one_rank_at_once(shared, monkeypatch):
     """Then its network is judged, and asked about maps in files."""

@@ -133,11 +133,13 @@ def with_biases(network):
     return network
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_forward_gradients_and_five_steps(network_mesh):
     check_five_steps(network_mesh, "periodic", "likelihood", True)
 
 
+@pytest.mark.dealt
 @pytest.mark.every_split
 def test_zero_edges(mesh):
     """In slabs along either axis; a replica axis does not touch the edges."""
@@ -255,6 +257,7 @@ def own_block(mesh, whole):
     return tf.constant(whole)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 def test_a_network_is_differentiable_in_its_input(network_mesh):
     """J v . u = v . J^T u; J v by differences, J^T u by the mesh and by plain TensorFlow."""

@@ -64,6 +64,7 @@ def expected_of(options):
     return {"density": np.stack(found), "normal": np.stack(normals)}
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_universes_of_a_training_are_the_models(tmp_path_factory):
     """In redshift space, biased, with amplitude, mask and noise that differ between universes."""

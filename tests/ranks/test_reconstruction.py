@@ -134,6 +134,7 @@ def annealing_of(case):
     return Annealing(8.0, 2.0) if case in ("linear", "pm") else Annealing()
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize(
     "case",
     # Bias of second order and redshift space along x: what ranks exchange most for.

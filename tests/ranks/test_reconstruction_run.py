@@ -108,6 +108,7 @@ class Louder(Gaussian):
 LOUDER = '[likelihood]\nname = "test_reconstruction_run:Louder"\n[priors]\n'
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_a_parameter_of_an_own_likelihood_is_found_and_drawn(mesh, tmp_path_factory):
     """As the noise amplitude is, which it multiplies sigma by, too: with the same prior."""

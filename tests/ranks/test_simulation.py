@@ -90,6 +90,7 @@ def one_rank(tmp_path_factory):
     return found
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 @pytest.mark.timeout(180, method="thread")
 @pytest.mark.parametrize(

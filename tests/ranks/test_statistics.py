@@ -245,6 +245,7 @@ def test_histograms_of_what_is_seen_are_numpys(mesh, mean_count):
     np.testing.assert_allclose(found[0] ** 2, np.concatenate(expected), rtol=0, atol=1e-13)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_power_gradient(mesh):
     """Quadratic in the field: its central difference is exact but for rounding."""

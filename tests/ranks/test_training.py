@@ -190,6 +190,7 @@ def stopped_in(step):
     return interrupted
 
 
+@pytest.mark.long
 def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypatch):
     """The last rank gets a stop signal in step 3: replicas stop, columns continue with step 4."""
     original = Trainer.step
@@ -242,6 +243,7 @@ def test_views_of_split_volumes(network_mesh):
     assert len({View(axes, flips).of(corner).tobytes() for axes, flips in draws}) == 48
 
 
+@pytest.mark.dealt
 def test_batches_are_the_universes_of_their_draws(network_mesh, shared):
     """Of each lane of this replica, as they were simulated; and so when a training goes on."""
     config = config_of(shared)
@@ -313,6 +315,7 @@ def test_a_training_ends_where_validations_get_no_better(shared, monkeypatch):
     assert not (shared / "wrong").exists()  # no volume was simulated
 
 
+@pytest.mark.long
 def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, monkeypatch):
     """Stopped after three of six steps, gone on with, and asked with its last weights."""
     own = "gather_below = 2\ndropout = 0.2\n[training]\nbatch = 4\ncalibrate = 8\n"
