@@ -28,8 +28,8 @@ class AdjustedMicrocanonical(Isokinetic, MetropolisSampler):
     options_type = AdjustedMicrocanonicalOptions
 
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:
-        longest = min(1.5 * self.options.length / step, self.options.leaps)
-        return max(1, round(rng.uniform(longest / 3, longest))), step
+        max_steps = min(1.5 * self.options.length / step, self.options.leaps)
+        return max(1, round(rng.uniform(max_steps / 3, max_steps))), step
 
     def _proposal(self, leaps: int, step: float) -> Proposal | None:
         velocity = self._unit(self._normal(Use.VELOCITY, self._count))

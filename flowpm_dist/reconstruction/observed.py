@@ -155,13 +155,13 @@ class ObservedCells(Observed):
 
     def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
         super().__init__(options, model)
-        box, asked = model.simulation.box, options.data
+        box, settings = model.simulation.box, options.data
         block = self._block = block_of(options, box)
         data = block.data
         if self.truth is not None:
-            quiet = block.mean_count is None and not asked.add_noise
+            quiet = block.mean_count is None and not settings.add_noise
             noisy = replace(block, sigma=None) if quiet else block
-            normal = np.zeros(()) if quiet else self.truth.unit_normal(asked.noise_seed)
+            normal = np.zeros(()) if quiet else self.truth.unit_normal(settings.noise_seed)
             data = with_noise(self.truth.expected, noisy, normal)
         assert data is not None
         self.data, self.likelihood = data, likelihood_of(options, box, block, data)
@@ -174,12 +174,12 @@ class ObservedCells(Observed):
 
     def fields(self, found: Universe, *, fits_amplitude: bool) -> dict[str, Field]:
         """See `Observed.fields`."""
-        box, asked = found.state.box, self.options.observation
+        box, observation = found.state.box, self.options.observation
         fields = {"data": Field(tf.constant(self.data, box.dtype), box)}
-        assert isinstance(asked, CellOptions)
-        if asked.bias or asked.redshift_space or fits_amplitude:
+        assert isinstance(observation, CellOptions)
+        if observation.bias or observation.redshift_space or fits_amplitude:
             fields["expected"] = Field(found.expected, box)
-        if asked.mask is not None:
+        if observation.mask is not None:
             fields["mask"] = Field(tf.constant(self._block.mask, box.dtype), box)
         return fields
 
@@ -189,18 +189,18 @@ class ObservedCells(Observed):
         Each is a mean over what is observed along z. See `Observed.maps`.
         """
         box, mask, mean_count = found.state.box, self._block.mask, self._block.mean_count
-        is_seen = mask > 0
+        is_observed = mask > 0
         scale = np.ones_like(mask) if mean_count is None else mean_count * mask
-        density = np.where(is_seen, self.data / np.where(is_seen, scale, 1.0), 0.0)
-        seen, data = tf.constant(is_seen), tf.constant(density, box.dtype)
-        share = project(Field(tf.cast(seen, box.dtype), box), self._layers)
+        density = np.where(is_observed, self.data / np.where(is_observed, scale, 1.0), 0.0)
+        observed, data = tf.constant(is_observed), tf.constant(density, box.dtype)
+        share = project(Field(tf.cast(observed, box.dtype), box), self._layers)
         whole = {} if self.truth is None else {"truth": self.truth.expected}
         whole["data"], whole["reconstruction"] = data, found.expected
         whole["residual"] = data - found.expected
         slabs = {}
         for title, block in whole.items():
             of_data = title in ("data", "residual")
-            block = tf.where(seen, block, 0) if of_data else block
+            block = tf.where(observed, block, 0) if of_data else block
             slab = project(Field(block, box), self._layers)
             if slab is not None and share is not None:
                 slabs[title] = slab / np.where(share > 0, share, np.nan) if of_data else slab
@@ -244,22 +244,22 @@ def likelihood_of(
         ObservationError: a custom likelihood that cannot be used.
     """
     observed, values = tf.constant(block.mask, box.dtype), tf.constant(data, box.dtype)
-    asked = options.likelihood
+    settings = options.likelihood
     noise = block.sigma if block.mean_count is None else block.mean_count
-    if asked.name is None:
+    if settings.name is None:
         of_kind = getattr(reconstruction, options.observation.likelihood)
-        error = {"error": asked.error} if asked.error else {}
+        error = {"error": settings.error} if settings.error else {}
         default: Likelihood = of_kind(box, values, noise, observed, **error)
         return default
     try:
-        found = python_object(asked.name)(box, values, in_dtype_of(box, noise), observed)
+        found = python_object(settings.name)(box, values, in_dtype_of(box, noise), observed)
     except ValueError as error:
-        raise ObservationError(f"likelihood {asked.name!r}: {error}") from error
+        raise ObservationError(f"likelihood {settings.name!r}: {error}") from error
     own = cast(Likelihood, found)
     for missing in options.of_likelihood:
         if missing not in own.parameters:
             raise ObservationError(
-                f"likelihood {asked.name!r} has no parameter {missing}"
+                f"likelihood {settings.name!r} has no parameter {missing}"
                 f"{nearest(missing, own.parameters)} (it has "
                 f"{', '.join(own.parameters) or 'none'}): leave priors.{missing} out, or name "
                 "it in `parameters` of the likelihood"

@@ -267,12 +267,12 @@ class ReconstructionOptions(SimulatedRun):
 
     def _prior_problems(self) -> Iterator[Problem]:
         """Checks that the model has the fitted parameters, and that priors hold a mock's values."""
-        ranges, seen = self.priors.ranges, self.observation.own_values
+        ranges, own_values = self.priors.ranges, self.observation.own_values
         nuisances = [name for name in ranges if name not in ParameterRanges.model_fields]
         nuisances = [name for name in nuisances if name != "A_s"]
         yield from self.observation.prior_problems(nuisances, self.likelihood.name)
         for name, (low, high) in ranges.items():
-            value = seen.get(name) if name in nuisances else getattr(self.cosmology, name)
+            value = own_values.get(name) if name in nuisances else getattr(self.cosmology, name)
             if value is None and name not in nuisances:
                 other = {"A_s": "sigma8", "sigma8": "A_s"}.get(name)
                 yield Problem(f"priors.{name}", lacking("cosmology", name, instead_of=other))

@@ -214,8 +214,8 @@ class Posterior:
     """The posterior of the initial conditions of an observed universe.
 
     Args:
-        model: the model from white noise to what is seen: a density, or maps.
-        likelihood: the likelihood of the data, given that.
+        model: the model from white noise to the expected data: a density, or maps.
+        likelihood: the likelihood of the data, given the expected data.
         priors: name -> (low, high) of the parameters that are fitted along, uniform between.
 
     Raises:
@@ -271,10 +271,10 @@ class Posterior:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([x.field, x.parameters])
             values = self.parameters(x)
-            seen = self.model(x.field, values)
+            expected = self.model(x.field, values)
             mesh, named = self.likelihood.box.mesh, self.likelihood.parameters
             own = {name: replicated(mesh, values[name]) for name in named if name in values}
-            parts = self.likelihood.parts(seen, annealing, **own)
+            parts = self.likelihood.parts(expected, annealing, **own)
         found = tape.gradient(
             parts, [x.field, x.parameters], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

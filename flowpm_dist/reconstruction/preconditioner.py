@@ -66,8 +66,8 @@ class Preconditioner:
 
     def _curved(self, x: tf.Tensor) -> tf.Tensor:
         """Returns (H + damping) x."""
-        seen = self._excess * self._times(x, self._kernel)
-        return (1 + DAMPING) * x + self._times(seen, self._kernel)
+        weighted = self._excess * self._times(x, self._kernel)
+        return (1 + DAMPING) * x + self._times(weighted, self._kernel)
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the inverse of the curvature times a field, block [x, y, z]."""

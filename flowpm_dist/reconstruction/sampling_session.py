@@ -84,18 +84,18 @@ class SamplingSession:
         self._samples = folder.fields / SAMPLES
         assert options.sampler is not None
         self.options, self.sampler = options, options.sampler
-        asked = options.sampler
+        settings = options.sampler
         model = model_of(options, mesh)
-        self.box = model.simulation.box_of(asked.chains)
+        self.box = model.simulation.box_of(settings.chains)
         likelihood = observed_kind(options).kept_likelihood(options, self.box, folder.path)
         self.posterior = Posterior(model, likelihood, options.priors.ranges)
         self.chains = Chains(
             self.posterior,
-            asked.method.sampler(),
-            warm_up=warm_up(self.posterior, asked.warm_up, easy=asked.start == "prior"),
-            draws=asked.draws,
+            settings.method.sampler(),
+            warm_up=warm_up(self.posterior, settings.warm_up, easy=settings.start == "prior"),
+            draws=settings.draws,
             checkpoints=PointCheckpoints(folder.chains, self.posterior.space),
-            every=asked.checkpoint_every,
+            every=settings.checkpoint_every,
         )
         self._stop = StopRequest(mesh, folder, "move", progress.say)
         self._table: Table | None = None

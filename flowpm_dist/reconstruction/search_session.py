@@ -87,19 +87,19 @@ class SearchSession:
         self.model = model_of(options, mesh)
         self.observed = observed_kind(options)(options, self.model)
         self.posterior = Posterior(self.model, self.observed.likelihood, options.priors.ranges)
-        asked = options.search
-        if asked.stages is None:
-            stages = default_stages(self.posterior, asked.evaluations)
+        settings = options.search
+        if settings.stages is None:
+            stages = default_stages(self.posterior, settings.evaluations)
         else:
-            stages = [Stage(Annealing(*annealing), count) for *annealing, count in asked.stages]
+            stages = [Stage(Annealing(*annealing), count) for *annealing, count in settings.stages]
         self.search = Search(
             self.posterior,
-            LBFGS(asked.history),
+            LBFGS(settings.history),
             stages,
-            seed=asked.seed,
-            tolerance=asked.tolerance,
-            checkpoints=PointCheckpoints(folder.checkpoints, self.posterior.space, asked.keep),
-            every=asked.checkpoint_every,
+            seed=settings.seed,
+            tolerance=settings.tolerance,
+            checkpoints=PointCheckpoints(folder.checkpoints, self.posterior.space, settings.keep),
+            every=settings.checkpoint_every,
         )
         self._stop = StopRequest(mesh, folder, "iteration", progress.say)
         self._table: Table | None = None

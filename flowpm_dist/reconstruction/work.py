@@ -110,7 +110,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
     def describe(self) -> str:
         """Returns a line that says what will be found."""
         options, sampler = self.options, self.options.sampler
-        seen = "convergence of " if options.lightcone is not None else ""
+        quantity = "convergence of " if options.lightcone is not None else ""
         unknowns = f"{self.cells:,} cells"
         if names := ", ".join(options.priors.ranges):
             unknowns += f" and {names}"
@@ -119,7 +119,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         if sampler is not None:
             chains = f"; {sampler.chains} chains of {sampler.draws} draws, mesh {self.mesh}"
         return (
-            f"initial conditions of {seen}{data}: {unknowns}; "
+            f"initial conditions of {quantity}{data}: {unknowns}; "
             f"model {options.observation.structure}, mesh {search_mesh(self.mesh)}{chains}"
         )
 
