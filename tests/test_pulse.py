@@ -29,8 +29,17 @@ from meshimpl.pulse.judgement import (
     trouble,
 )
 from meshimpl.pulse.launchers import Activity, Srun, children_of, end_launcher
-from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Page, Place, Report, Wait
 from meshimpl.pulse.process import _STRANGERS, Settings
+from meshimpl.pulse.state import (
+    ABORTING,
+    FINISHED,
+    RUNNING,
+    Connection,
+    Meeting,
+    RankState,
+    Report,
+    SharedState,
+)
 
 ROOT = Path(__file__).parents[1]
 HERE = socket.gethostname()
@@ -38,13 +47,13 @@ LIMIT = 3.0  # [s]
 LONG_LIMIT = 60.0
 pytestmark = pytest.mark.timeout(120)
 
-COMPUTING, ALONE, LEAVING = (True,), (False,), (True, None, (), LEAVES)
+COMPUTING, ALONE, LEAVING = (True,), (False,), (True, None, (), FINISHED)
 WORLD, ROW = (0, 1, 2, 3), (0, 1)
 
 
-def beats(number: int, *ranks: tuple[str, int, tuple[object, ...]]) -> list[list[Place]]:
-    """As many equal tables; a rank's place, number of moves, and what it does."""
-    return [[Place(place, moves, *what) for place, moves, what in ranks]] * number  # type: ignore
+def beats(number: int, *ranks: tuple[str, int, tuple[object, ...]]) -> list[list[RankState]]:
+    """As many equal tables; a rank's place, number of changes, and what it does."""
+    return [[RankState(state, changes, *what) for state, changes, what in ranks]] * number  # type: ignore
 
 
 @pytest.mark.parametrize(
@@ -67,19 +76,19 @@ def test_is_stuck(first, second, after):
     assert not is_stuck(moved + beats(after - 1, first, second), 2, 60)
 
 
-def wait(ordinal: int, *ranks: int, after: tuple[Wait | None, ...] = ()) -> tuple[object, ...]:
+def wait(ordinal: int, *ranks: int, after: tuple[Meeting | None, ...] = ()) -> tuple[object, ...]:
     """What a rank does that waits in a meeting of these ranks, and has begun others before."""
-    meeting = Wait.of(ordinal, ranks)
+    meeting = Meeting.of(ordinal, ranks)
     return True, meeting, (*after, meeting)
 
 
-def call(ordinal: int, *ranks: int, after: tuple[Wait | None, ...] = ()) -> tuple[object, ...]:
+def call(ordinal: int, *ranks: int, after: tuple[Meeting | None, ...] = ()) -> tuple[object, ...]:
     """Likewise of a rank in a call of a mesh function."""
-    calls = Wait.of(ordinal, ranks, True)
+    calls = Meeting.of(ordinal, ranks, True)
     return True, calls, (*after, calls)
 
 
-FIRST, CALL = Wait.of(1, WORLD), Wait.of(1, WORLD, True)
+FIRST, CALL = Meeting.of(1, WORLD), Meeting.of(1, WORLD, True)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,7 @@ FIRST, CALL = Wait.of(1, WORLD), Wait.of(1, WORLD, True)
         # One has been in the meeting before.
         ([wait(2, *WORLD), wait(1, *ROW, after=(FIRST,)), ALONE, ALONE], True),
         # One calls a function once more than the other, which goes on to a meeting.
-        ([call(2, 0, 1), wait(1, 0, 1, after=(Wait.of(1, (0, 1), True),)), ALONE, ALONE], True),
+        ([call(2, 0, 1), wait(1, 0, 1, after=(Meeting.of(1, (0, 1), True),)), ALONE, ALONE], True),
         # Each calls another function.
         ([call(2, 0, 1), call(2, 0, 1), ALONE, ALONE], True),
         # A call and a meeting, of which one has been in the other's and may be late to leave it.
@@ -103,7 +112,7 @@ FIRST, CALL = Wait.of(1, WORLD), Wait.of(1, WORLD, True)
         ([wait(1, *ROW), wait(1, *ROW), wait(1, *WORLD), wait(1, *WORLD)], False),
         ([wait(1, *WORLD)] * 4, False),
         # Rank 1 was served in the meeting that 0 and 2 are about to leave, and went on.
-        ([wait(1, 0, 1, 2), wait(1, *WORLD, after=(Wait.of(1, (0, 1, 2)),))] * 2, False),
+        ([wait(1, 0, 1, 2), wait(1, *WORLD, after=(Meeting.of(1, (0, 1, 2)),))] * 2, False),
         # Rank 0 is late to leave one that all have begun.
         ([wait(1, *WORLD), wait(1, *ROW, after=(FIRST,)), *[wait(2, *WORLD)] * 2], False),
         # One that is still to come may be computing.
@@ -113,9 +122,9 @@ FIRST, CALL = Wait.of(1, WORLD), Wait.of(1, WORLD, True)
         # Groups that have nothing in common.
         ([wait(1, 0, 2), wait(1, 1, 3), ALONE, ALONE], False),
         # It ends in good order.
-        ([wait(1, *WORLD), (*wait(1, *ROW), LEAVES), ALONE, ALONE], False),
+        ([wait(1, *WORLD), (*wait(1, *ROW), FINISHED), ALONE, ALONE], False),
         # It is stopped, for which it has its limit.
-        ([wait(1, *WORLD), (*wait(1, *ROW), GOES_ON, True), ALONE, ALONE], False),
+        ([wait(1, *WORLD), (*wait(1, *ROW), RUNNING, True), ALONE, ALONE], False),
     ],
 )
 def test_a_deadlock_is_proven_by_who_waits_for_whom(ranks, dead):
@@ -123,7 +132,7 @@ def test_a_deadlock_is_proven_by_who_waits_for_whom(ranks, dead):
     tables = beats(6, *((f"{number}", 5, what) for number, what in enumerate(ranks)))
     assert is_deadlock(tables[-1:]) is dead and is_stuck(tables, 5, 60) is dead
     assert not is_stuck(tables[1:], 5, 60)
-    moved = [[place._replace(moves=4) for place in tables[0]], *tables[1:]]
+    moved = [[state._replace(changes=4) for state in tables[0]], *tables[1:]]
     assert not is_stuck(moved, 5, 60)
 
 
@@ -134,22 +143,22 @@ def test_a_deadlock_is_believed_after_six_seconds_and_two_beats(stall):
     assert settings.proof >= 2 and PROOF <= settings.proof * settings.beat <= 2 * PROOF
 
 
-def test_a_page_is_read_as_it_was_written():
-    page = Page.create()
-    assert page.read() == Place()
-    page.write(Place("the höhe of it" * 100, 7, True))
-    page.end(LEAVES)
-    wait = Wait.of(2**32, (1, 3, 5))
-    begun = (Wait(3, 0, 2, 1), wait)
-    page.write(Place("shorter", 8, False, wait, begun))
-    assert wait is not None and list(wait.ranks) == [1, 3, 5] and Wait.of(1, (0, 1, 3)) is None
-    place = Place("shorter", 8, False, wait, begun, LEAVES)
-    assert Page(page.file).read() == place
-    begun = [place.has_begun(Place(wait=Wait(*of))) for of in ((3, 0, 2, 1), (4, 0, 2, 1))]
-    assert begun == [True, False] and not place.has_begun(Place(wait=Wait(1, 0, 3, 1)))
-    many = tuple(Wait(1, 0, size, 1) for size in range(2, 60))
-    page.write(Place("shorter", 9, False, many[0], many))
-    assert page.read() == Place("shorter", 9, False, ending=LEAVES)
+def test_shared_state_is_read_as_it_was_written():
+    shared_state = SharedState.create()
+    assert shared_state.read() == RankState()
+    shared_state.write(RankState("the höhe of it" * 100, 7, True))
+    shared_state.end(FINISHED)
+    wait = Meeting.of(2**32, (1, 3, 5))
+    begun = (Meeting(3, 0, 2, 1), wait)
+    shared_state.write(RankState("shorter", 8, False, wait, begun))
+    assert wait is not None and list(wait.ranks) == [1, 3, 5] and Meeting.of(1, (0, 1, 3)) is None
+    state = RankState("shorter", 8, False, wait, begun, FINISHED)
+    assert SharedState(shared_state.file).read() == state
+    begun = [state.has_begun(RankState(wait=Meeting(*of))) for of in ((3, 0, 2, 1), (4, 0, 2, 1))]
+    assert begun == [True, False] and not state.has_begun(RankState(wait=Meeting(1, 0, 3, 1)))
+    many = tuple(Meeting(1, 0, size, 1) for size in range(2, 60))
+    shared_state.write(RankState("shorter", 9, False, many[0], many))
+    assert shared_state.read() == RankState("shorter", 9, False, ending=FINISHED)
 
 
 STRANGE = (
@@ -165,12 +174,12 @@ STRANGE = (
 
 def test_a_report_arrives_as_it_was_sent():
     """On a line of the same job; a message of another one closes the line."""
-    wait = Wait(2, 0, 4, 1)
-    report = Report(3, "node1", 77, Place("höhe", 5, True, wait, (wait,)), 30.0, "LIMIT")
+    wait = Meeting(2, 0, 4, 1)
+    report = Report(3, "node1", 77, RankState("höhe", 5, True, wait, (wait,)), 30.0, "LIMIT")
     for secret, reports in (("secret", [report, report]), ("another", [])):
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            sender, receiver = Line(ours, "secret"), Line(theirs, secret)
+            sender, receiver = Connection(ours, "secret"), Connection(theirs, secret)
             assert receiver.receive() == ([], True)
             sender.send(report)
             sender.send(report)
@@ -180,29 +189,29 @@ def test_a_report_arrives_as_it_was_sent():
         with ours, theirs:
             ours.setblocking(False)
             ours.send(strange)
-            assert Line(theirs, "secret").receive() == ([], False)
+            assert Connection(theirs, "secret").receive() == ([], False)
 
 
-def test_a_page_that_is_half_written_tells_no_place():
+def test_a_half_written_state_is_empty():
     """A rank that was stopped meanwhile."""
-    page = Page.create()
-    wait = Wait(1, 0, 2, 1)
-    page.write(Place("before", 7, True, wait, (wait,)))
-    half, written = len(page._memory) // 100, page._memory[:]
-    page.write(Place("after it", 8, True, wait, (wait, Wait(4, 0, 4, 1))))
-    page._memory[half:] = written[half:]
-    assert page.read() == Place()
+    shared_state = SharedState.create()
+    wait = Meeting(1, 0, 2, 1)
+    shared_state.write(RankState("before", 7, True, wait, (wait,)))
+    half, written = len(shared_state._memory) // 100, shared_state._memory[:]
+    shared_state.write(RankState("after it", 8, True, wait, (wait, Meeting(4, 0, 4, 1))))
+    shared_state._memory[half:] = written[half:]
+    assert shared_state.read() == RankState()
 
 
-def test_a_page_where_there_is_no_memfd(monkeypatch):
+def test_shared_state_without_memfd(monkeypatch):
     """Such as on macOS, or in a sandbox: a file without a name."""
     for missing in (AttributeError, OSError):
         monkeypatch.setattr(
             os, "memfd_create", lambda *_, error=missing: (_ for _ in ()).throw(error)
         )
-        page = Page.create()
-        page.write(Place("here", 1, True))
-        assert Page(page.file).read() == Place("here", 1, True)
+        shared_state = SharedState.create()
+        shared_state.write(RankState("here", 1, True))
+        assert SharedState(shared_state.file).read() == RankState("here", 1, True)
 
 
 def peer(rank: int, host: str = "node1", **more: object) -> Peer:
@@ -227,27 +236,27 @@ def test_a_silent_host_is_named_with_its_ranks():
 
 
 def test_a_rank_that_ends_is_left_to_the_launcher_for_a_while():
-    for ending, grace, status in ((GOES_ON, 5.0, HOST_LOST), (ABORTS, 10.0, 1)):
+    for ending, grace, status in ((RUNNING, 5.0, HOST_LOST), (ABORTING, 10.0, 1)):
         ended = peer(1)
-        ended.hear(Place(ending=ending))
+        ended.hear(RankState(ending=ending))
         ended.gone = grace - 0.1
         assert said(peer(0), ended) == ""
         ended.gone = grace
         told = said(peer(0), ended, status=status)
         assert "rank 1 (process 101) on host node1 has ended" in told
-    ended.hear(Place(ending=LEAVES))
+    ended.hear(RankState(ending=FINISHED))
     ended.gone = 1000.0
     assert said(peer(0), ended) == ""
 
 
 def test_a_stopped_rank_and_a_stopped_job():
     stopped = peer(1)
-    stopped.hear(Place(stopped=True))
+    stopped.hear(RankState(stopped=True))
     for _ in range(10):
         stopped.beat(3.0)
     assert "rank 1 (process 101) on host node1 was stopped for 30 s" in said(peer(0), stopped)
     assert said(stopped) == ""
-    stopped.hear(Place())
+    stopped.hear(RankState())
     stopped.beat(3.0)
     assert said(peer(0), stopped) == ""
 
@@ -261,16 +270,16 @@ def test_a_rank_that_stands_still_is_named_once():
         ("S", "device"),
     ):
         assert still.news() == ""
-        still.hear(Place(idle=idle))
+        still.hear(RankState(idle=idle))
         news = still.news()
         assert news.startswith("rank 1 (process 101) on host node1 has done nothing for 30 s")
         assert cause in news and still.news() == ""
-        still.hear(Place())
+        still.hear(RankState())
         assert still.news() == "rank 1 works again"
-    still.hear(Place(idle="T"))
+    still.hear(RankState(idle="T"))
     assert still.news()
     still.gone = 0.0
-    still.hear(Place())
+    still.hear(RankState())
     assert still.news() == ""  # it has ended, and does not work again
 
 
@@ -308,7 +317,7 @@ def test_a_pulse_that_cannot_be_started(monkeypatch):
 RANK = f"""
 import ctypes, json, os, sys, time
 from pathlib import Path
-from meshimpl.pulse import Wait, heart
+from meshimpl.pulse import Meeting, heart
 
 folder, rank = Path(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])
 
@@ -334,7 +343,7 @@ if sys.argv[2] == "deaf":
     heart.stop()
     sys.exit(0)
 if sys.argv[2] == "bereft":
-    time.sleep(3 * {GRACE[GOES_ON]})
+    time.sleep(3 * {GRACE[RUNNING]})
     (folder / f"went-on-{{rank}}").touch()
 if sys.argv[2] == "busy" and rank == 1:
     ctypes.PyDLL(None).sleep({round(2 * LIMIT)})  # a library that keeps Python's lock
@@ -343,15 +352,15 @@ if sys.argv[2] == "busy":
     heart.stop()
     sys.exit(0)
 if sys.argv[2] == "apart":
-    heart.go(f"place {{rank}}", True, None)
-row, world = Wait.of(1, (0, 1)), Wait.of(1, (0, 1, 2))
+    heart.set_state(f"place {{rank}}", True, None)
+row, world = Meeting.of(1, (0, 1)), Meeting.of(1, (0, 1, 2))
 if sys.argv[2] == "crossed" and rank < 2:
     heart.begun = {{0: (row, world)[rank]}}
-    heart.go(f"place {{rank}}", True, (row, world)[rank])
+    heart.set_state(f"place {{rank}}", True, (row, world)[rank])
 if sys.argv[2] == "passed":
     begun = (world, row) if rank == 1 else (world,)
     heart.begun = dict(enumerate(begun))
-    heart.go(f"place {{rank}}", True, begun[-1])
+    heart.set_state(f"place {{rank}}", True, begun[-1])
     time.sleep({PROOF + 4})
     heart.stop()
     sys.exit(0)
@@ -509,7 +518,7 @@ def test_a_killed_rank_is_missed_where_the_launcher_does_not_see_to_it(jobs):
 def test_a_pulse_that_is_killed_is_replaced(jobs):
     """On both ranks; the message names it, and the new ones watch the ranks as the old ones did."""
     job, killed = jobs[0]["bereft"], jobs[1]["bereft"]
-    limit = time.monotonic() + 4 * GRACE[GOES_ON]
+    limit = time.monotonic() + 4 * GRACE[RUNNING]
     went_on = [job.folder / f"went-on-{rank}" for rank in (0, 1)]
     while not all(path.exists() for path in went_on) and time.monotonic() < limit:
         time.sleep(0.1)

@@ -2,10 +2,10 @@
 
 `Heart` starts the pulse of its rank. The pulse is no thread of the rank, because an extension may
 hold Python's lock for minutes while the rank is well, and because it can end a rank that cannot end
-itself. It reads from a page of shared memory where its rank is, and in each beat exchanges a line
-of JSON with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports why, when
+itself. It reads the state of its rank from shared memory. In each beat it exchanges a line of JSON
+with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports why, when
 
-* nothing was heard of a rank's pulse for the limit: its host is cut off or stands still;
+* nothing was heard of a rank's pulse for the limit: its host is cut off or frozen;
 * a rank was stopped, as by SIGSTOP, for the limit;
 * a rank, or the process that started it, has ended, and the launcher has not ended the others;
 * ranks wait for each other in different meetings or calls of mesh functions, which is proven, or
@@ -14,13 +14,13 @@ of JSON with the pulse of rank 0 over TCP. The job ends, and a rank that is left
 Neither the launchers nor Horovod's stall limits nor keep-alive of connections can replace it. A
 launcher sees that a rank has ended, but not that it is stopped or cut off. Horovod's coordinator
 waits inside MPI for a rank that is stopped, so its stall limits never run out, and where they do,
-a rank that computes for an hour looks like a lost one. The kernel of a host whose processes stand
-still keeps its connections alive.
+a rank that computes for an hour looks like a lost one. The kernel of a host whose processes are
+frozen keeps its connections alive.
 
 A rank that writes or computes alone for an hour is waited for. Nothing here imports more than the
 standard library.
 """
 
 from meshimpl.pulse.judgement import by_rank, named
-from meshimpl.pulse.place import Wait
 from meshimpl.pulse.rank import at, heart
+from meshimpl.pulse.state import Meeting

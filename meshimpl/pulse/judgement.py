@@ -1,4 +1,4 @@
-"""Whether a job can go on, by what a pulse knows of its ranks."""
+"""Decides from the reports of the ranks whether a job can continue."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshimpl.launch.ending import HOST_LOST
-from meshimpl.pulse.place import ABORTS, GOES_ON, LEAVES, Line, Place, Report
+from meshimpl.pulse.state import ABORTING, FINISHED, RUNNING, Connection, RankState, Report
 
-GRACE = {GOES_ON: 5.0, ABORTS: 10.0}
+GRACE = {RUNNING: 5.0, ABORTING: 10.0}
 """Time in which a launcher ends the others after a rank has ended [s], by the rank's last word, or
 in which a rank whose pulse alone has ended starts another one."""
 
@@ -40,20 +40,20 @@ class Peer:
 
     Attributes:
         rank, host, process: the rank, its host and its process.
-        line: connection to its pulse; None for this pulse's own rank.
-        place: its last known place.
+        connection: connection to its pulse; None for this pulse's own rank.
+        state: its last known state.
         heard: whether it was heard since the last beat.
-        fresh: whether its place is newer than the last table.
+        fresh: whether its state is newer than the last table.
         silent, stopped: how long it has been so [s].
         gone: time since it has ended [s]; None before.
-        is_reported: whether the user has read that it stands still.
+        is_reported: whether a warning that it does no work was printed.
     """
 
     rank: int
     host: str
     process: int
-    line: Line | None = None
-    place: Place = Place()
+    connection: Connection | None = None
+    state: RankState = RankState()
     heard: bool = True
     fresh: bool = False
     silent: float = 0.0
@@ -61,34 +61,34 @@ class Peer:
     gone: float | None = None
     is_reported: bool = False
 
-    def hear(self, place: Place) -> None:
-        """Notes what has come."""
-        self.place, self.heard, self.fresh = place, True, True
+    def hear(self, state: RankState) -> None:
+        """Stores a state that its pulse has sent."""
+        self.state, self.heard, self.fresh = state, True, True
 
     def beat(self, seconds: float) -> None:
         """Counts the time since the last beat."""
-        self.silent = 0.0 if self.heard or self.line is None else self.silent + seconds
+        self.silent = 0.0 if self.heard or self.connection is None else self.silent + seconds
         self.heard = False
-        self.stopped = self.stopped + seconds if self.place.stopped else 0.0
+        self.stopped = self.stopped + seconds if self.state.stopped else 0.0
         if self.gone is not None:
             self.gone += seconds
 
     def send(self, report: Report) -> None:
         """Sends a report to its pulse, if that can hear it."""
-        if self.line is not None and self.gone is None:
-            self.line.send(report)
+        if self.connection is not None and self.gone is None:
+            self.connection.send(report)
 
     def news(self) -> str:
-        """Returns a sentence if the rank has begun to stand still, or works again; otherwise ""."""
-        if self.gone is not None or bool(self.place.idle) == self.is_reported:
+        """Returns a message when the rank has stopped working, or works again; otherwise ""."""
+        if self.gone is not None or bool(self.state.idle) == self.is_reported:
             return ""
-        self.is_reported = bool(self.place.idle)
+        self.is_reported = bool(self.state.idle)
         if not self.is_reported:
             return f"rank {self.rank} works again"
         cause = {
             "T": f"it is stopped, and `kill -CONT {self.process}` lets it continue",
             "D": "it waits for a disk or a file system",
-        }.get(self.place.idle, "it may wait for a device, or be swapped out")
+        }.get(self.state.idle, "it may wait for a device, or be swapped out")
         return (
             f"{who([self])} has done nothing for {IDLE_SECONDS:.0f} s, and the others wait for it: "
             f"{cause}"
@@ -96,20 +96,20 @@ class Peer:
 
 
 def trouble(peers: Collection[Peer], limit: float, name: str) -> Cause | None:
-    """Returns why a job cannot go on; None if it can.
+    """Returns why a job cannot continue; None if it can.
 
     A job may be started again after the loss of a rank or a host, but not after a rank's error.
 
     Args:
         peers: the ranks to judge.
-        limit: time without a sign of life after which a job cannot go on [s].
+        limit: time without a sign of life after which a job must end [s].
         name: the environment variable that sets `limit`.
     """
-    watched = [peer for peer in peers if peer.place.ending != LEAVES]
+    watched = [peer for peer in peers if peer.state.ending != FINISHED]
     for peer in watched:
-        if peer.gone is not None and peer.gone >= GRACE[peer.place.ending]:
+        if peer.gone is not None and peer.gone >= GRACE[peer.state.ending]:
             reason = f"{who([peer])} has ended, and the launcher has not ended the others"
-            return Cause(reason, 1 if peer.place.ending == ABORTS else HOST_LOST)
+            return Cause(reason, 1 if peer.state.ending == ABORTING else HOST_LOST)
     there = [peer for peer in watched if peer.gone is None]
     if hosts := {peer.host for peer in there if peer.silent >= limit}:
         # The others of a host may be due a beat later.
@@ -128,62 +128,62 @@ def trouble(peers: Collection[Peer], limit: float, name: str) -> Cause | None:
     return None
 
 
-def is_stuck(tables: Sequence[Sequence[Place]], proof: int, beats: int) -> bool:
-    """Returns whether ranks wait for each other in vain.
+def is_stuck(tables: Sequence[Sequence[RankState]], proof: int, beats: int) -> bool:
+    """Returns whether ranks wait for each other and cannot continue.
 
     Args:
-        tables: places of all ranks in the beats so far, the last one last.
-        proof: beats that ranks must not move before a deadlock is believed.
-        beats: after which ranks that are where all must be, at different places, and do not move,
-            are taken for stuck although they may be computing.
+        tables: states of all ranks in the beats so far, the last one last.
+        proof: beats without a change of state before a deadlock is reported.
+        beats: number of beats after which ranks count as stuck although they may be computing: they
+            are at different places of the program where all must come, and no state changes.
     """
     if len(tables) > proof and is_deadlock(tables[-proof - 1 :]):
         return True
     last = tables[-1]
-    if not all(place.inside for place in last) or any(place.ending for place in last):
+    if not all(state.is_collective for state in last) or any(state.ending for state in last):
         return False
-    if len({place.text for place in last}) == 1:
+    if len({state.text for state in last}) == 1:
         return False
     recent = tables[-beats - 1 :]
     return len(recent) > beats and all(table == recent[0] for table in recent)
 
 
-def is_deadlock(tables: Sequence[Sequence[Place]]) -> bool:
-    """Returns whether some ranks wait for each other in different meetings, and for ever.
+def is_deadlock(tables: Sequence[Sequence[RankState]]) -> bool:
+    """Returns whether some ranks wait for each other in different meetings forever.
 
     A meeting is blocked by a rank of its group that has not begun it and waits in another one that
     is blocked itself. What the other ranks do does not matter. A meeting that all of its group have
-    begun is none of this, however late a rank leaves it.
+    begun is not blocked, however late a rank leaves it.
 
     The proof needs no common time. A rank that waits begins no meeting before the one it is in has
-    been begun by all. The first to go on of those that are found would have to wait for another of
-    them, which would have gone on before it.
+    been begun by all. The first of the blocked ranks to continue would have to wait for another of
+    them, which would have continued before it.
 
     Args:
-        tables: places of all ranks in some beats, the last one last.
+        tables: states of all ranks in some beats, the last one last.
     """
     last = tables[-1]
     waiting = {
-        rank: place
-        for rank, place in enumerate(last)
-        if place.wait
-        and not (place.ending or place.stopped)
-        and all(table[rank] == place for table in tables)
+        rank: state
+        for rank, state in enumerate(last)
+        if state.wait
+        and not (state.ending or state.stopped)
+        and all(table[rank] == state for table in tables)
     }
     while waiting:
         blocked = {
-            (place.wait, place.text): any(
-                rank in waiting and not waiting[rank].has_begun(place) for rank in place.wait.ranks
+            (state.wait, state.text): any(
+                rank in waiting and not waiting[rank].has_begun(state) for rank in state.wait.ranks
             )
-            for place in waiting.values()
-            if place.wait
+            for state in waiting.values()
+            if state.wait
         }
         if all(blocked.values()):
             return True
         waiting = {
-            r: place
-            for r, place in waiting.items()
-            if place.wait and blocked[place.wait, place.text]
+            r: state
+            for r, state in waiting.items()
+            if state.wait and blocked[state.wait, state.text]
         }
     return False
 

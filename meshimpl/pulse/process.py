@@ -29,8 +29,8 @@ from meshimpl.pulse.judgement import (
     who,
 )
 from meshimpl.pulse.launchers import Activity, Srun, end_launcher, stat_of, waited
-from meshimpl.pulse.place import GOES_ON, Line, Page, Place, Report
 from meshimpl.pulse.rank import HEARD
+from meshimpl.pulse.state import RUNNING, Connection, RankState, Report, SharedState
 
 TIME_TO_ABORT = 12.0
 """Time in which a rank ends the job before its pulse ends the rank [s]; `abort` has an alarm."""
@@ -53,7 +53,7 @@ class Settings:
         silence: limit of silence between hosts [s].
         reported: file that marks that the end was reported, or an empty text.
         port, addresses: the port and addresses of the pulse of rank 0.
-        secret: see `Line`.
+        secret: see `Connection`.
     """
 
     rank: int
@@ -81,12 +81,12 @@ class Pulse:
     """The pulse of a rank other than 0. It talks with rank 0's pulse.
 
     Args:
-        page: memory shared with the rank.
+        shared_state: the state of the rank, in shared memory.
         settings: the settings that the rank has sent.
     """
 
-    def __init__(self, page: Page, settings: Settings) -> None:
-        self.page, self.settings = page, settings
+    def __init__(self, shared_state: SharedState, settings: Settings) -> None:
+        self.shared_state, self.settings = shared_state, settings
         self.host, self.process = socket.gethostname(), os.getppid()
         self.peers: dict[int, Peer] = {}
         self.limit = settings.stall, "MESHIMPL_STALL_LIMIT"
@@ -105,53 +105,53 @@ class Pulse:
     def _joined(self, address: str) -> bool:
         with contextlib.suppress(OSError):
             where = address, self.settings.port
-            connection = socket.create_connection(where, timeout=_CONNECTING)
-            line = Line(connection, self.settings.secret)
-            line.send(self.report(self.page.read()))
-            self.listen(connection, lambda: self.hear(line))
+            sock = socket.create_connection(where, timeout=_CONNECTING)
+            connection = Connection(sock, self.settings.secret)
+            connection.send(self.report(self.shared_state.read()))
+            self.listen(sock, lambda: self.hear(connection))
             # Something else at this address would not answer with a report.
-            select.select([connection], [], [], _CONNECTING)
-            self.hear(line)
-            if line.is_known:
+            select.select([sock], [], [], _CONNECTING)
+            self.hear(connection)
+            if connection.is_known:
                 self.tell_rank(HEARD)
                 return True
-            self.close(connection)
+            self.close(sock)
         return False
 
-    def report(self, place: Place, end: int | None = None) -> Report:
+    def report(self, state: RankState, end: int | None = None) -> Report:
         """Returns what this pulse sends; see `Report`."""
-        return Report(self.settings.rank, self.host, self.process, place, *self.limit, end)
+        return Report(self.settings.rank, self.host, self.process, state, *self.limit, end)
 
-    def hear(self, line: Line) -> None:
-        """Reads what has come on a line."""
-        reports, more = line.receive()
+    def hear(self, connection: Connection) -> None:
+        """Reads the reports that have arrived on a connection."""
+        reports, more = connection.receive()
         for report in reports:
-            self.take(line, report)
+            self.take(connection, report)
         if not more:
-            self.close(line.connection)
+            self.close(connection.sock)
             for peer in self.peers.values():
-                if peer.line is line:
+                if peer.connection is connection:
                     self.miss(peer)
 
     def miss(self, peer: Peer) -> None:
         """Notes that a rank has ended. If only its pulse has, the rank starts another one."""
         peer.gone = 0.0
-        if peer.rank == 0 and peer.place.ending == GOES_ON:
+        if peer.rank == 0 and peer.state.ending == RUNNING:
             any(map(self._joined, self.settings.addresses))
 
-    def take(self, line: Line, report: Report) -> None:
+    def take(self, connection: Connection, report: Report) -> None:
         """Notes what rank 0 reports, and ends the job if it does."""
         if report.end is not None:
             self.end(Cause("", report.end), speaks=False, after=_AFTER_ROOT)
         self.limit = report.limit, report.variable
         peer = self.peers.setdefault(0, Peer(0, report.host, report.process))
-        peer.line, peer.gone = line, None
-        peer.hear(report.place)
+        peer.connection, peer.gone = connection, None
+        peer.hear(report.state)
 
-    def on_beat(self, place: Place) -> None:
-        """Reports where the rank is, and judges whether the job can go on."""
+    def on_beat(self, state: RankState) -> None:
+        """Reports the state of the rank, and ends the job if it cannot continue."""
         for peer in self.peers.values():
-            peer.send(self.report(place))
+            peer.send(self.report(state))
             peer.beat(self.settings.beat)
         if (cause := trouble(self.peers.values(), *self.limit)) is not None:
             self.end(cause, speaks=self.settings.speaks)
@@ -164,11 +164,11 @@ class Pulse:
                 key.data()
             if not self._is_there():
                 for peer in self.peers.values():
-                    peer.send(self.report(self.page.read()))
+                    peer.send(self.report(self.shared_state.read()))
                 return
             if time.monotonic() >= due:
                 due = time.monotonic() + self.settings.beat
-                self.on_beat(self._place())
+                self.on_beat(self._state())
                 if self._starter() not in (None, self._launcher):
                     mine = who([Peer(self.settings.rank, self.host, self.process)])
                     reason = f"the process {self._launcher} that started {mine} has ended"
@@ -194,15 +194,15 @@ class Pulse:
             end_launcher(launcher)
         os._exit(0)
 
-    def listen(self, connection: socket.socket, call: Callable[[], None]) -> None:
+    def listen(self, sock: socket.socket, call: Callable[[], None]) -> None:
         """Calls something whenever a connection has news."""
-        self._selector.register(connection, selectors.EVENT_READ, call)
+        self._selector.register(sock, selectors.EVENT_READ, call)
 
-    def close(self, connection: socket.socket) -> None:
+    def close(self, sock: socket.socket) -> None:
         """Closes a connection that was listened to."""
         with contextlib.suppress(KeyError, ValueError):  # closed before
-            self._selector.unregister(connection)
-        connection.close()
+            self._selector.unregister(sock)
+        sock.close()
 
     def tell_rank(self, text: bytes) -> None:
         """Writes to the rank, which may have ended."""
@@ -212,10 +212,10 @@ class Pulse:
     def _is_there(self) -> bool:
         return not self._closed and not self._rank_has_ended()
 
-    def _place(self) -> Place:
-        state, idle = self._activity.look(self.settings.beat)
-        place = self.page.read()
-        return place._replace(stopped=state == "T", idle=state if idle >= IDLE_SECONDS else "")
+    def _state(self) -> RankState:
+        letter, idle = self._activity.look(self.settings.beat)
+        state = self.shared_state.read()
+        return state._replace(stopped=letter == "T", idle=letter if idle >= IDLE_SECONDS else "")
 
     def _rank_has_ended(self) -> bool:
         return os.getppid() != self.process
@@ -232,16 +232,18 @@ class RootPulse(Pulse):
     """The pulse of rank 0. It talks with the pulses of all other ranks.
 
     Args:
-        page, settings: see `Pulse`.
+        shared_state, settings: see `Pulse`.
         server: socket at which the others call.
     """
 
-    def __init__(self, page: Page, settings: Settings, server: socket.socket) -> None:
-        super().__init__(page, settings)
+    def __init__(
+        self, shared_state: SharedState, settings: Settings, server: socket.socket
+    ) -> None:
+        super().__init__(shared_state, settings)
         self.peers[0] = Peer(0, self.host, self.process)
-        self._tables: list[list[Place]] = []
+        self._tables: list[list[RankState]] = []
         self._server, self._joining = server, 0.0
-        self._strangers: dict[Line, float] = {}
+        self._strangers: dict[Connection, float] = {}
         self._srun = Srun(os.environ)
 
     def join(self) -> None:
@@ -252,37 +254,37 @@ class RootPulse(Pulse):
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
-            line = Line(self._server.accept()[0], self.settings.secret)
-            self._strangers[line] = time.monotonic()
-            self.listen(line.connection, lambda: self.hear(line))
+            connection = Connection(self._server.accept()[0], self.settings.secret)
+            self._strangers[connection] = time.monotonic()
+            self.listen(connection.sock, lambda: self.hear(connection))
         self._close_strangers()
 
     def _close_strangers(self) -> None:
         """Closes calls on which no report comes: those that last too long, or are too many."""
         now, most = time.monotonic(), self.settings.size + _STRANGERS
         self._strangers = {
-            line: since
-            for line, since in self._strangers.items()
-            if not line.is_known and line.connection.fileno() >= 0
+            connection: since
+            for connection, since in self._strangers.items()
+            if not connection.is_known and connection.sock.fileno() >= 0
         }
-        for number, (line, since) in enumerate(reversed(list(self._strangers.items()))):
+        for number, (connection, since) in enumerate(reversed(list(self._strangers.items()))):
             if number >= most or now - since > _SILENT:
-                self.close(line.connection)
-                del self._strangers[line]
+                self.close(connection.sock)
+                del self._strangers[connection]
 
-    def take(self, line: Line, report: Report) -> None:
-        """Notes where a rank is; answers its first report."""
+    def take(self, connection: Connection, report: Report) -> None:
+        """Stores the state of a rank; answers its first report."""
         new = Peer(report.rank, report.host, report.process)
         peer = self.peers.setdefault(report.rank, new)
         if (peer.host, peer.process) != (new.host, new.process):
             return
-        if peer.line is not line:  # that of its first pulse, or of one that replaces another
-            if peer.line is not None:
-                self.close(peer.line.connection)
-            peer.line, peer.gone = line, None
+        if peer.connection is not connection:  # of its first pulse, or of a replacement
+            if peer.connection is not None:
+                self.close(peer.connection.sock)
+            peer.connection, peer.gone = connection, None
             self.limit = self._limit()
-            peer.send(self.report(self.page.read()))
-        peer.hear(report.place)
+            peer.send(self.report(self.shared_state.read()))
+        peer.hear(report.state)
 
     def _limit(self) -> tuple[float, str]:
         """Returns the limit of silence [s] and the variable that sets it."""
@@ -291,14 +293,14 @@ class RootPulse(Pulse):
             return self.settings.silence, "MESHIMPL_SILENCE_LIMIT"
         return self.settings.stall, "MESHIMPL_STALL_LIMIT"
 
-    def on_beat(self, place: Place) -> None:
-        """See `Pulse.on_beat`; also warns of ranks that are missing or stand still."""
-        self.peers[0].hear(place)
+    def on_beat(self, state: RankState) -> None:
+        """See `Pulse.on_beat`; also warns about ranks that are missing or do no work."""
+        self.peers[0].hear(state)
         self._close_strangers()
         peers = [peer for _, peer in sorted(self.peers.items())]
         for peer in peers:
             peer.beat(self.settings.beat)
-            peer.send(self.report(place))
+            peer.send(self.report(state))
         cause = trouble(peers, *self.limit)
         if self._srun.has_gone():
             cause = cause or Cause("the srun that started this job has ended")
@@ -306,23 +308,23 @@ class RootPulse(Pulse):
             cause = cause or self._stuck(peers)
         if cause is not None:
             for peer in peers:
-                peer.send(self.report(place, cause.status))
+                peer.send(self.report(state, cause.status))
             self.end(cause)
         self._look_for_missing()
         if warnings := [f"warning: {news}" for peer in peers if (news := peer.news())]:
             say("\n".join(warnings))
 
     def _stuck(self, peers: Sequence[Peer]) -> Cause | None:
-        """Returns where ranks wait for each other in vain; None if they do not."""
+        """Returns where ranks wait for each other without end; None if they do not."""
         for peer in peers:
             peer.fresh = False
         beats, proof = round(self.settings.stall / self.settings.beat), self.settings.proof
-        # Whether it works is for the user alone: a rank that waits may do so seldom.
-        table = [peer.place._replace(idle="") for peer in peers]
+        # `idle` is only for the user: a rank that waits may use the processor rarely.
+        table = [peer.state._replace(idle="") for peer in peers]
         self._tables = [*self._tables[-max(beats, proof) :], table]
         if not is_stuck(self._tables, proof, beats):
             return None
-        found = by_rank([peer.rank for peer in peers], [place.text for place in table])
+        found = by_rank([peer.rank for peer in peers], [state.text for state in table])
         reason = f"the ranks wait for each other at different places of the program:\n{found}"
         return Cause(reason, 1)
 
@@ -363,10 +365,10 @@ def main(arguments: Sequence[str]) -> None:
     """Beats for the process that has started this one.
 
     Args:
-        arguments: descriptor of the page, and on rank 0 of the socket at which the others call.
-            The `Settings` are read as a line of JSON.
+        arguments: descriptor of the shared memory, and on rank 0 the descriptor of the socket to
+            which the others connect. The `Settings` are read as a line of JSON.
     """
-    page = Page(int(arguments[0]))
+    shared_state = SharedState(int(arguments[0]))
     server = socket.socket(fileno=int(arguments[1])) if arguments[1:] else None
     with contextlib.suppress(OSError, ValueError):  # a connection to each of many ranks
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -378,6 +380,6 @@ def main(arguments: Sequence[str]) -> None:
             return
         text += part
     settings = Settings(**json.loads(text))
-    pulse = RootPulse(page, settings, server) if server else Pulse(page, settings)
+    pulse = RootPulse(shared_state, settings, server) if server else Pulse(shared_state, settings)
     pulse.join()
     pulse.run()

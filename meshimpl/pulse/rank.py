@@ -1,4 +1,4 @@
-"""A rank's side of the liveness watch: where it is, and the process that reports it."""
+"""A rank's side of the liveness watch: its state, and the process that reports it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any
 from meshimpl.launch.ending import HOST_LOST, JobFolder, abort, before_abort
 from meshimpl.launch.rank import WITHOUT_RANKS, detect
 from meshimpl.mesh_shape import Ranks
-from meshimpl.pulse.place import (
-    ABORTS,
-    GOES_ON,
-    LEAVES,
+from meshimpl.pulse.state import (
+    ABORTING,
+    FINISHED,
     LOOPBACK,
-    Page,
-    Place,
-    Wait,
+    RUNNING,
+    Meeting,
+    RankState,
+    SharedState,
     addresses,
     open_server,
 )
@@ -44,25 +44,25 @@ _PROGRAM = (
 
 
 class Heart:
-    """Where this rank is. Once `start` has started its pulse, the other ranks know it too.
+    """The state of this rank. Once `start` has started its pulse, the other ranks know it too.
 
     Attributes:
-        place: the place of this rank.
+        state: the state of this rank.
         begun: the last meeting and the last call of each group that this rank has begun.
         is_alone: whether the main thread alone has begun meetings so far.
         is_wanted: whether the ranks watch each other, if their pulses can be started.
-        page: memory shared with the pulse; None without one.
+        shared_state: the state, in memory shared with the pulse; None without one.
     """
 
     def __init__(self) -> None:
-        self.place = Place("computing or writing on its own")
-        self.begun: dict[tuple[Ranks, bool], Wait] = {}
+        self.state = RankState("computing or writing on its own")
+        self.begun: dict[tuple[Ranks, bool], Meeting] = {}
         self.is_alone, self.is_wanted = True, False
-        self.page: Page | None = None
+        self.shared_state: SharedState | None = None
         self._server: socket.socket | None = None
         self._heard = threading.Event()
 
-    def begin(self, groups: Sequence[Ranks], is_call: bool = False) -> Wait | None:
+    def begin(self, groups: Sequence[Ranks], is_call: bool = False) -> Meeting | None:
         """Counts a meeting, or a call, of each group before it begins.
 
         Returns:
@@ -71,7 +71,7 @@ class Heart:
         found = None
         for ranks in groups:
             before = self.begun.get((ranks, is_call))
-            meeting = Wait.of(before.ordinal + 1 if before else 1, ranks, is_call)
+            meeting = Meeting.of(before.ordinal + 1 if before else 1, ranks, is_call)
             if meeting is not None:
                 self.begun[ranks, is_call] = meeting
                 found = found or meeting
@@ -79,12 +79,12 @@ class Heart:
         others = [t for t in threading.enumerate() if t.name != WITHOUT_RANKS][1:]
         return found if self.is_alone and not others else None
 
-    def go(self, text: str, inside: bool, wait: Wait | None) -> None:
-        """Notes the new place of this rank; see `Place`."""
+    def set_state(self, text: str, is_collective: bool, wait: Meeting | None) -> None:
+        """Publishes the new state of this rank; see `RankState`."""
         begun = tuple(self.begun.values())
-        self.place = Place(text, self.place.moves + 1, inside, wait, begun)
-        if self.page is not None:
-            self.page.write(self.place)
+        self.state = RankState(text, self.state.changes + 1, is_collective, wait, begun)
+        if self.shared_state is not None:
+            self.shared_state.write(self.state)
 
     def start(
         self, from_rank_zero: Callable[[bytes], bytes], *, stall: float, silence: float
@@ -100,7 +100,7 @@ class Heart:
         """
         self.is_wanted = True
         here, folder = detect(), JobFolder.of_this_rank()
-        page, files, mine = Page.create(), [], {}
+        shared_state, files, mine = SharedState.create(), [], {}
         if here.rank == 0:
             one_host = here.local_size == here.size
             self._server = open_server(one_host=one_host)
@@ -110,7 +110,7 @@ class Heart:
                 "addresses": [LOOPBACK] if one_host else addresses(),
                 "secret": secrets.token_hex(16),
             }
-        pulse = _start_process([page.file, *files])
+        pulse = _start_process([shared_state.file, *files])
         shared = from_rank_zero(_fitting(mine) if pulse else b"")
         if pulse is None or pulse.stdin is None or not shared:
             if pulse is not None and pulse.stdin is not None:
@@ -125,28 +125,28 @@ class Heart:
             "silence": silence,
             "reported": str(folder.reported) if folder else "",
         }
-        self.page = page
-        page.write(self.place)
-        before_abort(lambda: page.end(ABORTS))
-        arguments = [pulse, json.dumps(settings).encode() + b"\n", [page.file, *files]]
+        self.shared_state = shared_state
+        shared_state.write(self.state)
+        before_abort(lambda: shared_state.end(ABORTING))
+        arguments = [pulse, json.dumps(settings).encode() + b"\n", [shared_state.file, *files]]
         threading.Thread(target=self._live, args=arguments, name=WITHOUT_RANKS, daemon=True).start()
 
     def is_heard(self, seconds: float) -> bool | None:
         """Returns whether rank 0's pulse hears this one within a time [s]; None if not wanted."""
         if not self.is_wanted:
             return None
-        return self.page is not None and self._heard.wait(seconds)
+        return self.shared_state is not None and self._heard.wait(seconds)
 
     def stop(self) -> None:
         """Tells the other ranks that this one ends in good order."""
-        if self.page is not None:
-            self.page.end(LEAVES)
+        if self.shared_state is not None:
+            self.shared_state.end(FINISHED)
 
     def _live(
         self, pulse: subprocess.Popen[bytes] | None, settings: bytes, files: Sequence[int]
     ) -> None:
         """Does what the pulse asks for, and replaces a pulse that has ended before this rank."""
-        assert self.page is not None
+        assert self.shared_state is not None
         for _ in range(_RESTARTS + 1):
             if pulse is None or pulse.stdin is None or pulse.stdout is None:
                 break
@@ -159,7 +159,7 @@ class Heart:
                 else:
                     abort(int(line))
             status = pulse.wait()
-            if self.page.read().ending != GOES_ON:
+            if self.shared_state.read().ending != RUNNING:
                 return
             ended, pulse = pulse.pid, _start_process(files)
             print(
@@ -192,8 +192,8 @@ def at(
 
     Args:
         text: description for messages.
-        meetings: the groups whose ranks must all come here before this one goes on. Without them it
-            may be computing alone.
+        meetings: the groups whose ranks must all come here before this one continues. Without them
+            it may be computing alone.
         is_call: whether it is a call of a mesh function.
         alone: without other ranks, so that it is never taken for waiting.
     """
@@ -201,19 +201,20 @@ def at(
         heart.is_alone = heart.is_alone and not meetings
         yield
         return
-    outer = heart.place
-    heart.go(text, not alone, heart.begin(meetings, is_call) if meetings else None)
+    outer = heart.state
+    heart.set_state(text, not alone, heart.begin(meetings, is_call) if meetings else None)
     try:
         yield
     finally:
-        heart.go(outer.text, outer.inside, outer.wait)
+        heart.set_state(outer.text, outer.is_collective, outer.wait)
 
 
 def _start_process(files: Sequence[int]) -> subprocess.Popen[bytes] | None:
     """Returns a new pulse of this process; None if the system grants no process.
 
     Args:
-        files: descriptors of the page and, on rank 0, of the socket at which the others call.
+        files: descriptors of the shared memory and, on rank 0, of the socket to which the others
+            connect.
     """
     program = _PROGRAM.format(str(Path(__file__).parents[2]))
     words = [sys.executable, "-I", "-S", "-c", program, *map(str, files)]

@@ -1,7 +1,7 @@
-"""Where a rank is, the memory through which its pulse knows it, and how pulses tell each other.
+"""The state of a rank, the memory it shares with its pulse, and the connections between pulses.
 
-They talk over TCP. A line is the secret of the job and a report in JSON; a line with another secret
-is not read further.
+Pulses send lines of text over TCP. A line is the secret of the job and a report in JSON. After a
+line with another secret the connection is not read further.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-GOES_ON, LEAVES, ABORTS = 0, 1, 2
+RUNNING, FINISHED, ABORTING = 0, 1, 2
 """How a rank ends: not yet, in good order, or with the whole job."""
 LOOPBACK = "127.0.0.1"
-_LONGEST = 2**16  # line [bytes]
+_MAX_LINE_BYTES = 2**16
 _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 
 
-class Wait(NamedTuple):
-    """A meeting of a group of ranks.
+class Meeting(NamedTuple):
+    """A point of the program at which all ranks of a group wait for each other.
 
     Attributes:
         ordinal: the meeting's number in its group; the first is 1. The meetings of a group pair in
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
     is_call: bool = False
 
     @classmethod
-    def of(cls, ordinal: int, ranks: Sequence[int], is_call: bool = False) -> Wait | None:
+    def of(cls, ordinal: int, ranks: Sequence[int], is_call: bool = False) -> Meeting | None:
         """Returns the meeting of a group; None if its ranks are not equally far apart."""
         distance = ranks[1] - ranks[0]
         even = list(ranks) == list(range(ranks[0], ranks[-1] + 1, distance))
@@ -57,38 +57,38 @@ class Wait(NamedTuple):
         return range(self.first, self.first + self.size * self.distance, self.distance)
 
 
-class Place(NamedTuple):
-    """Where a rank is.
+class RankState(NamedTuple):
+    """What a rank is doing.
 
     Attributes:
         text: description for messages.
-        moves: how often the rank has gone from one place to another.
-        inside: whether all ranks must come to this place.
+        changes: how often the state has changed.
+        is_collective: whether all ranks must come to this place of the program.
         wait: a meeting that it does not leave before all of its group have begun it, such as a call
-            of a mesh function; None if it may go on alone.
+            of a mesh function; None if it may continue alone.
         begun: the last meeting of each group that it has begun, if it waits.
-        ending: GOES_ON, LEAVES or ABORTS.
+        ending: RUNNING, FINISHED or ABORTING.
         stopped: whether the system has stopped it, as its pulse sees.
         idle: the system's letter for its state once it has done nothing for a while, or "".
     """
 
     text: str = ""
-    moves: int = 0
-    inside: bool = False
-    wait: Wait | None = None
-    begun: tuple[Wait, ...] = ()
-    ending: int = GOES_ON
+    changes: int = 0
+    is_collective: bool = False
+    wait: Meeting | None = None
+    begun: tuple[Meeting, ...] = ()
+    ending: int = RUNNING
     stopped: bool = False
     idle: str = ""
 
     @classmethod
-    def from_json(cls, values: Sequence[Any]) -> Place:
-        """Returns a place that was written as a list of JSON."""
-        place = cls(*values)
-        wait = None if place.wait is None else Wait(*place.wait)
-        return place._replace(wait=wait, begun=tuple(Wait(*begun) for begun in place.begun))
+    def from_json(cls, values: Sequence[Any]) -> RankState:
+        """Returns a state that was written as a JSON list."""
+        state = cls(*values)
+        wait = None if state.wait is None else Meeting(*state.wait)
+        return state._replace(wait=wait, begun=tuple(Meeting(*begun) for begun in state.begun))
 
-    def has_begun(self, other: Place) -> bool:
+    def has_begun(self, other: RankState) -> bool:
         """Returns whether a rank that waits has begun the meeting of another, or one after it."""
         meeting = other.wait
         assert meeting is not None
@@ -97,8 +97,8 @@ class Place(NamedTuple):
         return any(mine[1:] == meeting[1:] and mine >= meeting for mine in self.begun)
 
 
-class Page:
-    """The memory that a rank shares with its pulse.
+class SharedState:
+    """The state of a rank, in memory that it shares with its pulse.
 
     Args:
         file: descriptor of the memory.
@@ -108,7 +108,7 @@ class Page:
     _HEAD = struct.Struct("<II")
     _START = 8  # the ending lies before: another thread may write it
     _SIZE = 8192
-    _GROUPS = 32  # beyond which a rank is never said to wait
+    _GROUPS = 32  # with more, a rank is never reported as waiting
     _TEXT = 400
 
     def __init__(self, file: int) -> None:
@@ -116,8 +116,8 @@ class Page:
         self._memory = mmap.mmap(file, self._SIZE)
 
     @classmethod
-    def create(cls) -> Page:
-        """Returns a new page."""
+    def create(cls) -> SharedState:
+        """Returns new shared memory."""
         try:
             file = os.memfd_create("meshimpl-pulse")
         except (AttributeError, OSError):  # elsewhere than on Linux, or in a sandbox
@@ -126,26 +126,26 @@ class Page:
         os.ftruncate(file, cls._SIZE)
         return cls(file)
 
-    def write(self, place: Place) -> None:
-        """Writes where this rank is."""
-        if place.wait is None or len(place.begun) > self._GROUPS:
-            place = place._replace(wait=None, begun=())
-        data = json.dumps(place._replace(text=place.text[: self._TEXT])).encode()
+    def write(self, state: RankState) -> None:
+        """Writes the state of this rank."""
+        if state.wait is None or len(state.begun) > self._GROUPS:
+            state = state._replace(wait=None, begun=())
+        data = json.dumps(state._replace(text=state.text[: self._TEXT])).encode()
         data = self._HEAD.pack(zlib.crc32(data), len(data)) + data
         self._memory[self._START : self._START + len(data)] = data
 
     def end(self, ending: int) -> None:
-        """Writes that this rank ends: LEAVES or ABORTS."""
+        """Writes how this rank ends: FINISHED or ABORTING."""
         self._memory[0] = ending
 
-    def read(self) -> Place:
-        """Returns the last place, an empty one if the rank is writing another at this moment."""
+    def read(self) -> RankState:
+        """Returns the last state, or an empty one if the rank is writing at this moment."""
         checksum, length = self._HEAD.unpack_from(self._memory, self._START)
         start = self._START + self._HEAD.size
         data, ending = self._memory[start : start + length], self._memory[0]
         if not data or zlib.crc32(data) != checksum:
-            return Place(ending=ending)
-        return Place.from_json(json.loads(data))._replace(ending=ending)
+            return RankState(ending=ending)
+        return RankState.from_json(json.loads(data))._replace(ending=ending)
 
 
 class Report(NamedTuple):
@@ -153,7 +153,7 @@ class Report(NamedTuple):
 
     Attributes:
         rank, host, process: the rank whose pulse sends it.
-        place: the place of that rank.
+        state: the state of that rank.
         limit, variable: the limit of silence that rank 0 has chosen [s], and the environment
             variable that sets another.
         end: exit status if the job ends; otherwise None.
@@ -162,41 +162,41 @@ class Report(NamedTuple):
     rank: int
     host: str
     process: int
-    place: Place
+    state: RankState
     limit: float
     variable: str
     end: int | None = None
 
 
-class Line:
-    """A connection that carries reports.
+class Connection:
+    """A connection between two pulses, which carries reports.
 
     Args:
-        connection: open connection.
-        secret: known to the pulses of one job alone; a connection on which another one comes is
-            taken for closed.
+        sock: open connection.
+        secret: known only to the pulses of one job; after a line with another secret the
+            connection counts as closed.
 
     Attributes:
-        is_known: whether a report has come.
+        is_known: whether a report has arrived.
     """
 
-    def __init__(self, connection: socket.socket, secret: str) -> None:
-        connection.setblocking(False)
-        self.connection, self._secret, self.is_known = connection, secret.encode(), False
+    def __init__(self, sock: socket.socket, secret: str) -> None:
+        sock.setblocking(False)
+        self.sock, self._secret, self.is_known = sock, secret.encode(), False
         self._part, self._unsent = b"", b""
 
     def send(self, report: Report) -> None:
         """Sends a report, unless an earlier one is still on its way."""
         self._unsent = self._unsent or self._secret + b" " + json.dumps(report).encode() + b"\n"
         with contextlib.suppress(OSError):
-            self._unsent = self._unsent[self.connection.send(self._unsent) :]
+            self._unsent = self._unsent[self.sock.send(self._unsent) :]
 
     def receive(self) -> tuple[list[Report], bool]:
-        """Returns the reports that have come, and whether more can come."""
+        """Returns the reports that have arrived, and whether more can arrive."""
         try:
-            data = self.connection.recv(2**16)
+            data = self.sock.recv(2**16)
             *lines, self._part = (self._part + data).split(b"\n")
-            return list(map(self._read, lines)), bool(data) and len(self._part) < _LONGEST
+            return list(map(self._read, lines)), bool(data) and len(self._part) < _MAX_LINE_BYTES
         except BlockingIOError:
             return [], True
         except (OSError, TypeError, ValueError):
@@ -212,7 +212,7 @@ class Line:
         if not hmac.compare_digest(secret, self._secret):
             raise ValueError("a report of another job")
         report, self.is_known = Report(*json.loads(text)), True
-        return report._replace(place=Place.from_json(report.place))
+        return report._replace(state=RankState.from_json(report.state))
 
 
 def open_server(*, one_host: bool) -> socket.socket:
@@ -236,11 +236,11 @@ def addresses() -> list[str]:
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             found[str(entry[4][0])] = None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
                 request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
                 found[socket.inet_ntoa(answer[20:24])] = None
     loopback = [address for address in found if address.startswith("127.") or address == "::1"]
     return [address for address in found if address not in loopback] + (loopback or [LOOPBACK])
