@@ -38,7 +38,7 @@ from flowpm_dist.observables.lensing import (
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerLook, OwnLayers
 from flowpm_dist.observables.light_cone.options import plane_of_layers
-from flowpm_dist.observables.light_cone.section import RECORDED
+from flowpm_dist.observables.light_cone.plan import RECORDING_BYTES
 from flowpm_dist.observables.light_cone.sphere import SphereGeometry, SphereLook
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.job import FILES, OF_RUN, SimulationFolder, SimulationJob
@@ -151,7 +151,7 @@ def test_planes_are_told_and_estimated_as_they_are(here, width):
     """Eight layers of 8 Mpc/h in each box; of about the width but for the last."""
     text = TEXT.replace("plane_width = 300.0", f"plane_width = {width}")
     cone = checked(text).light_cone
-    layers = math.ceil(cone.end / 8 - 0.5)
+    layers = math.ceil(cone.chi_max / 8 - 0.5)
     numbers = plane_of_layers(layers, 8.0, width)
     counts = np.bincount(numbers)
     each = min(max(1, round(width / 8)), layers)
@@ -226,12 +226,12 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     assert memory[1] - memory[0] == of_maps + 160 * 2**20
     disk = [output_bytes(each, ranks=2) for each in both]
     # Seven numbers of each particle in a pyramid of this height and field.
-    seen = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.end**3 / 3
+    seen = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.chi_max**3 / 3
     assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * (seen + 2 * ROWS))
     output = config.output.model_copy(update={"checkpoint_every": 1})
     often = config.model_copy(update={"output": output})
     assert particle_files(often, ranks=2) == 2 * 4  # none at the end but the last
-    assert config.light_cone.end == pytest.approx(2300, rel=0.01)
+    assert config.light_cone.chi_max == pytest.approx(2300, rel=0.01)
 
 
 def geometries(n, far):
@@ -271,7 +271,7 @@ def test_particles_are_written_in_the_memory_that_is_told():
         found = sum(len(a) for *_, a in sky.record(look, field, [field] * 4))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert found == count and peak < RECORDED
+        assert found == count and peak < RECORDING_BYTES
 
 
 @pytest.mark.parametrize("moved", [1e20, -81.0, 79.0])

@@ -474,8 +474,8 @@ class NuisanceRanges(Options):
     Attributes:
         b, b1, b2, bs2: bias.
         amplitude: factor of the observed density, before the noise is added.
-        noise_amplitude: factor of the standard deviation of the noise: of a density, or of the
-            shape noise of maps.
+        noise_amplitude: factor of the standard deviation of the noise of a density, or of the shape
+            noise of maps.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -27,7 +27,8 @@ from flowpm_dist.jobs.estimate import process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import fitting_mesh
 from flowpm_dist.observables.light_cone.map_files import read_convergence
-from flowpm_dist.observables.light_cone.section import MAPS, ConvergenceOptions, map_warnings
+from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP
+from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
 from flowpm_dist.observables.observations import file_problems
 from flowpm_dist.observables.options import (
     OBSERVATIONS,
@@ -66,7 +67,7 @@ class LikelihoodOptions(Options):
     """
 
     name: Annotated[str, AfterValidator(checked_python_name)] | None = Field(
-        default=None, description='"package.module:object" of your own likelihood'
+        default=None, description='"package.module:object" of a custom likelihood'
     )
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
@@ -220,7 +221,7 @@ class ReconstructionOptions(SimulatedRun):
 
     @property
     def own_values(self) -> dict[str, Any]:
-        """The values of a mock's parameters; those of a custom likelihood are not known."""
+        """The values of a mock's parameters, without the parameters of a custom likelihood."""
         return {**self.cosmology.model_dump(exclude_none=True), **self.observation.own_values}
 
     @property
@@ -378,7 +379,7 @@ class ReconstructionOptions(SimulatedRun):
         values = max(searching, drawing) * math.prod(grid)
         if self.lightcone is not None:
             pixels = len(self.lightcone.sources) * self.lightcone.pixels**2
-            values += MAPS * pixels * max(1, together)
+            values += VALUES_PER_MAP * pixels * max(1, together)
         return process_bytes(axes) + PROGRAMS + math.ceil(values * itemsize)
 
     @property

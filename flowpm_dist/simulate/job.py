@@ -3,7 +3,7 @@
 Results are written into `DIR/.partial-flowpm-dist` and moved into `DIR` when all of them are
 complete, the snapshot last. A snapshot in `DIR` makes a finished run, so that an interrupted run
 never looks like one. The files of an older run stay until the new ones are moved. The checkpoints
-of a run lie in the partial folder as well, and go with it when the results are in place.
+are in the partial folder as well, and are deleted with it when the results are in place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, is_locked
 from flowpm_dist.jobs.run_file import settings_in
-from flowpm_dist.observables.light_cone.section import particle_bytes
+from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.options import (
     SimulationOptions,
     demand_of,

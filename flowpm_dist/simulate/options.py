@@ -58,12 +58,8 @@ from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_
 from flowpm_dist.jobs.estimate import Demand, Fits, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
-from flowpm_dist.observables.light_cone.section import (
-    SKIES,
-    LensingOptions,
-    LightConeWork,
-    distance_of,
-)
+from flowpm_dist.observables.light_cone.plan import LightConePlan
+from flowpm_dist.observables.light_cone.section import SKIES, LensingOptions, distance_of
 from flowpm_dist.observables.options import A_LINE_OF_SIGHT, LineOfSight
 from flowpm_dist.options import (
     A_SEED,
@@ -310,7 +306,7 @@ class OutputOptions(Options):
         """See `Options.problems`."""
         if self.a is not None and self.redshifts is not None:
             yield Problem("redshifts", "and a are both given: give one of them")
-        names = [output_name(a) for a in self._asked()]
+        names = [output_name(a) for a in self._output_times()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             what = f"has two times for the folder {', '.join(twice)}: times must differ by 0.0001"
             yield Problem("a" if self.a else "redshifts", what)
@@ -322,7 +318,7 @@ class OutputOptions(Options):
         what = "zarr; other formats hold only the particles: positions, velocities and ids"
         return {"fields": what}
 
-    def _asked(self) -> list[float]:
+    def _output_times(self) -> list[float]:
         return sorted(self.a or [1.0 / (1.0 + z) for z in self.redshifts or ()])
 
     def times(self, steps: StepOptions) -> list[float]:
@@ -332,12 +328,12 @@ class OutputOptions(Options):
             steps: the steps of the run.
         """
         last = steps.last * (1.0 - SAME)
-        return [max(a, steps.first) for a in self._asked() if a < last]
+        return [max(a, steps.first) for a in self._output_times() if a < last]
 
     def times_beyond(self, steps: StepOptions) -> Iterator[Problem]:
         """Yields a problem for each time that lies outside the steps."""
         first, last = steps.first, steps.last
-        for a in self._asked():
+        for a in self._output_times():
             if first * (1 - SAME) <= a <= last * (1 + SAME):
                 continue
             found, low, high, name, key = a, first, last, "a", "a"
@@ -386,12 +382,12 @@ class SimulationOptions(SimulatedRun):
         return WITHOUT_GRADIENTS
 
     @property
-    def light_cone(self) -> LightConeWork | None:
-        """What the run sees on its light cone."""
+    def light_cone(self) -> LightConePlan | None:
+        """The plan of the run's light cone; None without one."""
         if self.lightcone is None:
             return None
         box = self.box
-        return LightConeWork.of(
+        return LightConePlan.of(
             self.lightcone, self.cosmology, box.size, self.force_cells, box.grid
         )
 

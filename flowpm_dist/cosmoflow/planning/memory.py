@@ -21,7 +21,7 @@ from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_me
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
-from flowpm_dist.observables.light_cone.section import MAPS, SPECTRA
+from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP, VALUES_PER_SPECTRUM
 from flowpm_dist.options import Problem
 from flowpm_dist.simulation.options import simulation_bytes
 
@@ -117,7 +117,7 @@ def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
     itemsize = np.dtype(plan.precision).itemsize
     batched = OF_A_BATCH * itemsize * math.prod(grid) // split
     if plan.lightcone is not None:
-        maps = (SPECTRA + MAPS * plan.channels) * plan.cells * itemsize
+        maps = (VALUES_PER_SPECTRUM + VALUES_PER_MAP * plan.channels) * plan.cells * itemsize
         return simulation_bytes(plan.solver, grid, axes) + batched + maps
     if plan.channels == 1:
         return simulation_bytes(plan.solver, grid, axes) + batched

@@ -184,7 +184,7 @@ class SourceOptions(Options):
         return checksum(np.stack(self.table))
 
     @property
-    def farthest(self) -> float:
+    def max_redshift(self) -> float:
         """The redshift beyond which there are no sources, after the shift.
 
         Raises:

@@ -6,12 +6,13 @@ universe the angle under which it comes from a distance chi is
 
     beta(chi) = theta - sum over chi_k < chi of (1 - chi_k / chi) alpha_k(beta_k),
 
-and its Jacobian A = d beta / d theta follows with U_k A_k in place of alpha_k, where U_k has the
-second derivatives of psi_k (Jain, Seljak and White 2000, astro-ph/9901191; Hilbert and others 2009,
+and its Jacobian A = d beta / d theta follows with U_k A_k in place of alpha_k. U_k has the second
+derivatives of psi_k (Jain, Seljak and White 2000, astro-ph/9901191; Hilbert and others 2009,
 arXiv:0809.5035). Only two sums over the planes before chi are needed: first = sum of alpha_k and
-second = sum of chi_k alpha_k. Neither a plane's own deflection nor that of planes beyond it changes
-the place where it is met, theta - first + second / chi_k. So the gradient goes back from the last
-plane, and takes what each added from the sums again: it keeps those, not the rays at each plane.
+second = sum of chi_k alpha_k. A ray meets plane k at theta - first + second / chi_k. The
+deflections by this plane and by planes beyond it do not change this position. So the gradient
+starts at the last plane and subtracts from the sums what each plane added. It stores the sums, not
+the rays at each plane.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ def ray_trace(
 
     Deflections and their derivatives are computed by FFT, of planes that are taken as periodic, and
     read bilinearly where a ray meets the plane. Differentiable by the planes, the positions, the
-    cosmology and the parameters of the sources; the memory of the gradient does not grow with the
-    number of planes, but for the planes themselves and their gradient. Asking for second
-    derivatives raises LookupError.
+    cosmology and the parameters of the sources. Apart from the planes and their gradient, the
+    memory of the gradient does not grow with the number of planes. Second derivatives raise
+    LookupError.
 
     Args:
         delta: overdensities [plane, x, y] [1], float32 or float64.
@@ -123,7 +124,7 @@ def ray_trace(
 
         Args:
             given: for each plane delta [plane, x, y], strength and chi [plane], and efficiency
-                [source, plane]; and the rays as they are seen [..., 6].
+                [source, plane]; and the rays at the observer [..., 6].
         """
         # A tape would keep all that is computed here, were its inputs watched.
         delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in given)

@@ -229,7 +229,8 @@ class FlatGeometry(Geometry):
         """Returns this rank's layers of a look, with those from where particles come into a copy.
 
         A copy of the box holds the matter of the periodic box between its ends. So particles that
-        are displaced out of it are left out, and those of the layers before and behind it come in.
+        are displaced out of it are left out, and particles of the layers before and behind that are
+        displaced into it are included.
 
         Args:
             look: the look.
@@ -312,7 +313,7 @@ class FlatGeometry(Geometry):
         Args:
             layer: number of the layer with whose light it is seen.
             undisplaced: its distance [Mpc/h].
-            place, directions: those of its slab, see `LayerLook`.
+            place, directions: place and directions of its slab, see `LayerLook`.
             piece: its place in the plane, whose axes are in the order of the box.
             planes: its displacements, velocities and LPT fields [., ., 3].
         """

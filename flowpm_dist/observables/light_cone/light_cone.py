@@ -45,7 +45,8 @@ class LightCone:
     side.
 
     A particle is seen at the position that it has at a certain time: the time at which the observed
-    light leaves the undisplaced place of the particle. Its distance is that of this position.
+    light leaves the undisplaced place of the particle. Its distance is the distance of this
+    position.
 
     Attributes:
         sky: the sky, and the depth of the light cone.
@@ -77,9 +78,9 @@ class LightCone:
             **run: white_noise, particles, cosmology, paired and progress of `Simulation.run`.
 
         Raises:
-            ValueError: a field that is wider than the box, an observer outside the box, a box that
-                is repeated too often, a run that begins too late or ends too early, sources behind
-                z_max, or what `Simulation.run` refuses.
+            ValueError: a field wider than the box, an observer outside the box, a box that is
+                repeated too often, a run that begins too late or ends too early, or sources beyond
+                z_max. Also any error of `Simulation.run`.
         """
         if launch.detect().rank == 0 and sources:
             distances = Distances(simulation.cosmology)
@@ -100,8 +101,8 @@ class LightCone:
         """Simulates, and returns the matter of slabs of the universe, each on a plane or a shell.
 
         A slab contains the matter that lies in it when its light leaves. Along the line of sight a
-        particle is a cloud as deep as the lattice's spacing, so that it moves from one slab into
-        the next continuously, and gradients are those of the maps.
+        particle is a cloud as deep as the lattice's spacing. It therefore moves continuously from
+        one slab into the next, and gradients are the derivatives of the maps.
 
         Args:
             simulation: as for `convergence`.

@@ -68,16 +68,16 @@ class SkyOptions(Options, abc.ABC):
         """The solid angle of a pixel [sr]."""
 
     @abc.abstractmethod
-    def volume(self, end: float) -> float:
+    def volume(self, chi_max: float) -> float:
         """Returns the volume that is seen up to a distance [Mpc/h]: [(Mpc/h)^3]."""
 
     @abc.abstractmethod
-    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
         """Yields what keeps copies of a box from filling the light cone.
 
         Args:
             size: sides of the box [Mpc/h].
-            end: comoving distance of z_max [Mpc/h].
+            chi_max: comoving distance of z_max [Mpc/h].
         """
 
     @abc.abstractmethod
@@ -99,21 +99,21 @@ class SkyOptions(Options, abc.ABC):
             yield Problem("z_max", f"= {self.z_max:g}: {begin}")
 
     def run_problems(
-        self, steps: StepOptions, size: Sequence[float], end: float | None
+        self, steps: StepOptions, size: Sequence[float], chi_max: float | None
     ) -> Iterator[Problem]:
         """Yields the problems of a run file's steps and box with the light that is seen.
 
         Args:
             steps: [evolution] of the run file.
             size: sides of the box [Mpc/h].
-            end: comoving distance of z_max, the largest that priors allow [Mpc/h]; None if the
-                cosmology lacks a parameter, which is reported elsewhere.
+            chi_max: comoving distance of z_max, the largest that priors allow [Mpc/h]; None if
+                the cosmology lacks a parameter, which is reported elsewhere.
         """
         if steps.last is not None and steps.last < 1:
             key = "edges" if steps.edges else "a_stop"
             what = f"ends the run at a = {steps.last:g}: a light cone to an observer today needs"
             yield Problem(f"evolution.{key}", f"{what} a = 1")
-        of_box = () if end is None else self.box_problems(size, end)
+        of_box = () if chi_max is None else self.box_problems(size, chi_max)
         for problem in (*self.begin_problems(steps.first or 0.0), *of_box):
             yield Problem(f"lightcone.{problem.key}", problem.what)
 
@@ -173,9 +173,9 @@ class FlatField(SkyOptions):
         """See `SkyOptions.pixel_area`."""
         return (self.fov / self.pixels) ** 2
 
-    def volume(self, end: float) -> float:
+    def volume(self, chi_max: float) -> float:
         """See `SkyOptions.volume`."""
-        return self.fov**2 * end**3 / 3
+        return self.fov**2 * chi_max**3 / 3
 
     def wide_field_warning(self) -> str | None:
         """See `SkyOptions.wide_field_warning`."""
@@ -187,13 +187,13 @@ class FlatField(SkyOptions):
             f"is at the edge of the field by {100 * off:.2g} %; a full sky has no such error"
         )
 
-    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
         """See `SkyOptions.box_problems`: the field is not wider than the box, or may repeat it."""
         # Orders of the axes leave each side where it is or among equals: the third one is along
         # the line of sight.
-        narrowest, wide = min(size[:2]), self.fov * end
+        narrowest, wide = min(size[:2]), self.fov * chi_max
         if wide > narrowest * (1 + 1e-9) and not self.repeat:
-            fits = rounded_down(math.degrees(narrowest / end))
+            fits = rounded_down(math.degrees(narrowest / chi_max))
             yield self.problem(
                 "field_of_view",
                 f"the field is {wide:.4g} Mpc/h wide at z = {self.z_max:g}, and the box "
@@ -234,18 +234,18 @@ class FullSky(SkyOptions):
         """See `SkyOptions.pixel_area`."""
         return Healpix(self.nside).pixel_area
 
-    def volume(self, end: float) -> float:
+    def volume(self, chi_max: float) -> float:
         """See `SkyOptions.volume`."""
-        return 4 * math.pi / 3 * end**3
+        return 4 * math.pi / 3 * chi_max**3
 
-    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
+    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
         """See `SkyOptions.box_problems`: the observer is in the box, and few boxes are seen."""
         x, y, z = self.place(size, (1, 1, 1))
         if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
             sides = " x ".join(f"{side:g}" for side in size)
             what = f"at {x:g}, {y:g}, {z:g} Mpc/h: must be in the box of {sides} Mpc/h"
             yield Problem("observer", what)
-        boxes = self.volume(end) / math.prod(size)
+        boxes = self.volume(chi_max) / math.prod(size)
         if boxes > MOST_BOXES:
             larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))
             yield self.problem(
@@ -254,21 +254,21 @@ class FullSky(SkyOptions):
                 f"possible: take a box that is {larger} times as wide, or reduce z_max",
             )
 
-    def shell_count(self, width: float, end: float) -> int:
+    def shell_count(self, width: float, chi_max: float) -> int:
         """Returns the number of shells of about a width up to a distance.
 
         Args:
             width: width of a shell [Mpc/h].
-            end: comoving distance of z_max [Mpc/h].
+            chi_max: comoving distance of z_max [Mpc/h].
 
         Raises:
             ValueError: there are too many.
         """
-        shells = max(1, round(end / width))
+        shells = max(1, round(chi_max / width))
         if shells > MOST_SHELLS:
-            enough = rounded_up(end / MOST_SHELLS)
+            enough = rounded_up(chi_max / MOST_SHELLS)
             raise ValueError(
-                f"shell_width = {width:g}: {shells} shells up to {end:.6g} Mpc/h, at most "
+                f"shell_width = {width:g}: {shells} shells up to {chi_max:.6g} Mpc/h, at most "
                 f"{MOST_SHELLS} are painted: a width of {enough} Mpc/h would do"
             )
         return shells

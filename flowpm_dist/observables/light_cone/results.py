@@ -21,12 +21,12 @@ from flowpm_dist.observables.lensing.planes import convergence_power
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
 from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
+from flowpm_dist.observables.light_cone.plan import LightConePlan
 from flowpm_dist.observables.light_cone.section import (
     FlatLensingOptions,
     FullSkyLensingOptions,
     LensedSky,
     LensingOptions,
-    LightConeWork,
 )
 from flowpm_dist.simulation.simulation import ObserverOf
 from flowpm_dist.statistics.angular_power import (
@@ -79,7 +79,7 @@ def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -
 
 def write_light_cone_results(
     folder: Path,
-    work: LightConeWork,
+    plan: LightConePlan,
     seen: list[Any],
     cosmology: Cosmology,
     about: dict[str, Any],
@@ -90,7 +90,7 @@ def write_light_cone_results(
 
     Args:
         folder: the folder to write into.
-        work: what the run sees.
+        plan: the plan of the run's light cone.
         seen: results of the observers of `observers_of`.
         cosmology: cosmology of the run.
         about: further attributes of the maps.
@@ -102,11 +102,11 @@ def write_light_cone_results(
     from flowpm_dist.io.figures import save_figure
     from flowpm_dist.observables.light_cone import pictures
 
-    options = work.options
+    options = plan.options
     born = next((each for each in seen if isinstance(each, ConvergenceMaps)), None)
     planes = next((each for each in seen if isinstance(each, DensityPlanes)), None)
     attributes = {
-        **attributes_of(options, work.end, cosmology, work.warnings),
+        **attributes_of(options, plan.chi_max, cosmology, plan.warnings),
         "approximation": "ray tracing" if options.ray_tracing else "Born",
         **about,
     }

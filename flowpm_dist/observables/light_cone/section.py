@@ -1,4 +1,4 @@
-"""The section [lightcone] of run files: sources, maps, and the memory and disk space they need.
+"""The section [lightcone] of run files: the sky, the sources and the maps.
 
 Nothing here imports TensorFlow.
 """
@@ -6,9 +6,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -17,7 +15,6 @@ from pydantic import Field
 from flowpm_dist.cosmology.astropy_bridge import comoving_distance
 from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.light_cone import NUMBERS, ROWS
 from flowpm_dist.observables.lensing.options import (
     AlignmentOptions,
     ShapeNoiseOptions,
@@ -28,40 +25,14 @@ from flowpm_dist.observables.light_cone.options import (
     FlatField,
     FullSky,
     SkyOptions,
-    plane_of_layers,
 )
 from flowpm_dist.options import Problem, table_of
 
 if TYPE_CHECKING:
     from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 
-# Values per pixel that lie in memory together, measured.
-SPECTRA = 30
-"""Values for one spectrum, whatever the number of maps."""
-MAPS = 18
-"""Values for each source on the flat sky: what is seen, added up and measured."""
-SPHERES = 6
-"""Values for each map of the whole sky, likewise."""
-PLANES = 4
-"""Values for each plane."""
-RAYS = 70
-"""Values while rays are traced, besides 6 for each source."""
-THEORY = 110 * 2**20
-"""Memory of theory and figures [bytes]."""
-COMPILED = 64 * 2**20
-"""Memory of what is compiled for ray tracing [bytes]."""
-PAINTING = 128 * 2**20
-"""Memory of the particles whose places are held [bytes]: 2^19 of 72, in lists that double."""
-RECORDED = 160 * 2**20
-"""Memory of the particles that are written, while they are found [bytes]."""
-NS_PER_COPY = 120.0
-"""Processor time of a copy of a particle on the whole sky, for one source, measured [ns]."""
-MANY_BOXES = 64
-"""Number of boxes in the sphere from which on a warning gives the cost."""
-OTHER_WIDTH = 0.1
-"""Relative difference of the planes' width from the option that gives a warning."""
 Z_TOLERANCE = 1e-6
-"""Relative redshift by which sources may lie behind z_max, for rounding."""
+"""Relative redshift by which sources may lie beyond z_max, to allow for rounding."""
 
 
 class LensedSky(SkyOptions):
@@ -83,22 +54,24 @@ class LensedSky(SkyOptions):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`: n(z) is known, and its sources can be seen."""
+        """See `Options.problems`: n(z) can be read, and its sources are between z = 0 and z_max."""
         for number, source in enumerate(self.sources):
             key = f"sources[{number}]"
             try:
-                farthest = source.farthest
-                if 0 < farthest <= self.z_max * (1 + Z_TOLERANCE):
+                max_redshift = source.max_redshift
+                if 0 < max_redshift <= self.z_max * (1 + Z_TOLERANCE):
                     source.check_members()
             except (UserError, ValueError) as error:
                 yield Problem(key, f"cannot be used: {error}")
                 continue
-            if farthest <= 0:
+            if max_redshift <= 0:
                 yield Problem(key, f"have no member above z = 0 with shift = {source.shift:g}")
-            elif farthest > self.z_max * (1 + Z_TOLERANCE):
+            elif max_redshift > self.z_max * (1 + Z_TOLERANCE):
                 cut = ", or cut them with their own z_max" if source.smail else ""
                 cut = ", or end the table there" if source.file else cut
-                what = f"reach to z = {farthest:.4g}, beyond z_max = {self.z_max:g}: increase it"
+                what = (
+                    f"reach to z = {max_redshift:.4g}, beyond z_max = {self.z_max:g}: increase it"
+                )
                 yield Problem(key, f"{what}{cut}")
             if source.redshift is not None and self.alignment is not None:
                 yield Problem(key, "are at one redshift: an alignment needs smail or file")
@@ -113,7 +86,7 @@ class LensedSky(SkyOptions):
         }
 
     def population(self) -> tuple[list[Sources], IntrinsicAlignment | None]:
-        """Returns what functions of lensing take: the sources, and their alignment."""
+        """Returns the sources and their alignment, as the lensing functions take them."""
         alignment = None if self.alignment is None else self.alignment.alignment()
         return [each.sources() for each in self.sources], alignment
 
@@ -130,12 +103,12 @@ class ConvergenceOptions(LensedSky, FlatField):
     )
 
     def pixel_sigma(self) -> float:
-        """Returns the standard deviation of the shape noise of a pixel, which must be given [1]."""
+        """Returns the standard deviation of the shape noise of a pixel [1]; it must be set."""
         from flowpm_dist.observables.lensing.shapes import shape_noise_sigma
 
-        asked = self.shape_noise
-        assert asked is not None
-        return float(shape_noise_sigma(asked.sigma_e, asked.n_eff, self.pixel_area))
+        options = self.shape_noise
+        assert options is not None
+        return float(shape_noise_sigma(options.sigma_e, options.n_eff, self.pixel_area))
 
     def noise(self, seed: int, components: int = 1, dtype: Any = np.float64) -> np.ndarray:
         """Returns maps of shape noise [source, component, x, y] [1]; `shape_noise` must be set.
@@ -146,20 +119,22 @@ class ConvergenceOptions(LensedSky, FlatField):
         """
         from flowpm_dist.observables.lensing.shapes import shape_noise
 
-        asked = self.shape_noise
-        assert asked is not None
-        each = np.full(len(self.sources), asked.sigma_e)
-        how = each, asked.n_eff, seed, components, dtype
-        return np.asarray(shape_noise(self.map_shape, self.fov, *how))
+        options = self.shape_noise
+        assert options is not None
+        sigma_e = np.full(len(self.sources), options.sigma_e)
+        noise = shape_noise(
+            self.map_shape, self.fov, sigma_e, options.n_eff, seed, components, dtype
+        )
+        return np.asarray(noise)
 
 
 class FlatLensingOptions(ConvergenceOptions):
-    """A simulation's light cone on the flat sky, and the lensing by it: [lightcone] of a run file.
+    """[lightcone] of a simulation on the flat sky: its light cone, and the lensing by it.
 
     Attributes:
         sky: "flat".
         particles: whether the particles on the light cone are written, too.
-        ray_tracing: whether rays are followed through planes; otherwise the Born approximation.
+        ray_tracing: whether rays are traced through planes; otherwise Born approximation.
         plane_width: width of planes of matter [Mpc/h].
         planes: whether planes of matter are written.
         shape_noise: noise of the shear.
@@ -195,7 +170,7 @@ class FlatLensingOptions(ConvergenceOptions):
 
 
 class FullSkyLensingOptions(LensedSky, FullSky):
-    """A simulation's light cone on the full sky, and the lensing by it: also [lightcone].
+    """[lightcone] of a simulation on the full sky: its light cone, and the lensing by it.
 
     Attributes:
         sky: "full".
@@ -217,12 +192,12 @@ class FullSkyLensingOptions(LensedSky, FullSky):
         """See `Options.idle`."""
         return {} if self.shells else {"shell_width": "shells = true"}
 
-    def box_problems(self, size: Sequence[float], end: float) -> Iterator[Problem]:
-        """See `SkyOptions.box_problems`: there are not too many shells, either."""
-        yield from super().box_problems(size, end)
+    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
+        """See `SkyOptions.box_problems`: also checks the number of shells."""
+        yield from super().box_problems(size, chi_max)
         try:
             if self.shells:
-                self.shell_count(self.shell_width, end)
+                self.shell_count(self.shell_width, chi_max)
         except ValueError as error:
             key, _, what = str(error).partition(" ")
             yield Problem(key, what)
@@ -236,7 +211,7 @@ class FullSkyLensingOptions(LensedSky, FullSky):
 LensingOptions = FlatLensingOptions | FullSkyLensingOptions
 """The section [lightcone] of a simulation."""
 SKIES: dict[str, type[LensedSky]] = {"flat": FlatLensingOptions, "full": FullSkyLensingOptions}
-"""Its models, by the value of the key `sky`."""
+"""The models of the section [lightcone], by the value of the key `sky`."""
 
 
 def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None) -> float:
@@ -245,8 +220,8 @@ def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None
     Args:
         z: the redshift.
         cosmology: parameters of the run.
-        priors: the lowest and the highest value of each parameter that varies, as attributes. The
-            result is then the largest distance.
+        priors: (lowest, highest) value of each parameter that varies, as attributes. The result is
+            then the largest distance.
     """
     names = ("Omega_m", "w0", "wa")
     ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
@@ -260,7 +235,7 @@ def map_warnings(
     size: Sequence[float],
     cells: Sequence[float],
 ) -> tuple[str, ...]:
-    """Returns warnings of pixels finer than the simulation resolves, and of a field not flat.
+    """Returns warnings: pixels finer than the simulation resolves, or a field too wide to be flat.
 
     Args:
         cone: the light cone.
@@ -268,134 +243,7 @@ def map_warnings(
         size: sides of the box [Mpc/h].
         cells: cells of the force mesh along each side of the box.
     """
-    half = 0.5 * distance_of(max(source.farthest for source in cone.sources), cosmology)
+    half = 0.5 * distance_of(max(source.max_redshift for source in cone.sources), cosmology)
     cell = max(side / n for side, n in zip(size, cells, strict=True))
     found = cone.fine_pixels_warning(half, cell), cone.wide_field_warning()
     return tuple(f"lightcone.{each}" for each in found if each)
-
-
-def particle_bytes(count: float, itemsize: int, files: int) -> int:
-    """Returns the size of particles in files, an upper estimate [bytes].
-
-    Args:
-        count: number of particles.
-        itemsize: size of a value [bytes].
-        files: largest number of files; the last chunk of each may be nearly empty.
-    """
-    return int((count + ROWS * min(files, count)) * NUMBERS * itemsize)
-
-
-@dataclass(frozen=True)
-class LightConeWork:
-    """What a run sees on its light cone.
-
-    Attributes:
-        options: [lightcone] of the run file; the observer's place, where there is one, is known.
-        end: comoving distance of z_max [Mpc/h].
-        planes: number of planes, or shells, of matter that are painted.
-        plane_width: width of the first of them [Mpc/h].
-        particles: number of particles that are written, about.
-        warnings: warnings for the user; they are stored with the maps.
-    """
-
-    options: LensingOptions
-    end: float
-    planes: int = 0
-    plane_width: float = 0.0
-    particles: float = 0.0
-    warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        cone: LensingOptions,
-        cosmology: CosmologyOptions,
-        size: Sequence[float],
-        cells: Sequence[float],
-        grid: Sequence[int],
-    ) -> LightConeWork:
-        """Returns what a run sees on its light cone.
-
-        Args:
-            cone: [lightcone] of the run file.
-            cosmology: parameters of the run.
-            size: sides of the box [Mpc/h].
-            cells: cells of the force mesh along each side of the box.
-            grid: particles along each side of the box.
-        """
-        end = distance_of(cone.z_max, cosmology)
-        boxes = cone.volume(end) / math.prod(size)
-        warnings = list(map_warnings(cone, cosmology, size, cells))
-        planes, width = 0, 0.0
-        if isinstance(cone, FullSkyLensingOptions):
-            cone = cone.model_copy(update={"observer": cone.place(size, grid)})
-            if cone.shells:
-                planes = cone.shell_count(cone.shell_width, end)
-                width = end / planes
-            if boxes > MANY_BOXES:
-                seconds = boxes * math.prod(grid) * NS_PER_COPY * 1e-9
-                warnings.append(
-                    f"lightcone.z_max = {cone.z_max:g}: the observed sphere holds the box "
-                    f"{boxes:.0f} times, with the same structure; painting takes about "
-                    f"{seconds:.2g} s of processor time, summed over ranks; a larger box "
-                    "is repeated less"
-                )
-        elif (asked := cone.matter_width) is not None:
-            layer = size[2] / grid[2]
-            layers = max(1, math.ceil(end / layer - 0.5))
-            counts = np.bincount(plane_of_layers(layers, layer, asked))
-            planes, width = len(counts), layer * int(counts[0])
-            if abs(width - asked) > OTHER_WIDTH * asked:
-                warnings.append(
-                    f"lightcone.plane_width = {asked:g}: planes are {width:g} Mpc/h wide, made of "
-                    f"whole layers of particles, {layer:g} Mpc/h apart"
-                )
-        particles = boxes * math.prod(grid) if cone.particles else 0.0
-        return cls(cone, end, planes, width, particles, tuple(warnings))
-
-    def coarser(self) -> Iterator[tuple[str, LightConeWork]]:
-        """Yields the same work with ever fewer pixels, and the setting that gives them."""
-        key, options = self.options.PIXELS, self.options
-        while (pixels := options.enough_pixels(0.5)) < getattr(options, key):
-            options = options.model_copy(update={key: pixels})
-            yield f"lightcone.{key} = {pixels}", replace(self, options=options)
-
-    def memory(self, itemsize: int) -> int:
-        """Returns the memory of the maps on a rank, an upper estimate [bytes].
-
-        Args:
-            itemsize: size of a value [bytes].
-        """
-        cone, sources = self.options, len(self.options.sources)
-        others = THEORY + (RECORDED if cone.particles else 0)
-        if isinstance(cone, FullSkyLensingOptions):  # spectra are float64
-            values = SPECTRA * 8 + SPHERES * itemsize * (sources + self.planes)
-            return values * self._pixels + PAINTING + others
-        count = SPECTRA + MAPS * sources + PLANES * self.planes
-        if cone.ray_tracing:
-            count, others = count + RAYS + 6 * sources, others + COMPILED
-        return count * self._pixels * itemsize + others
-
-    def results(self, itemsize: int, files: int) -> int:
-        """Returns the size of all that is written [bytes].
-
-        Args:
-            itemsize: size of a value [bytes].
-            files: largest number of files of particles.
-        """
-        cone = self.options
-        if isinstance(cone, FullSkyLensingOptions):
-            maps = len(cone.sources) + self.planes
-        else:
-            each = 4 if cone.ray_tracing else 3
-            maps = each * len(cone.sources) + (self.planes if cone.planes else 0)
-        return maps * self._pixels * itemsize + particle_bytes(self.particles, itemsize, files)
-
-    def checkpoint(self, itemsize: int) -> int:
-        """Returns the size of the maps in a checkpoint [bytes]; argument as for `memory`."""
-        born = 0 if self.options.ray_tracing else len(self.options.sources)
-        return (born + self.planes) * self._pixels * itemsize
-
-    @property
-    def _pixels(self) -> int:
-        return math.prod(self.options.map_shape)

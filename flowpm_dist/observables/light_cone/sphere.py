@@ -147,9 +147,9 @@ class SphereGeometry(Geometry):
             ends: the distances at which the first begins and the last ends [Mpc/h].
 
         Returns:
-            Edges of the segments, float64 [segments + 1] [Mpc/h]; the number of the kick before, of
-            each segment; and polynomials of the places' factors, see `Kernels.paint_ball`, of
-            displacement, velocity and LPT fields, float64 [segments, 4, 4].
+            Edges of the segments, float64 [segments + 1] [Mpc/h]. For each segment, the number of
+            the kick before it. For each segment, polynomials of the factors of displacement,
+            velocity and LPT fields, float64 [segments, 4, 4]; see `Kernels.paint_ball`.
 
         Raises:
             ValueError: light leaves before the first kick, or the integrator has no places then.
