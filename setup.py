@@ -40,7 +40,7 @@ class BuildKernels(build_ext):
 
 
 def read(name: str) -> str:
-    """Text of a file beside this one, empty where a source archive left it out."""
+    """Text of a file next to this one, or an empty text if a source archive left the file out."""
     path = Path(__file__).parent / name
     return path.read_text(encoding="utf-8") if path.exists() else ""
 

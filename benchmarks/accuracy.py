@@ -5,10 +5,10 @@
 
 The truth is MP-Gadget's (`treepm_P1.npz` and `treepm_P2.npz` of the reference data, see
 CONTRIBUTING.md): 64^3 particles in 128 Mpc/h, two cosmologies and seeds, from third-order LPT at
-a = 0.1. FastPM, BullFrog and COLA run from the same particles with 5 to 40 steps (equal in a), on
-force meshes as fine as the particle lattice (B = 1) and twice as fine (B = 2). Further rows show
-what mesh, start, steps, gradient and deconvolution of the force change. All figures are
-means of the two universes. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
+a = 0.1. FastPM, BullFrog and COLA run from the same particles with 5 to 40 steps of equal length in
+a. The force mesh is as fine as the particle lattice (B = 1) or twice as fine (B = 2). Further rows
+show what mesh, start, steps, gradient and deconvolution of the force change. All figures are means
+of the two universes. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
 
 `--force-mesh` prints another table: the errors and the processor time of ten BullFrog steps of the
 first universe, on force meshes from as fine as the particles to twice as fine, on one thread.
@@ -195,7 +195,7 @@ def draw(results: dict[Scheme, list[Comparison]], path: Path) -> None:
 
 
 def scheme_title(integrator: str) -> str:
-    """Returns the integrator's name as it is written."""
+    """Returns the label of an integrator in tables and figures."""
     return Scheme(integrator, 1, 1).label
 
 

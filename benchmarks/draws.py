@@ -7,8 +7,8 @@ float32, cells of 8 Mpc/h, by default 2LPT and three particle-mesh steps, noise 
 densities. Two chains start at the truth, which is a draw from the posterior. A quarter of the
 gradients tunes the step size. ArviZ counts the effective draws of the modes of the largest scales,
 and of their squares, which say how well widths are known; the gradients of both chains count. With
---structure gaussian the posterior is a unit normal, the prior of the field. Compare each sampler
-where its own moves are of the best length.
+--structure gaussian the posterior is a unit normal, the prior of the field. Compare the samplers at
+the length of moves that is best for each.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--grid", type=int, default=32)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--gradients", type=int, default=2048, help="gradients of each chain")
-    parser.add_argument("--seed", type=int, default=1, help="of the moves")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the moves")
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in ("grid", "gradients", "structure", "seed")}
     if options.role == "worker":

@@ -151,11 +151,11 @@ def besiege(port: int, seconds: float, rate: float, most: int, seed: int) -> dic
     """Calls again and again.
 
     Args:
-        port: of the watch.
+        port: port of the watch.
         seconds: for how long.
         rate: calls a second.
         most: calls that are open at one time.
-        seed: of the order and the bytes.
+        seed: seed of the order of calls and of the bytes.
 
     Returns:
         kind -> the number of calls, of those that the watch closed, and the longest time until then
@@ -263,7 +263,7 @@ def main() -> int:
 
 
 def _pairs(watches: list[dict[str, Any]]) -> list[tuple[dict[str, int], dict[str, int]]]:
-    """Returns what each rank's watch has counted, and that of the other."""
+    """Returns the counts of each rank's watch, followed by the counts of the other rank's."""
     first, second = (watch["heard"] for watch in watches)
     return [(first, second), (second, first)]
 

@@ -4,9 +4,9 @@
 
 Small jobs of two ranks, of the commands simulate, train, reconstruct, dataset and evaluate. Each
 gets a fault at a random moment: a rank, mpirun or the command is killed, stopped and then killed,
-or asked to end. All processes of the job must end by themselves. Then the command is given again,
-with --resume where it has that, and its results must equal those of an undisturbed job to the bit.
-The exit status is 1 if anything hangs, fails or differs.
+or asked to end. All processes of the job must end by themselves. Then the command runs again, with
+--resume if it has this option. Its results must be identical to the bit to the results of an
+undisturbed job. The exit status is 1 if anything hangs, fails or differs.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Bench:
             (folder / f"{name}.toml").write_text(text)
 
     def words(self, job: str, output: Path, *more: str) -> list[str]:
-        """Returns the command of a job; that of an evaluation gets a training of its own."""
+        """Returns the command of a job; an evaluation gets its own copy of a training."""
         given = self.folder / f"{job}.toml"
         if job == "evaluate":
             given = output.with_name(f"{output.name}-training")
@@ -164,13 +164,13 @@ class Bench:
         Args:
             job: name of the command.
             fault: one of `FAULTS`.
-            name: of the folder of results.
+            name: name of the folder of results.
             share: moment of the fault, in the time that the undisturbed job took.
 
         Returns:
-            When the fault came [s], the time until all processes had ended (None if some had to be
-            killed) [s], the exit status of the command, and the folder; None if the job had ended
-            before.
+            The time of the fault [s]; the time until all processes had ended [s], None if some had
+            to be killed; the exit status of the command; the folder. None if the job ended before
+            the fault.
         """
         output = self.folder / name
         processes = Processes(str(output))
@@ -270,7 +270,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--table", type=Path, help="file for the table")
     parser.add_argument("--folder", type=Path, help="keep all results there")
     given = parser.parse_args()

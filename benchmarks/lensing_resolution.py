@@ -5,9 +5,9 @@
 The runs have one box and the same large scales on every grid. P(k, a) is measured at five times and
 divided by the finest run's, which removes chance and the waves that the box lacks. Limber's
 integral of halofit (Takahashi and others 2012) over the runs' own linear power, for sources at
-z = 1, is computed with and without this factor; the ratio shows the error of the resolution at each
-multipole. The last rows compare the finest run with halofit:
-the mean and scatter of its universes, and the P(k) of all of them at a = 1.
+z = 1, is computed with and without this factor. The ratio shows the error of the resolution at each
+multipole. The last rows compare the finest run with halofit: the mean and scatter of its universes,
+and the P(k) of all of them at a = 1.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ Three ways take turns, so that all of them meet the same machine:
     run           `simulation.run(seed, cosmology=...)`
     Simulation    a new `Simulation(cosmology, ...)` each time, dropped after its run
 
-The script prints the median processor time of each on rank 0, the graphs that were made after the
-first round (which is how often something was compiled), and the memory of the process after some of
-the rounds.
+The script prints the median processor time of each on rank 0. It also prints how many graphs were
+made after the first round, which is the number of compilations, and the memory of the process after
+some of the rounds.
 """
 
 from __future__ import annotations

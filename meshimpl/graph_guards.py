@@ -1,11 +1,11 @@
 """Guards that keep the collectives of a TensorFlow graph alive, distinct and in one order.
 
 The engine's operations are not stateful, so TensorFlow may prune, merge or fold them on one rank
-and leave the others waiting (horovod#3229). This module has four guards for all callers:
+and leave the others waiting (horovod#3229). This module has four guards for all callers.
 
-* every input passes a `PlaceholderWithDefault`, which no optimiser looks through (`fence`);
-* the collectives of a graph form one chain of control dependencies, so that no two are equal;
-* a second fence reads every output, because an operation that others only wait for is pruned;
+* Every input passes a `PlaceholderWithDefault`, which no optimiser looks through (`fence`).
+* The collectives of a graph form one chain of control dependencies, so that no two are equal.
+* A second fence reads every output, because an operation that others only wait for is pruned.
 * `last_collective` returns the end of the chain, on which a graph's results must depend.
 
 Gradients registered by the engine are partly wrong (allgather, broadcast, reducescatter, max), so

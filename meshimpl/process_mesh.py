@@ -150,8 +150,9 @@ class ProcessMesh:
     def kept(self) -> dict[Any, Any]:
         """Objects that callers store for the life of this process, such as lowered functions.
 
-        All meshes of the same layout share them, so that what is lowered for one simulation serves
-        the next, too. Callers limit what they keep, all ranks in the same order.
+        All meshes of the same layout share them, so that a function that was lowered for one
+        simulation is used again by the next. Callers limit what they keep, all ranks in the same
+        order.
         """
         return _KEPT.setdefault((self._layout, self.rank), {})
 

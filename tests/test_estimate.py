@@ -116,7 +116,9 @@ def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
 def test_check_shows_a_run_file_and_does_nothing(here, monkeypatch):
     done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
     assert done.returncode == 0, done.stderr
-    assert "# mesh: row:2,col:1, 2 ranks\n# that mesh because of the 2 meshes" in done.stdout
+    assert (
+        "# mesh: row:2,col:1, 2 ranks\n# that mesh because 2 meshes divide the grid" in done.stdout
+    )
     assert "# memory: about" in done.stdout
     assert "# disk: at most" in done.stdout
     assert os.listdir(here) == ["run.toml"]

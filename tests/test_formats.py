@@ -346,7 +346,7 @@ def test_what_cannot_be_converted(run):
         about.write_text(json.dumps(other))
         done = flowpm_here(*words, "--output", "other")
         assert done.returncode == 2
-        assert "is damaged: its attributes are not those of its particles" in plain(done.stderr)
+        assert "is damaged: its attributes do not match its particles" in plain(done.stderr)
     about.write_text(json.dumps(held))
     velocity = Path("run/snapshot.zarr/velocity")
     (velocity / "c/0/0/0/0").write_bytes(b"nothing")

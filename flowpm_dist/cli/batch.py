@@ -59,8 +59,8 @@ class SiteOptions(Options):
     )
     program: str = Field(
         default="",
-        description="the command flowpm-dist, with its path as it is on the nodes; by default that "
-        "of this Python",
+        description="the command flowpm-dist, with its path as it is on the nodes; by default the "
+        "command installed with this Python",
     )
     partition: str = Field(default="", description="the name of a partition")
     account: str = Field(default="", description="the name of an account")

@@ -114,7 +114,7 @@ def _rows(kind: Kind, asked: Request, table: Path) -> list[Job[Any, Any]]:
         except UserError as error:
             wrong.append(f"{table}, row {number} (counted from 0): {error}")
             if isinstance(error, OutputError) and not asked.resume:
-                hint = "--resume leaves out finished rows, and goes on with the others"
+                hint = "--resume leaves out finished rows, and resumes the others"
     if wrong:
         more = f"... and {len(wrong) - SHOWN} more rows" if len(wrong) > SHOWN else ""
         raise UserError("\n".join(filter(None, [*wrong[:SHOWN], more, hint])))
@@ -138,7 +138,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
 
     Args:
         jobs: the jobs.
-        rows: whether they are of the rows of a table, and say less.
+        rows: whether the jobs are rows of a table; they then print less.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -175,7 +175,7 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
     Args:
         job: the job.
         meshes: shapes of all meshes of ranks of this process.
-        place: its folder and number, if it is of a row of a table.
+        place: its folder and number, if it is a row of a table.
     """
     rank = launch.detect().rank
     stopped_by, last_words = None, ""

@@ -63,7 +63,7 @@ def finer_grid(grid: Grid, factor: float) -> Grid:
 def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> str | None:
     """Returns why a force mesh cannot be `factor` times as fine as a grid; None if it can be.
 
-    The mesh must have an even number of cells along each side, and the ranks must divide it as they
+    The mesh must have an even number of cells along each side. The ranks must divide it as they
     divide the grid, so that each rank has the mesh cells of its own particles.
 
     Args:
@@ -174,9 +174,9 @@ def why_default_mesh(ranks: int, grid: Grid) -> str:
     sent = [StepTraffic(grid, *fit, HALO).total for fit in (least, other)]
     mib = [f"{total.sent / 2**20:,.2f} MiB" for total in sent]
     return (
-        f"of the {len(fits)} meshes that divide the grid it needs the least exchange in a step of "
-        f"a simulation: {sent[0].collectives} collectives and {mib[0]} from each rank with a halo "
-        f"of {HALO} cells, row:{other[0]},col:{other[1]} {sent[1].collectives} and {mib[1]}"
+        f"{len(fits)} meshes divide the grid, and this one needs the least exchange in a step of a "
+        f"simulation: {sent[0].collectives} collectives and {mib[0]} from each rank with a halo of "
+        f"{HALO} cells; row:{other[0]},col:{other[1]} needs {sent[1].collectives} and {mib[1]}"
     )
 
 

@@ -28,9 +28,9 @@ def _both_ways(
     """Returns the operators of a field with another operand, which is on its right or its left.
 
     Args:
-        operation: of two numbers.
-        kept: whether the window of painting stays that of the result: with a number on the right,
-            with one on the left, and with a field of the same window.
+        operation: a function of two numbers.
+        kept: whether the result keeps the painting window, in three cases: the other operand is a
+            number on the right, a number on the left, or a field with the same window.
     """
     right, left, of_fields = kept
     return (
@@ -44,10 +44,10 @@ class Field:
     """A scalar or vector field: this rank's block of it, and the box it lives in.
 
     `+ - * / **` work cell by cell, without communication, and gradients flow to both operands. The
-    other operand is a field of the same box (a scalar field acts on each component of a vector), a
-    number, one number for each universe of this rank's batch, three components for a vector field,
-    or an array or tensor, which holds either the whole field or this rank's block. The result has
-    the field's dtype.
+    other operand is a field of the same box, where a scalar field acts on each component of a
+    vector. It can also be a number, one number for each universe of this rank's batch, or three
+    components for a vector field. An array or tensor holds either the whole field or this rank's
+    block. The result has the field's dtype.
 
     `numpy.asarray(field)` and numpy's functions gather the whole array on every rank, so all ranks
     must call them. TensorFlow's functions work on `field.block`. Fields are compared and hashed by

@@ -30,7 +30,7 @@ class Filter:
     """A kernel, real and even in k, or `imaginary`: i times one that is real and odd in k.
 
     Attributes:
-        kernel: of each mode.
+        kernel: the kernel of each mode.
         imaginary: whether it is multiplied by i.
         terms: functions of each mode. With coefficients c, the kernel is multiplied by
             1 + sum_j c_j terms_j.
@@ -236,7 +236,8 @@ def convolve(
         field: mtf tensor [..., x, y, z].
         box: its grid and size.
         filters: one; or several, for as many components in a new last dimension.
-        coefficients: of the filters' terms, mtf tensor [..., terms]; None if they have none.
+        coefficients: coefficients of the filters' terms, mtf tensor [..., terms]; None without
+            terms.
         half: whether the transforms send float16, see `Communicator.alltoall`. The transforms of
             the adjoint do the same.
     """

@@ -38,8 +38,8 @@ def noise_function(
         box: the box; each universe of a batch has its own seed.
         kind: "cells": the noise depends on the seed and the cell, and is reproduced to the bit.
             "nested": it depends on the seed and the mode, and is reproduced to rounding. A grid
-            twice as fine in the same box keeps the modes (nx, ny, nz) of the coarse one where
-            |nx|, |ny| and |nz| are below half the coarse grid's cells, and so its large scales.
+            twice as fine in the same box has the same large scales: it keeps the modes (nx, ny, nz)
+            whose |nx|, |ny| and |nz| are below half the cells of the coarse grid.
         fixed: whether every mode has its expected amplitude and only its phase is random.
         paired: whether to change the sign of the noise, which shifts all phases by pi. The mean
             over a fixed universe and its pair has far less sample variance (Angulo and Pontzen
@@ -115,8 +115,8 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
     """Returns sqrt(P(k) / cell volume) of this rank's modes, without growth.
 
     Multiplied by the unnormalised spectrum of white noise, it gives the spectrum of the linear
-    overdensity before growth. It is evaluated in float64. Where the squared sides of the box are
-    commensurable, as in a cube, the squared wavenumbers are multiples of one unit, and P is
+    overdensity before growth. It is evaluated in float64. If the squared sides of the box are
+    commensurable, as in a cube, the squared wavenumbers are multiples of one unit. P is then
     evaluated once for each multiple between the smallest and the largest of this rank, `CHUNK` of
     them at a time. Otherwise it is evaluated plane by plane.
 
@@ -178,7 +178,7 @@ def _in_chunks(
     Args:
         function: a function of float64 values, element by element, of any tensors.
         chunks: returns the values, all of one rank, the same at each call.
-        dtype: of the results.
+        dtype: dtype of the results.
     """
 
     def evaluated() -> list[tf.Tensor]:

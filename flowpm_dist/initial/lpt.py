@@ -234,9 +234,9 @@ def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
             of the displacement and of the velocity; see `growth_terms`.
 
     Returns of f:
-        The linear overdensity before growth [..., x, y, z]; the displacement [Mpc/h] and the
-        velocity, in the units of the second factors, both [..., x, y, z, component]; with `fields`,
-        psi_1 and psi_2 likewise [Mpc/h].
+        The linear overdensity before growth [..., x, y, z]. The displacement [Mpc/h] and the
+        velocity in the units of the second factors, both [..., x, y, z, component]. With `fields`,
+        also psi_1 and psi_2, of the same shape [Mpc/h].
 
     Raises:
         ValueError: if the order is not 1, 2 or 3.

@@ -86,7 +86,7 @@ def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
     Args:
         path: the file.
         most: the largest size that is read [bytes].
-        encoding: of the file.
+        encoding: encoding of the file.
 
     Raises:
         OSError: it cannot be read, or is no regular file, or larger.

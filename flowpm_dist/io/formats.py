@@ -304,7 +304,7 @@ def check_conversion(source: Path, folder: Path, format: str, *, overwrite: bool
     except (KeyError, TypeError, ValueError):
         fits = False
     if not fits:
-        raise SnapshotError(f"{source} is damaged: its attributes are not those of its particles")
+        raise SnapshotError(f"{source} is damaged: its attributes do not match its particles")
     path = folder / snapshot_name(format)
     if os.path.lexists(path) and snapshot_attributes(path) is None:
         raise UserError(f"{path} is from elsewhere: move it away, or give another --output")

@@ -56,8 +56,8 @@ def open_volume(path: str | Path) -> Volume:
 
     Args:
         path: a .npy file; a zarr array; a zarr group with an array "density", or with a single
-            array of three or four axes; a folder that holds a snapshot.zarr; or an HDF5 file, in
-            which a data set can be named after a colon, as in "file.h5:density".
+            array of three or four axes; a folder that holds a snapshot.zarr; or an HDF5 file. A
+            data set of an HDF5 file is named after a colon, as in "file.h5:density".
 
     Raises:
         VolumeError: there is no such file, or it holds no volume of real numbers.

@@ -181,7 +181,7 @@ def distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 MOST_CELLS = 2**20
-"""Cells of the longest side of a grid: their numbers, and those of a whole grid, are int64."""
+"""Largest number of cells along a side, so that the number of cells of a grid fits int64."""
 EvenSide = Annotated[int, Field(ge=4, le=MOST_CELLS, multiple_of=2)]
 Length = Annotated[float, Field(gt=0)]
 """[Mpc/h] where it is a distance."""
@@ -228,7 +228,7 @@ def checked_name(name: Any, known: Collection[str], kind: str) -> Any:
     """Returns a name if its object exists; a user's module is not imported.
 
     Args:
-        name: a known name, or "package.module:object"; an object is returned as it is.
+        name: a known name, or "package.module:object"; an object is returned unchanged.
         known: the names in this package.
         kind: the kind of object, for messages.
 
@@ -260,8 +260,8 @@ def _is_object(value: Any) -> bool:
 def checked_python_name(name: Any) -> Any:
     """Returns a name such as "package.module:object" if its module exists.
 
-    Neither the module nor its package is imported, so no user code runs before the work. An object,
-    which Python callers can give in place of its name, is returned as it is.
+    Neither the module nor its package is imported, so no user code runs before the work. Python
+    callers can give an object in place of its name; it is returned unchanged.
 
     Raises:
         ValueError: the name has another form, or there is no such module on Python's path and in
@@ -300,7 +300,7 @@ def _is_there(module: str) -> bool:
 def python_object(name: Any) -> Any:
     """Returns the object of a name such as "package.module:object"; its module is imported.
 
-    What is no name, but an object itself, is returned as it is.
+    An object that is given in place of a name is returned unchanged.
 
     Raises:
         ValueError: see `checked_python_name`, or the module has no such object.

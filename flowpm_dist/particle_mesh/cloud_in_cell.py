@@ -60,7 +60,7 @@ class ParticleMesh:
 
     @property
     def cells_per_particle(self) -> float:
-        """The number of cells of the mesh over that of particles."""
+        """The number of mesh cells divided by the number of particles."""
         return self.mesh.cells / self.box.cells
 
     @property

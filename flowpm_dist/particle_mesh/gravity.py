@@ -109,7 +109,7 @@ class Gravity:
 
         Args:
             painted: the particles in each cell of the mesh, mtf tensor [..., x, y, z].
-            coefficients: of the basis, mtf tensor [..., size of the basis].
+            coefficients: coefficients of the basis, mtf tensor [..., size of the basis].
         """
         if self.pm.half:
             # Rounding is relative: at early times the mean is far larger than what matters.

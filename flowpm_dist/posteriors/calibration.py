@@ -65,8 +65,8 @@ class Calibration:
         coverage: share of the truths within the central interval of each of `LEVELS`,
             [level, p + 1]. The last column is the mean over all parameters.
         coverage_error: one standard error of the coverage of right posteriors, [level, p + 1].
-        coverage_p: P-values of the test that the coverage is that of right posteriors,
-            [level, p + 1]: binomial for a parameter, normal for the mean over all.
+        coverage_p: P-values of the test that the coverage is right, [level, p + 1]: binomial for a
+            parameter, normal for the mean over all.
         ranks: share of the samples below the truth, see `shares_below`, [n, p]: uniform if the
             posteriors are right (Talts and others, arXiv:1804.06788).
         ranks_p: P-values of the test that the ranks are uniform, [p].
@@ -92,7 +92,7 @@ class Calibration:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the columns of the coverage are of: each parameter, and all together."""
+        """Titles of the columns of the coverage: each parameter, and all together."""
         return (*self.names, TOGETHER)
 
     @property
@@ -174,9 +174,9 @@ def _coverage(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the coverage of the central intervals of a level, its error and P, [p + 1] each.
 
-    A width that is wrong by 15 % moves the ranks of many truths by a little, which the test of the
-    ranks hardly notices, but the coverage by 3 standard errors if there are 512 data sets, and
-    the mean over all parameters by more.
+    A width that is wrong by 15 % changes the ranks of many truths only a little, and the test of
+    the ranks hardly detects it. With 512 data sets it changes the coverage by 3 standard errors,
+    and the mean over all parameters by more.
 
     Args:
         ranks: [n, p], see `Calibration`.

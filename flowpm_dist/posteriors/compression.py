@@ -21,12 +21,12 @@ def compressed(
 ) -> list[np.ndarray]:
     """Returns features compressed to two predictions of each parameter, [n, 2 p] each.
 
-    The first is a ridge regression, the second what a perceptron with one hidden layer predicts
-    from the same features of the rest; both are of the unbounded parameters, see `unbounded`. A
-    head that is fitted to them gives each the weight that it deserves. Both are fitted to all but
-    one part of the training set, for each of `FOLDS` parts in turn (Wolpert 1992). So the training
-    set gets predictions for data that they were not fitted to, as all other data do: these get the
-    mean over the parts. Repeatable to the bit.
+    Both predict the unbounded parameters, see `unbounded`. The first is a ridge regression. The
+    second is a perceptron with one hidden layer, which predicts the residuals of the regression
+    from the same features. A head that is fitted to both predictions weights them. Both are fitted
+    to all but one part of the training set, for each of `FOLDS` parts in turn (Wolpert 1992). So no
+    prediction for the training set comes from a fit to the same data. Other data get the mean over
+    the parts. Repeatable to the bit.
 
     Args:
         priors: priors of the p parameters.

@@ -33,8 +33,8 @@ Knots = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
 Regression = Callable[[int, Sequence[int]], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """(number of inputs, parameters) -> slopes [input, parameter], offsets [parameter] and residuals
-[n, parameter] of a linear regression of these parameters on the first inputs, where the inputs are
-the features followed by the parameters.
+[n, parameter] of a linear regression of these parameters on the first inputs. The inputs are the
+features followed by the parameters.
 """
 
 
@@ -142,9 +142,9 @@ def independent_gaussian(features: int, parameters: int, hidden: int) -> Gaussia
 class SplineFlow(Transform):
     """A masked autoregressive flow of rational-quadratic splines.
 
-    Each layer shifts, scales and bends each parameter by a monotonic spline, whose settings are
-    functions of the features and of the parameters before it; the next layer has the opposite order
-    (Papamakarios and others, arXiv:1705.07057; Durkan and others, arXiv:1906.04032).
+    Each layer shifts, scales and bends each parameter by a monotonic spline. The settings of the
+    spline are functions of the features and of the parameters before it. The next layer has the
+    opposite order (Papamakarios and others, arXiv:1705.07057; Durkan and others, arXiv:1906.04032).
 
     Args:
         features, parameters, hidden: see `Transform`.

@@ -109,7 +109,7 @@ def values_of(rows: Rows, names: Sequence[str], chains: int) -> np.ndarray:
 def usual_energy_error(errors: Sequence[np.ndarray] | Sequence[float]) -> float:
     """Returns the median of the energy errors of moves; nan if all of them failed.
 
-    Their mean would be that of single moves with a hundred times the usual error.
+    The mean would be dominated by single moves with a hundred times the usual error.
     """
     found = np.array(errors)
     found = found[np.isfinite(found)]  # it is not where a move failed

@@ -51,11 +51,11 @@ class Report:
 class LBFGS:
     """A minimiser with quasi-Newton steps from the latest changes of point and gradient.
 
-    The Hessian that these changes correct is that of `Scaling.preconditioned`, times a number.
-    A step of length 1 is tried first. That holds for the steepest descent of the first iteration,
-    too, as the coordinates make it about right. A step that does not lower the loss enough is
-    shortened to the minimum of the parabola through what is known. A step to values that are not
-    finite is shortened to a tenth. Pairs without positive curvature are left out.
+    These changes correct an initial Hessian: the Hessian of `Scaling.preconditioned`, times a
+    number. A step of length 1 is tried first. That holds for the steepest descent of the first
+    iteration, too, as the coordinates make it about right. A step that does not lower the loss
+    enough is shortened to the minimum of the parabola through what is known. A step to values that
+    are not finite is shortened to a tenth. Pairs without positive curvature are left out.
 
     Attributes:
         evaluations: the number of gradient evaluations so far.

@@ -7,9 +7,9 @@ modes.
 
 Where the response depends on parameters, so do the coordinates. The log determinant of the
 transformation is then a part of the posterior in these coordinates. For a linear universe, the
-maximum of that posterior over the field is the posterior of the parameters alone (Laplace's
-method, exact there), and its curvature with respect to the parameters is the Fisher information of
-the power spectrum.
+maximum of that posterior over the field is the posterior of the parameters alone, because Laplace's
+method is exact there. Its curvature with respect to the parameters is the Fisher information of the
+power spectrum.
 
 For a nonlinear universe the scaling is only approximate. The posterior that is sampled does not
 depend on it.

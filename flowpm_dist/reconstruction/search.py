@@ -96,7 +96,7 @@ def default_stages(posterior: Posterior, evaluations: int) -> list[Stage]:
 class Search(StagedRun):
     """A minimisation of minus the log posterior, stage by stage.
 
-    The parameters are fitted in stages with the exact likelihood only. Their maximum is that of the
+    The parameters are fitted in stages with the exact likelihood only. The maximised density is the
     density per unit of the parameters' own values.
 
     What is left to gain is estimated as the larger of two numbers: the decrease of the loss that

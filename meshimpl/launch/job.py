@@ -201,9 +201,9 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
             A second SIGINT ends the job.
 
     Returns:
-        The job's exit status; 128 plus the signal if a signal stopped it, such as 130 after an
-        interrupt; 2, with a message printed, if there is no mpirun or no Horovod, or if NCCL would
-        refuse so many ranks on this machine's GPUs.
+        The job's exit status. It is 128 plus the signal if a signal stopped the job, such as 130
+        after an interrupt. It is 2, and a message is printed, if there is no mpirun or no Horovod,
+        or if NCCL would refuse so many ranks on this machine's GPUs.
     """
     try:
         command, env = mpirun_command(ranks, [*_this_program(), *argv])

@@ -290,8 +290,8 @@ def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
 def _transform(x: Any, shape: Any, *, inverse: bool, adjoint: bool = False) -> Any:
     """Returns rfft3d or irfft3d of a tensor, or the adjoint of the other, of a shape.
 
-    With M the multiplicity of a mode (2 if it also stands for its conjugate) and N the number of
-    cells, the adjoint of the forward transform F is N F^-1 / M, and the adjoint of F^-1 is M F / N.
+    The adjoint of the forward transform F is N F^-1 / M, and the adjoint of F^-1 is M F / N. Here N
+    is the number of cells, and M the multiplicity of a mode: 2 if it also stands for its conjugate.
     It takes two all-to-alls on pencils, one on slabs, and none on one rank.
     """
 

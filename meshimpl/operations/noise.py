@@ -94,13 +94,13 @@ def white_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32) -> Any:
 def mode_noise(seed: Any, grid: Any, dtype: tf.DType = tf.float32) -> Any:
     """Returns the spectrum of independent unit normal values, keyed by (seed, mode).
 
-    Divided by the square root of the number of cells, the amplitude w(n) of the mode with integer
-    wavenumbers n = (nx, ny, nz) is a complex normal deviate of unit variance, with
-    w(-n) = conj w(n). It is the same on every grid where |nx|, |ny| and |nz| are below half the
-    cells. A component that is half the cells counts as minus half. Such a mode is its own alias;
-    on a finer grid it is not, and there it has another value. `irfft3d` gives the real field. The
-    modes are drawn in float64 and rounded before the transform. So the real fields of all layouts
-    and dtypes agree up to the rounding of the transform.
+    A mode has integer wavenumbers n = (nx, ny, nz). Its amplitude w(n), divided by the square root
+    of the number of cells, is a complex normal deviate of unit variance, with w(-n) = conj w(n). It
+    is the same on every grid where |nx|, |ny| and |nz| are below half the cells. A component that
+    is half the cells counts as minus half. Such a mode is its own alias; on a finer grid it is not,
+    and there it has another value. `irfft3d` gives the real field. The modes are drawn in float64
+    and rounded before the transform. So the real fields of all layouts and dtypes agree up to the
+    rounding of the transform.
 
     Args:
         seed: integer mtf tensor: a scalar, or [batch] for one spectrum each.

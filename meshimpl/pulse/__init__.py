@@ -3,13 +3,13 @@
 `Heart` starts the pulse of its rank. The pulse is no thread of the rank, because an extension may
 hold Python's lock for minutes while the rank is well, and because it can end a rank that cannot end
 itself. It reads the state of its rank from shared memory. In each beat it exchanges a line of JSON
-with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports why, when
+with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports why:
 
-* nothing was heard of a rank's pulse for the limit: its host is cut off or frozen;
-* a rank was stopped, as by SIGSTOP, for the limit;
-* a rank, or the process that started it, has ended, and the launcher has not ended the others;
-* ranks wait for each other in different meetings or calls of mesh functions, which is proven, or
-  all are at different places of the program where they must be together, and none has moved.
+* Nothing was heard of a rank's pulse for the limit: its host is cut off or frozen.
+* A rank was stopped, as by SIGSTOP, for the limit.
+* A rank, or the process that started it, has ended, and the launcher has not ended the others.
+* Ranks wait for each other in different meetings or calls of mesh functions, which is proven.
+* All ranks are at different places of the program where they must be together, and none has moved.
 
 Neither the launchers nor Horovod's stall limits nor keep-alive of connections can replace it. A
 launcher sees that a rank has ended, but not that it is stopped or cut off. Horovod's coordinator

@@ -177,7 +177,7 @@ def sets_of(of: Tables, parts: Sequence[str], split: str) -> Sets:
 def compressed_sets(priors: UniformPriors, sets: Sets) -> Sets:
     """Returns statistics compressed as a network compresses its volumes, to a few numbers.
 
-    As they are where there are too few universes to compress them.
+    They are not compressed if there are too few universes.
     """
     if len(np.unique(sets[0].truth, axis=0)) < FEWEST:
         return sets

@@ -70,7 +70,7 @@ class PosteriorResults:
         return cells
 
     def table(self) -> Table:
-        """Returns a table for a terminal; of several P-values it has the least."""
+        """Returns a table for a terminal; it shows the smallest of several P-values."""
         drawn = Table(box=SIMPLE)
         tests = "coverage", "ranks", "TARP"
         for heading in ("posterior of", "head", "ln(q / prior)", *(f"P of {t}" for t in tests)):

@@ -209,13 +209,14 @@ def l2(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 def doubting_nll(targets: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
     """Minus the log likelihood of Gaussians that are not trusted for a share `DOUBT` of targets.
 
-    The Gaussian of each parameter has the predicted mean and log variance s, softly kept within
-    +- `LOG_VARIANCE_LIMIT` (Nix and Weigend 1994). For the share, only the prior is known: the
-    density of a target is (1 - `DOUBT`) x the Gaussian's + `DOUBT` x 1 / (2 sqrt(3)), the uniform
-    prior's density where targets have a standard deviation of 1, and 0.58 of it where they lie
-    between -1 and 1. The result is the mean over the parameters, without ln(2 pi) / 2. A Gaussian's
-    own tails are so thin that a single volume, ten of its error bars off, would dominate a step's
-    loss and gradient. Here no volume's loss is above 4.93, and its gradient goes to 0.
+    The Gaussian of each parameter has the predicted mean and log variance s, softly limited to the
+    range +- `LOG_VARIANCE_LIMIT` (Nix and Weigend 1994). For the share, only the prior is known:
+    the density of a target is (1 - `DOUBT`) x the Gaussian's + `DOUBT` x 1 / (2 sqrt(3)). The
+    constant is the uniform prior's density if targets have a standard deviation of 1, and 0.58 of
+    it if they lie between -1 and 1. The result is the mean over the parameters, without ln(2 pi) /
+    2. A Gaussian's own tails are so thin that a single volume, ten of its error bars off, would
+    dominate a step's loss and gradient. Here no volume's loss is above 4.93, and its gradient goes
+    to 0.
 
     Args:
         targets: [batch, parameter].

@@ -242,8 +242,8 @@ class TrainingPlan(SimulatedRun):
     def is_due(self, number: int, every: int) -> bool:
         """Returns whether a repeated action, such as a validation, is due after a step.
 
-        If learning rates follow epochs and `every` is the number of whole steps in an epoch, the
-        action is due at the end of each epoch, even if the batch does not divide the samples.
+        The action is due at the end of each epoch if learning rates follow epochs and `every` is
+        the number of whole steps in an epoch, even if the batch does not divide the samples.
 
         Args:
             number: the number of steps made.

@@ -151,7 +151,7 @@ class ArraySet:
         if array.shape != self.shape:
             raise RecordError(
                 f"{self._where(number)} has the shape {list(array.shape)}; must be "
-                f"{list(self.shape)}, that of the first"
+                f"{list(self.shape)}, like the first"
             )
         return array, ()
 

@@ -216,11 +216,11 @@ def summary_of_draws(
         names: the names of the parameters.
 
     Returns:
-        "steps" and "volumes"; "draws", the least, median and greatest number of draws of a volume;
-        "spread_of_batch_means", for each parameter the variance of the batches' means, divided by
-        the variance that independent draws would give (the variance of the drawn values divided by
-        the batch). Independent draws have 1 +- sqrt(2 / (steps - 1)). It is None for fewer than two
-        steps.
+        "steps" and "volumes". "draws": the least, median and greatest number of draws of a volume.
+        "spread_of_batch_means": for each parameter the variance of the batches' means, divided by
+        the variance that independent draws would give. The latter is the variance of the drawn
+        values divided by the batch size. Independent draws have 1 +- sqrt(2 / (steps - 1)). It is
+        None for fewer than two steps.
     """
     made = draws.made(max(0, steps - 1))
     members = np.stack([draws.members(generation) for generation in range(made)])

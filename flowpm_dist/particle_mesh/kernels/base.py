@@ -151,10 +151,11 @@ class Slabs(Shells):
     Attributes:
         places: int32 [slabs, 6]: the axes of x, of y and of the distance; the first of this rank's
             layers along the latter, and their number; the number of the first one among `layers`.
-        directions: float64 [slabs, 7]: where this rank's first particle lies in x, seen from the
-            line of sight [Mpc/h], and 1 or -1 for the sense of the axis; likewise in y; the sense
-            of the distance; and the distances between which particles are seen. What a cloud has
-            outside is left out.
+        directions: float64 [slabs, 7]. Columns 0 and 1: position of this rank's first particle in
+            x, relative to the line of sight [Mpc/h], and 1 or -1 for the sense of the axis. Columns
+            2 and 3: the same in y. Column 4: the sense of the distance. Columns 5 and 6: the
+            distances between which particles are painted [Mpc/h]; the part of a cloud outside them
+            is left out.
         distances: the distance of each layer, float64 [layers].
         pixel: side of a pixel [rad].
         pixels: the number of pixels along each side of a map.
