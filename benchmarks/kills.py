@@ -35,7 +35,7 @@ from meshimpl.pulse.launchers import LAUNCHERS, stat_of
 MARK = "FLOWPM_KILLS"
 LIMIT = 180.0
 """Time in which all processes of a job must have ended [s]."""
-LONGEST = 1800.0
+TIMEOUT_SECONDS = 1800.0
 """Time that a job may take [s]; the machine may have other work."""
 
 SHAPE = '[cosmology]\nOmega_b = 0.049\nh = 0.67\nn_s = 0.96\ntransfer = "eisenstein-hu"\n'
@@ -236,7 +236,7 @@ def run(words: list[str], output: Path) -> subprocess.CompletedProcess[str]:
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        timeout=LONGEST,
+        timeout=TIMEOUT_SECONDS,
     )
     with output.with_suffix(".txt").open("a") as printed:
         printed.write(f"\n$ {' '.join(words)}\n{done.stdout}")

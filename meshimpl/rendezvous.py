@@ -31,11 +31,11 @@ from meshimpl.facts import facts
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
 from meshimpl.launch.rank import UUID_BYTES
 from meshimpl.pulse import at, by_rank, heart, named
-from meshimpl.pulse.rank import ROOM as PULSE_ROOM
+from meshimpl.pulse.rank import MAX_SHARED_BYTES
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
 _ROUNDING = 1e-9  # relative difference between numbers that ranks have computed
-ROOM = 2**16
+MAX_INLINE_BYTES = 2**16
 """Bytes of data, of all ranks together, that travel along with a meeting."""
 _next_build = 0
 
@@ -46,8 +46,8 @@ def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
     Args:
         ranks: the group.
         what: what this rank is about to do; the same text on every rank.
-        data: bytes that travel along, as many on every rank; for all ranks together at most `ROOM`,
-            or few.
+        data: bytes that travel along, as many on every rank; for all ranks together at most
+            `MAX_INLINE_BYTES`, or few.
 
     Returns:
         uint8 of shape [ranks, length of the data].
@@ -131,7 +131,7 @@ def eager_collective(
 
     def run(y: tf.Tensor) -> tf.Tensor:
         size = y.shape.num_elements() * y.dtype.size
-        if combine is None or size * len(ranks) > max(ROOM, _ROW * len(ranks)):
+        if combine is None or size * len(ranks) > max(MAX_INLINE_BYTES, _ROW * len(ranks)):
             meet(ranks, what)
             return collective(y)
         mine = y.numpy()
@@ -334,7 +334,7 @@ def stay_together(ranks: Ranks) -> None:
     silence = launch.time_limit("MESHIMPL_SILENCE_LIMIT")
 
     def from_rank_zero(data: bytes) -> bytes:
-        row = np.frombuffer(data.ljust(PULSE_ROOM, b"\0"), np.uint8)
+        row = np.frombuffer(data.ljust(MAX_SHARED_BYTES, b"\0"), np.uint8)
         with tf.init_scope(), tf.device("CPU:0"):
             sent = engine.current().broadcast(tf.constant(row), ranks[0], ranks, "pulse")
         return bytes(sent.numpy()).rstrip(b"\0")

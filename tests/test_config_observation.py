@@ -401,11 +401,11 @@ def test_an_n_of_z_that_was_changed_is_told(tmp_path):
     training = SavedTraining(TrainingFolder(tmp_path / "run"), plan, complete=False)
     attributes = {"lightcone": json.loads(json.dumps(cone_table(plan.lightcone)))}
     header = DatasetHeader(plan.input_shape, ("sigma8",), channels=2, attributes=attributes)
-    training.check_seen(header, tmp_path)
+    training.check_observation(header, tmp_path)
     np.savetxt(tmp_path / "nz.txt", table * [1, 2] + [0, 0.1])
     training = replace(training, plan=TrainingPlan.load(write(tmp_path, text)))
     with pytest.raises(ObservationError, match=r"another light cone: sources of \[lightcone\]"):
-        training.check_seen(header, tmp_path)
+        training.check_observation(header, tmp_path)
     training.check_held_out()  # nothing is held out yet
     training.folder.held_out.mkdir(parents=True)
     (training.folder.held_out / "dataset.json").write_text("{")

@@ -61,7 +61,7 @@ def test_it_needs_the_least_exchange() -> None:
 def test_numbers_of_ranks_that_would_do() -> None:
     with pytest.raises(ValueError, match="no mesh of 7 ranks .* 6 or 8 ranks would do"):
         default_mesh(7, (24, 24, 24))
-    assert why_default_mesh(49, (49, 7, 8)).startswith("of the 2 meshes")
+    assert why_default_mesh(49, (49, 7, 8)).startswith("2 meshes divide the grid")
     assert why_default_mesh(5, (10, 6, 6)) == "it is the only mesh of 5 ranks that divides the grid"
 
 

@@ -37,7 +37,7 @@ TEMPLATE = Path(__file__).with_name("job.sbatch")
 _NAME = re.compile(r"@(\w+)@")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters but the tab, and bytes of a path that are no UTF-8."""
-_ASKED = {"name": "--output", "values": "--array", "written_by": "the command line"}
+_OPTION_NAMES = {"name": "--output", "values": "--array", "written_by": "the command line"}
 """What a user calls a name of the template where that is another word."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
@@ -311,8 +311,8 @@ def _filled(values: Mapping[str, object], parts: set[str]) -> str:
         for text in several:
             if found := _CONTROL.search(text):
                 raise UserError(
-                    f"{_ASKED.get(name, name)} has the character {found[0]!r}, which cannot be in "
-                    "a job script, whose lines are executed: leave it out"
+                    f"{_OPTION_NAMES.get(name, name)} has the character {found[0]!r}, which "
+                    "cannot be in a job script, whose lines are executed: leave it out"
                 )
     lines, stays = [], True
     for line in TEMPLATE.read_text().splitlines():

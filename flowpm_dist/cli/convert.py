@@ -43,8 +43,7 @@ def convert(
 
     The run may have been made by any number of ranks. This takes little memory, whatever its size.
     """
-    beside = folder.parent if folder.name.endswith(".zarr") else folder
-    where = output or beside
+    where = output or (folder.parent if folder.name.endswith(".zarr") else folder)
     try:
         snapshot = formats.check_conversion(folder, where, format, overwrite=overwrite)
         check_ground(where)

@@ -41,7 +41,7 @@ def run_on_ranks(folders: Sequence[Path]) -> int:
         import_tensorflow()
         import numpy as np
 
-        from flowpm_dist.jobs.session import SEEN, seen_by
+        from flowpm_dist.jobs.session import VISIBLE, visibility
         from meshimpl import ProcessMesh
 
         mesh = ProcessMesh(f"row:{launch.detect().size}")
@@ -50,7 +50,7 @@ def run_on_ranks(folders: Sequence[Path]) -> int:
         checks = judge([json.loads(bytes(row)) for row in rows]) if rows is not None else []
         checks += _messages(mesh)
         for folder in folders:
-            missing = sorted({host for host, code in seen_by(folder, mesh) if code != SEEN})
+            missing = sorted({host for host, code in visibility(folder, mesh) if code != VISIBLE})
             value = f"not on {', '.join(missing)}" if missing else "seen by all hosts"
             remedy = "results need a folder on a file system that all hosts share"
             checks.append(Check(f"folder {folder.absolute()}", value, not missing, remedy))

@@ -62,8 +62,8 @@ def command_of(kind: Kind) -> Callable[..., None]:
                 raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
             settings = parse_settings(changes or [])
             size = common.job_size(ranks)
-            asked = Request(run_file, size, output, resume, overwrite, mesh, settings)
-            jobs = [kind.plan(asked)] if table is None else _rows(kind, asked, table)
+            request = Request(run_file, size, output, resume, overwrite, mesh, settings)
+            jobs = [kind.plan(request)] if table is None else _rows(kind, request, table)
             left = [job for job in jobs if not job.is_complete]
             if len(left) > 1 and launch.detect().rank == 0:
                 disk = sum(job.disk for job in left)
@@ -84,14 +84,14 @@ def command_of(kind: Kind) -> Callable[..., None]:
     return run
 
 
-def _rows(kind: Kind, asked: Request, table: Path) -> list[Job[Any, Any]]:
+def _rows(kind: Kind, request: Request, table: Path) -> list[Job[Any, Any]]:
     """Returns a job for each row of a table, in folders numbered from 0.
 
     With --resume, rows that were not begun are begun.
 
     Args:
         kind: the class of the jobs.
-        asked: the arguments on the command line.
+        request: the arguments on the command line.
         table: path of the table.
 
     Raises:
@@ -101,19 +101,21 @@ def _rows(kind: Kind, asked: Request, table: Path) -> list[Job[Any, Any]]:
         instead = f"flowpm-dist submit {kind.name}"
         raise UserError(f"--table is not for {kind.name}: give it to {instead}")
     columns = read_columns(table)
-    if both := [key for key in map(".".join, asked.settings) if key in columns]:
+    if both := [key for key in map(".".join, request.settings) if key in columns]:
         raise UserError(f"{both[0]} is given by --table and by --set: leave one of them out")
     jobs, wrong, hint = [], list[str](), ""
     for number, values in enumerate(zip(*columns.values(), strict=True)):
-        output = Path(f"{asked.output}-{number}")
+        output = Path(f"{request.output}-{number}")
         try:
             own = parse_settings(f"{key}={v}" for key, v in zip(columns, values, strict=True))
-            resume = asked.resume and kind.folder_type(output).can_resume()
-            settings = {**asked.settings, **own}
-            jobs.append(kind.plan(replace(asked, output=output, resume=resume, settings=settings)))
+            resume = request.resume and kind.folder_type(output).can_resume()
+            settings = {**request.settings, **own}
+            jobs.append(
+                kind.plan(replace(request, output=output, resume=resume, settings=settings))
+            )
         except UserError as error:
             wrong.append(f"{table}, row {number} (counted from 0): {error}")
-            if isinstance(error, OutputError) and not asked.resume:
+            if isinstance(error, OutputError) and not request.resume:
                 hint = "--resume leaves out finished rows, and resumes the others"
     if wrong:
         more = f"... and {len(wrong) - SHOWN} more rows" if len(wrong) > SHOWN else ""
@@ -185,14 +187,14 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
         return f"that was {place}; {job.saved()}" if place else job.saved()
 
     with common.working(first, kept, job.during_tensorflow_import()) as progress:
-        from flowpm_dist.jobs.session import StopError, check_seen_by_all
+        from flowpm_dist.jobs.session import StopError, check_shared
         from meshimpl import ProcessMesh, initialise
 
         initialise(meshes)
         mesh = ProcessMesh(job.mesh)
         again = {"resume": job.resume, "overwrite": job.overwrite}
         mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
-        check_seen_by_all(job.folder.path, mesh)
+        check_shared(job.folder.path, mesh)
         if rank == 0:
             job.folder.begin(resume=job.resume, overwrite=job.overwrite)
         for warning in job.warnings:

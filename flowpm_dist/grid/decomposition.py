@@ -201,7 +201,7 @@ MARGIN = {"finite-difference": 2, "spectral": 0}
 """Planes of halo beyond the particles' own, which the difference of a potential needs."""
 COMPONENTS = {"finite-difference": 1, "spectral": 3}
 """Fields that are transformed back and read."""
-LONGEST = 3
+REACH_COMPONENTS = 3
 """Numbers whose maximum over all ranks is the reach of the particles."""
 
 
@@ -243,7 +243,7 @@ class StepTraffic:
         total = added(total, self.transform, 1 + fields)
         total = added(total, self.halos(self.halo + margin, fields))
         ranks = self.rows * self.cols
-        reach = traffic.allreduce(LONGEST * self.itemsize, ranks)
+        reach = traffic.allreduce(REACH_COMPONENTS * self.itemsize, ranks)
         return added(total, {"allreduce": reach} if ranks > 1 else {})
 
     @property

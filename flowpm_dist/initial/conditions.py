@@ -215,8 +215,8 @@ def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
 
     Returns None if these would save no work.
     """
-    longest = max(box.size)
-    exact = [(longest / s) ** 2 for s in box.size]
+    max_side = max(box.size)
+    exact = [(max_side / s) ** 2 for s in box.size]
     ratios = [Fraction(r).limit_denominator(1000) for r in exact]
     common = math.lcm(*(r.denominator for r in ratios))
     multiples = tuple(int(r * common) for r in ratios)
@@ -224,7 +224,7 @@ def _squares(box: Box) -> tuple[float, tuple[int, ...]] | None:
     count = sum(m * (n // 2) ** 2 for m, n in zip(multiples, box.grid, strict=True))
     if not agree or count > box.cells // 2:
         return None
-    return (2 * math.pi / longest) ** 2 / common, multiples
+    return (2 * math.pi / max_side) ** 2 / common, multiples
 
 
 def _look_up(table: tf.Tensor, index: Callable[[], tf.Tensor], dtype: tf.DType) -> tf.Tensor:

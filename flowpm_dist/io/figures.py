@@ -127,8 +127,10 @@ def density_figure(
     image = axes.imshow(shown, origin="lower", extent=extent, norm=norm, cmap="inferno")
     axes.set(xlabel=r"$x$  [Mpc/$h$]", ylabel=r"$y$  [Mpc/$h$]")
     axes.set_title(f"a slab of {thickness:.3g} Mpc/$h$ at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
-    beside: dict[str, Any] = {"fraction": 0.046 * aspect, "pad": 0.02}
-    bar = figure.colorbar(image, ax=axes, extend="both", label="density / mean density", **beside)
+    placement: dict[str, Any] = {"fraction": 0.046 * aspect, "pad": 0.02}
+    bar = figure.colorbar(
+        image, ax=axes, extend="both", label="density / mean density", **placement
+    )
     plain_log_ticks(bar.ax.yaxis)
     return figure
 

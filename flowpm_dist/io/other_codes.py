@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
     from flowpm_dist.grid.box import Box
 
-CLOSE = 1e-4
+PARAMETER_TOLERANCE = 1e-4
 """Relative difference up to which parameters of a file and of a cosmology are the same."""
 UNORDERED = 0.2
 """If the root mean square displacement is above this part of the box, the ids do not number the
@@ -91,7 +91,7 @@ class ParticleFiles:
         numbers = cosmology.numbers()
         for ours, theirs in PARAMETERS.items():
             there = float(np.ravel(self.header.get(theirs, 0.0))[0])  # 0: no baryons of their own
-            if there and abs(there - numbers[ours]) > CLOSE * abs(there):
+            if there and abs(there - numbers[ours]) > PARAMETER_TOLERANCE * abs(there):
                 raise SnapshotError(
                     f"{self.path} is of {theirs} = {there:g}, the cosmology of {ours} = "
                     f"{numbers[ours]:g}: they must be the same"

@@ -40,7 +40,7 @@ from meshimpl.process_mesh import ProcessMesh
 
 VISIBLE_SECONDS = 10.0
 """Time within which one host must see what another has written [s]."""
-SEEN, NOT_SEEN, NOT_WRITABLE = 0, 1, 2
+VISIBLE, NOT_VISIBLE, NOT_WRITABLE = 0, 1, 2
 
 
 class StopError(Exception):
@@ -124,7 +124,7 @@ class StopRequest:
         return signal.Signals(received).name if received else None
 
 
-def check_seen_by_all(path: Path, mesh: ProcessMesh, option: str = "--output") -> None:
+def check_shared(path: Path, mesh: ProcessMesh, option: str = "--output") -> None:
     """Check that all hosts see a folder and can write there. On all ranks.
 
     Args:
@@ -138,22 +138,22 @@ def check_seen_by_all(path: Path, mesh: ProcessMesh, option: str = "--output") -
     """
     if launch.detect().local_size >= mesh.size:
         return
-    found = seen_by(path, mesh)
-    wrong = {host: code for host, code in found if code != SEEN}
+    found = visibility(path, mesh)
+    wrong = {host: code for host, code in found if code != VISIBLE}
     if not wrong:
         return
-    unseen = sorted(host for host, code in wrong.items() if code == NOT_SEEN)
-    if unseen:
-        shown = ", ".join(unseen[:8]) + ", ..." * (len(unseen) > 8)
+    missing = sorted(host for host, code in wrong.items() if code == NOT_VISIBLE)
+    if missing:
+        shown = ", ".join(missing[:8]) + ", ..." * (len(missing) > 8)
         raise OutputError(
             f"{existing_part(path)} is not the same folder on all hosts: {shown} "
-            f"{'does' if len(unseen) == 1 else 'do'} not see what {found[0][0]} writes there; give "
-            f"an {option} on a file system that all hosts share"
+            f"{'does' if len(missing) == 1 else 'do'} not see what {found[0][0]} writes there; "
+            f"give an {option} on a file system that all hosts share"
         )
     raise no_permission(path, ", ".join(sorted(wrong)), option)
 
 
-def seen_by(path: Path, mesh: ProcessMesh) -> list[tuple[str, int]]:
+def visibility(path: Path, mesh: ProcessMesh) -> list[tuple[str, int]]:
     """Returns the host of each rank and whether it sees a folder. On all ranks, the same on each.
 
     Args:
@@ -175,8 +175,8 @@ def seen_by(path: Path, mesh: ProcessMesh) -> list[tuple[str, int]]:
         except OSError as error:
             raise WriteError.of(ground, error) from error
     mesh.barrier("the folder of the results is tried")
-    code = SEEN if _appears(mark) else NOT_SEEN
-    if code == SEEN and not os.access(ground, os.W_OK | os.X_OK):
+    code = VISIBLE if _appears(mark) else NOT_VISIBLE
+    if code == VISIBLE and not os.access(ground, os.W_OK | os.X_OK):
         code = NOT_WRITABLE
     row = np.frombuffer(socket.gethostname().encode()[:63].ljust(63, b"\0"), np.uint8)
     rows = mesh.world.allgather(tf.constant([*row, code], tf.uint8), stack=True).numpy()

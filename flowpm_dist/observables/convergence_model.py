@@ -27,7 +27,7 @@ from flowpm_dist.simulation.state import State
 class ConvergenceModel(UniverseModel):
     """Maps of the convergence that white noise becomes, by the particle mesh; differentiable.
 
-    What is seen are the maps of `LightCone.convergence`, [..., source, x, y], whole on every rank
+    The observation is the maps of `LightCone.convergence`, [..., source, x, y], whole on every rank
     of a universe.
 
     Args:
@@ -60,14 +60,14 @@ class ConvergenceModel(UniverseModel):
 
     def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
         """See `UniverseModel.look`: maps of the convergence [..., source, x, y]."""
-        seen: list[Any] = []
+        results: list[Any] = []
         state = self.simulation.run_resumably(
             white_noise=Field(noise, self.box_of(noise)),
             cosmology=self.cosmology(parameters),
             observers=[self._observer],
-            on_seen=seen.extend,
+            on_seen=results.extend,
         )
-        return state, seen[0].kappa
+        return state, results[0].kappa
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
         """See `UniverseModel.linear_response`.

@@ -22,7 +22,7 @@ from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
 AMPLITUDE = "amplitude"
-"""The parameter that the density that is seen is multiplied by; 1 unless it is given."""
+"""The parameter that multiplies the observed density; 1 unless it is given."""
 
 
 class ForwardModel(UniverseModel):
@@ -78,7 +78,7 @@ class ForwardModel(UniverseModel):
         return name == AMPLITUDE or name in self.bias or super().fitted(name)
 
     def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
-        """See `UniverseModel.look`: the density that is seen, as by `observe`."""
+        """See `UniverseModel.look`: the observed density, as by `observe`."""
         state = self.run(noise, parameters)
         return state, self.observe(state, parameters)
 
@@ -89,7 +89,7 @@ class ForwardModel(UniverseModel):
         cosmologies: Sequence[Cosmology],
         parameters: Parameters,
     ) -> list[Field]:
-        """Returns what is seen at several times of a batch of universes, see `observe`.
+        """Returns the observed densities of a batch of universes at several times, see `observe`.
 
         Args:
             times: scale factors, increasing; the last is the end of the steps.
@@ -103,13 +103,13 @@ class ForwardModel(UniverseModel):
         """
 
         def look(state: State) -> Field:
-            seen = self.observe(state, parameters)
-            return Field(seen, state.box, "cic" if self.formation.has_particles else None)
+            density = self.observe(state, parameters)
+            return Field(density, state.box, "cic" if self.formation.has_particles else None)
 
         return self.formation.at_times(self.simulation, times, look, cosmologies, seeds)
 
     def observe(self, state: State, parameters: Parameters) -> tf.Tensor:
-        """Returns this rank's block of the density that is seen [..., x, y, z].
+        """Returns this rank's block of the observed density [..., x, y, z].
 
         Its mean is 1, or the amplitude where `parameters` have one.
         """
@@ -121,8 +121,8 @@ class ForwardModel(UniverseModel):
                 name: replicated(box.mesh, as_float64(parameters.get(name, value)))
                 for name, value in self.bias.items()
             }
-            seen = self.formation.density(state, self.axis, scheme.weights(state, values))
-            density = 1 + scheme.contrast(seen - 1, values, box)
+            weighted = self.formation.density(state, self.axis, scheme.weights(state, values))
+            density = 1 + scheme.contrast(weighted - 1, values, box)
         if AMPLITUDE in parameters:
             shared = replicated(box.mesh, as_float64(parameters[AMPLITUDE]))
             density = density * local_values(shared, box)

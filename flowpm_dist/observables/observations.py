@@ -116,7 +116,7 @@ class Observations:
         self._mean_count = options.mean_count if isinstance(options, CountsOptions) else None
         one = (1.0, 1.0)
         self._amplitude = (priors or {}).get("amplitude", one)
-        self._loudest = (priors or {}).get("noise_amplitude", one)[1]
+        self._max_noise_amplitude = (priors or {}).get("noise_amplitude", one)[1]
         files = options.files if data is None else {**options.files, "file": data}
         self._volumes = {key: open_volume(path) for key, path in files.items()}
 
@@ -134,12 +134,12 @@ class Observations:
         values = self._values(place)
         mask, sigma, data = (values.get(key) for key in ("mask", "sigma", "file"))
         mask = np.ones(shape) if mask is None else mask
-        seen = mask > 0
+        observed = mask > 0
         given = self._options.value("sigma")
         sigma = np.full(shape, given) if isinstance(given, float) else sigma
-        sigma = None if sigma is None else np.where(seen, sigma, 1.0)
+        sigma = None if sigma is None else np.where(observed, sigma, 1.0)
         if data is not None:
-            data = np.where(seen, data, self._options.unobserved)
+            data = np.where(observed, data, self._options.unobserved)
         return ObservedBlock(mask, sigma, data, self._mean_count)
 
     def _values(self, place: tuple[slice, ...]) -> dict[str, Any]:
@@ -158,59 +158,61 @@ class Observations:
         if not self._volumes:
             return {}
         wrong: dict[str, str] = {}
-        seen_cells, total, expected, variance = 0, 0.0, 0.0, 0.0
+        observed_cells, total, expected, variance = 0, 0.0, 0.0, 0.0
         nx, ny, nz = self._grid
         planes = max(1, CHUNK_BYTES // (8 * ny * nz))
         for start in range(0, nx, planes):
             stop = min(start + planes, nx)
             values = self._values((slice(start, stop), slice(None), slice(None)))
             mask = values.get("mask")
-            seen = np.ones((stop - start, ny, nz), bool) if mask is None else mask > 0
-            for key, bad, must in self._bad(values, seen):
+            observed = np.ones((stop - start, ny, nz), bool) if mask is None else mask > 0
+            for key, bad, must in self._bad(values, observed):
                 if key not in wrong and bad.any():
                     x, y, z = np.argwhere(bad)[0].tolist()
                     what = f"{values[key][x, y, z]:g} at {[start + x, y, z]}; {must}"
                     wrong[key] = f"= {self._volumes[key].where} is {what}"
             data = values.get("file")
-            seen_cells += int(np.count_nonzero(seen))
-            expected += float(seen.sum() if mask is None else np.nansum(np.where(seen, mask, 0)))
+            observed_cells += int(np.count_nonzero(observed))
+            expected += float(
+                observed.sum() if mask is None else np.nansum(np.where(observed, mask, 0))
+            )
             if data is not None:
-                total += float(np.sum(np.where(seen, data, 0)))
+                total += float(np.sum(np.where(observed, data, 0)))
                 noise = self._noise(values)
-                variance += 0.0 if noise is None else float(np.sum(noise**2, where=seen))
-        if not seen_cells and "mask" not in wrong:
+                variance += 0.0 if noise is None else float(np.sum(noise**2, where=observed))
+        if not observed_cells and "mask" not in wrong:
             wrong["mask"] = f"= {self._volumes['mask'].where} is 0 everywhere: nothing is observed"
         if "file" in self._volumes and not wrong:
-            wrong |= self._unreasonable(total, seen_cells, expected, variance)
+            wrong |= self._unreasonable(total, observed_cells, expected, variance)
         return {KEYS[name]: what for name, what in wrong.items()}
 
     def _bad(
-        self, values: dict[str, Any], seen: np.ndarray
+        self, values: dict[str, Any], observed: np.ndarray
     ) -> Iterator[tuple[str, np.ndarray, str]]:
         """Yields the key of each file, where its values are wrong, and what they must be."""
         if (mask := values.get("mask")) is not None:
             yield "mask", ~((mask >= 0) & (mask <= 1)), "must be from 0 to 1"
         if (sigma := values.get("sigma")) is not None:
             right = np.isfinite(sigma) & (sigma > 0)
-            yield "sigma", seen & ~right, "must be above 0 wherever the mask is"
+            yield "sigma", observed & ~right, "must be above 0 wherever the mask is"
         if (data := values.get("file")) is not None:
             must = "must be finite wherever the mask is above 0"
-            yield "file", seen & ~np.isfinite(data), must
+            yield "file", observed & ~np.isfinite(data), must
             if self._mean_count is not None:
-                yield "file", seen & (data < 0), "counts must be at least 0"
-                yield "file", seen & (data != np.round(data)), "counts must be whole numbers"
+                yield "file", observed & (data < 0), "counts must be at least 0"
+                yield "file", observed & (data != np.round(data)), "counts must be whole numbers"
             elif isinstance(self._options, CellOptions) and self._options.is_positive_without_noise:
                 noise = self._noise(values)
                 must = f"a density is at least 0, up to noise: must be above -{BELOW} times its"
                 least = 0.0 if noise is None else -BELOW * noise
-                yield "file", seen & (data < least), f"{must} standard deviation there"
+                yield "file", observed & (data < least), f"{must} standard deviation there"
 
     def _noise(self, values: dict[str, Any]) -> np.ndarray | None:
         """Returns the standard deviation of the noise of a density; None where there is none."""
         given, mask = values.get("sigma", self._options.value("sigma")), values.get("mask")
         if given is None:
             return None
-        loud = spread_of(self._loudest * given, np.ones(1) if mask is None else mask)
+        loud = spread_of(self._max_noise_amplitude * given, np.ones(1) if mask is None else mask)
         return np.broadcast_to(loud, values["file"].shape)
 
     def _unreasonable(
@@ -227,16 +229,16 @@ class Observations:
         where = self._volumes["file"].where
         low, high = (limit * end for limit, end in zip(REASON, self._amplitude, strict=True))
         if self._mean_count is None:
-            mean, room = total / cells, FAR * variance**0.5 / cells
-            if low - room <= mean <= high + room:
+            mean, tolerance = total / cells, FAR * variance**0.5 / cells
+            if low - tolerance <= mean <= high + tolerance:
                 return {}
             hint = "; if it is an overdensity, add 1" if abs(mean) < low else ""
             what = f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
-            limits = f"from {low - room:.3g} to {high + room:.3g}"
+            limits = f"from {low - tolerance:.3g} to {high + tolerance:.3g}"
             return {"file": f"= {where} {what}, {limits}{hint}"}
         mean, given = total / expected, self._mean_count
-        room = FAR / (expected * given) ** 0.5
-        if low - room <= mean / given <= high + room:
+        tolerance = FAR / (expected * given) ** 0.5
+        if low - tolerance <= mean / given <= high + tolerance:
             return {}
         what = f"{where} has a mean of {mean:.4g} per observed cell"
         return {"mean_count": f"= {given:g}: {what}; must be about that"}

@@ -183,8 +183,8 @@ def _holds(here: Any, there: Any) -> bool:
     """Returns whether a value or range lies within another."""
     low, high = here if isinstance(here, tuple) else (here, here)
     least, most = there if isinstance(there, tuple) else (there, there)
-    room = SAME_VALUE * max(abs(low), abs(high))
-    return bool(low - room <= least and most <= high + room)
+    tolerance = SAME_VALUE * max(abs(low), abs(high))
+    return bool(low - tolerance <= least and most <= high + tolerance)
 
 
 def _difference(key: str, trained: Any, data: Any) -> str:

@@ -338,8 +338,8 @@ class SimulationSession:
             "checksums": self._checksums,
             "particle_files": 0 if files is None else files.sealed,
         }
-        seen = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}
-        self.checkpoints.save(here.step, fields, {**attributes, "seen": list(seen)}, maps=seen)
+        packed = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}
+        self.checkpoints.save(here.step, fields, {**attributes, "seen": list(packed)}, maps=packed)
 
     def _restored(self, path: Path, about: Mapping[str, Any]) -> MidRun:
         particles = Particles(*(self.checkpoints.block(path, name) for name in VECTORS))

@@ -333,9 +333,9 @@ def _window_at_nodes(power: int) -> np.ndarray:
     ring = np.where(z < 2 / 3, 1.0, np.sqrt(3 * (1 - z)))  # pixels of a ring over 4 nside
     along = np.sqrt(1 - z**2)
     apart = ring[:, np.newaxis] * 2 / 3 / along[:, np.newaxis]  # rings, times nside
-    beside = np.pi / 2 * (along / ring)[:, np.newaxis]  # pixels of a ring, likewise
+    across = np.pi / 2 * (along / ring)[:, np.newaxis]  # pixels of a ring, likewise
     waves = _NODES[:, np.newaxis, np.newaxis] / (2 * np.pi)
-    first, second = waves * apart * np.cos(direction), waves * beside * np.sin(direction)
+    first, second = waves * apart * np.cos(direction), waves * across * np.sin(direction)
     window = (np.sinc(first) * np.sinc(second)) ** 2
     return np.mean(window**power, axis=(1, 2))
 

@@ -44,7 +44,7 @@ _LINES = re.compile(
     rb"|\"?abort\"?|terminated by signals|thus causing the job|\s+Process name: |\s+Exit code: "
     rb"|in communicator "
 )
-_LONGEST = 20  # lines of a banner
+_MAX_BANNER_LINES = 20  # lines of a banner
 
 
 def find_mpirun() -> Path:
@@ -350,7 +350,7 @@ class WithoutBanners:
             self._block = [line]
             return b""
         self._block.append(line)
-        if not is_rule and len(self._block) < _LONGEST:
+        if not is_rule and len(self._block) < _MAX_BANNER_LINES:
             return b""
         block, self._block = self._block, None
         if not (is_rule and _TOPICS.search(b"".join(block))):

@@ -30,7 +30,7 @@ from meshimpl.pulse.state import (
     open_server,
 )
 
-ROOM = 1024
+MAX_SHARED_BYTES = 1024
 """Bytes that rank 0 gives the other ranks at the start."""
 HEARD = b"heard\n"
 """What a pulse writes to its rank once rank 0 hears it. Anything else is the status of an end."""
@@ -92,8 +92,8 @@ class Heart:
         """Starts the pulse, and a thread that ends the job when the pulse asks for it.
 
         Args:
-            from_rank_zero: returns on every rank the bytes that rank 0 gives it, at most `ROOM`; it
-                is called once, by all ranks.
+            from_rank_zero: returns on every rank the bytes that rank 0 gives it, at most
+                `MAX_SHARED_BYTES`; it is called once, by all ranks.
             stall: time after which a job ends if its ranks wait for each other at different places
                 [s]. If all ranks are on one host, also the time for which a rank may be silent.
             silence: time for which a rank of another host may be silent [s].
@@ -241,6 +241,6 @@ def _fitting(mine: dict[str, Any]) -> bytes:
     Args:
         mine: port, addresses and secret; empty on another rank.
     """
-    while len(text := json.dumps(mine).encode()) > ROOM:
+    while len(text := json.dumps(mine).encode()) > MAX_SHARED_BYTES:
         mine["addresses"].pop()
     return text

@@ -21,7 +21,7 @@ from flowpm_dist.cosmoflow.evaluation.meshes import (
     common_mesh,
     planned_volumes,
     prediction_mesh,
-    splits_asked,
+    splits_to_read,
 )
 from flowpm_dist.cosmoflow.evaluation.posterior_fits import OWN
 from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
@@ -351,7 +351,7 @@ def test_mesh_that_is_chosen(training, monkeypatch):
         )
         assert common_mesh([read], 8, None) == "replica:8"
         assert common_mesh([read], 8, None, fits=True).startswith("replica:2,row:")
-    assert splits_asked(read, "test", fits=True) == ["test", "validation"]
+    assert splits_to_read(read, "test", fits=True) == ["test", "validation"]
     assert [planned_volumes(read, split) for split in ("test", "validation")] == [4, 4]
     data = read.plan.data.model_copy(update={"validation": 3, "test": 3})
     three = replace(read, plan=read.plan.model_copy(update={"data": data}))

@@ -8,7 +8,7 @@ from conftest import shared_folder
 
 import flowpm_dist.jobs.session as sharing
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.session import NOT_SEEN, SEEN, check_seen_by_all, seen_by
+from flowpm_dist.jobs.session import NOT_VISIBLE, VISIBLE, check_shared, visibility
 from meshimpl import ProcessMesh, launch
 
 pytestmark = pytest.mark.ranks(2)
@@ -38,8 +38,8 @@ def elsewhere(monkeypatch):
 def test_a_folder_that_all_see(elsewhere, folder):
     mesh = ProcessMesh("row:2")
     below = folder / "not" / "there" / "yet"
-    assert seen_by(below, mesh) == [("node0", SEEN), ("node1", SEEN)]
-    check_seen_by_all(below, mesh)
+    assert visibility(below, mesh) == [("node0", VISIBLE), ("node1", VISIBLE)]
+    check_shared(below, mesh)
     mesh.barrier()
     assert not list(folder.iterdir())
 
@@ -47,7 +47,7 @@ def test_a_folder_that_all_see(elsewhere, folder):
 def test_a_folder_that_one_host_has_for_itself(elsewhere, folder):
     elsewhere()
     mesh = ProcessMesh("row:2")
-    assert seen_by(folder, mesh) == [("node0", SEEN), ("node1", NOT_SEEN)]
+    assert visibility(folder, mesh) == [("node0", VISIBLE), ("node1", NOT_VISIBLE)]
     said = "not the same folder on all hosts: node1 does not see what node0 writes there"
     with pytest.raises(OutputError, match=said):
-        check_seen_by_all(folder, mesh)
+        check_shared(folder, mesh)

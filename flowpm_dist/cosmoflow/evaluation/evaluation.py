@@ -94,8 +94,8 @@ def evaluate(
         PosteriorError: there is no such head or statistic.
     """
     folders = [training.folder.path for training in trainings]
-    asked_for = {"split": split, "which": which, "posteriors": posteriors}
-    mesh.check_equal("an evaluation", trainings=folders, **asked_for)
+    request = {"split": split, "which": which, "posteriors": posteriors}
+    mesh.check_equal("an evaluation", trainings=folders, **request)
     if posteriors is not None:
         check_names(posteriors)
     split, other_split = trainings[0].split_there(split)

@@ -59,7 +59,7 @@ def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | 
     return check_training_mesh(plan, ranks, source=run_file, shape=shape, batch=batch)
 
 
-def splits_asked(training: SavedTraining, split: str, *, fits: bool) -> list[str]:
+def splits_to_read(training: SavedTraining, split: str, *, fits: bool) -> list[str]:
     """Returns the splits that an evaluation reads on all ranks and that may have few volumes.
 
     Args:
@@ -124,7 +124,7 @@ def common_mesh(
     samples = min(
         count(training, name)
         for training in trainings
-        for name in splits_asked(training, split, fits=fits)
+        for name in splits_to_read(training, split, fits=fits)
     )
     chosen = asking_mesh(trainings[0], ranks, samples, shape)
     for training in trainings[1:]:

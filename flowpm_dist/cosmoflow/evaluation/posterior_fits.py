@@ -93,8 +93,8 @@ def judge_posteriors(
     def fit(name: str, head: str, sets: Sets, members: int) -> tuple[Posterior, Answers]:
         note(f"fitting {head} to {name}")
         train, validation, test = sets
-        asked_for = options.fit.model_copy(update={"members": members})
-        posterior = fit_posterior(head, priors, train, validation, asked_for)
+        fit_options = options.fit.model_copy(update={"members": members})
+        posterior = fit_posterior(head, priors, train, validation, fit_options)
         gain = posterior.gain(test.truth, test.features)
         samples = posterior.sample(test.features, SAMPLES)
         return posterior, Answers(priors, test.truth, samples, gain)

@@ -231,11 +231,11 @@ def _answer(
 ) -> None:
     """Computes the summaries of a split for all networks; each may use fewer of the volumes."""
     counts = [count_of(question.training, split) for question in questions]
-    longest = questions[int(np.argmax(counts))].training
+    largest = questions[int(np.argmax(counts))].training
     names = tuple(dict.fromkeys(name for question in questions for name in question.statistics))
     rows: list[list[Row]] = [[] for _ in questions]
     progress.note(f"summarising the volumes of {split}; compiling")
-    for number, batch in enumerate(_volumes(longest, split, lanes, mesh)):
+    for number, batch in enumerate(_volumes(largest, split, lanes, mesh)):
         begin, measured_here = number * lanes.batch, None
         truth = of_all_replicas(batch.parameters, mesh)
         for question, count, made in zip(questions, counts, rows, strict=True):
@@ -244,7 +244,7 @@ def _answer(
             row = features_of(question.regressor.network, batch.volumes)
             if question.statistics:
                 if measured_here is None:
-                    measured_here = _measured(longest, names, batch.volumes, mesh)
+                    measured_here = _measured(largest, names, batch.volumes, mesh)
                 row |= measured_here
             made.append((truth, row))
         progress(f"summarising {split}", min(begin + lanes.batch, max(counts)), max(counts))

@@ -268,8 +268,8 @@ class TrainingPlan(SimulatedRun):
         if self.training.epochs is not None:
             table["training"].pop("steps", None)
         stored = isinstance(self.data, FileData | ArrayData)
-        untold = ("cosmology", "priors", "initial", "evolution") if stored else ()
-        for section in () if self.simulates else (*untold, "observation"):
+        replaced = ("cosmology", "priors", "initial", "evolution") if stored else ()
+        for section in () if self.simulates else (*replaced, "observation"):
             part = getattr(self, section)
             of_variants = [getattr(part, name) for name in flat_variants(type(part))]
             given = set().union(*(each.model_fields_set for each in (part, *of_variants)))

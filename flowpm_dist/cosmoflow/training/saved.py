@@ -160,7 +160,7 @@ class SavedTraining:
             )
         simulated = self.keeper(split).dataset(split)
         found = stored_split(self.plan, split, simulated, block, mesh)
-        self.check_seen(found.header, self.plan.dataset_folder or simulated)
+        self.check_observation(found.header, self.plan.dataset_folder or simulated)
         return found
 
     def check_held_out(self) -> None:
@@ -174,9 +174,9 @@ class SavedTraining:
             header = read_header(folder)[0]
         except (RecordError, OSError):
             return  # they are made anew, see `hold_out`
-        self.check_seen(header, folder)
+        self.check_observation(header, folder)
 
-    def check_seen(self, header: DatasetHeader, folder: Path) -> None:
+    def check_observation(self, header: DatasetHeader, folder: Path) -> None:
         """Checks that a dataset has the kind of volumes that the network is trained for.
 
         Args:

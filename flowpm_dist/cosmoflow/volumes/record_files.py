@@ -242,12 +242,12 @@ def wrong_record(bounds: np.ndarray, volume_bytes: int) -> tuple[int, str] | Non
         bounds: where the records of a file begin, and where the last one ends [byte].
         volume_bytes: size of a volume [byte].
     """
-    beside = np.diff(bounds) - FRAME - volume_bytes
-    wrong = np.flatnonzero((beside < 0) | (beside > SMALL_FEATURES))
+    extra = np.diff(bounds) - FRAME - volume_bytes
+    wrong = np.flatnonzero((extra < 0) | (extra > SMALL_FEATURES))
     if not wrong.size:
         return None
     record = int(wrong[0])
-    found = f"record {record} has {beside[record] + volume_bytes} bytes"
+    found = f"record {record} has {extra[record] + volume_bytes} bytes"
     return record, f"{found}, its volume must have {volume_bytes}"
 
 

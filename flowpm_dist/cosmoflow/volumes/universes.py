@@ -169,7 +169,7 @@ class UniverseMaker(abc.ABC):
     ) -> None:
         self.simulation, self.priors, self.lanes = model.simulation, priors, lanes
         self.targets = priors.names if targets is None else tuple(targets)
-        self._told = [priors.names.index(name) for name in self.targets]
+        self._target_columns = [priors.names.index(name) for name in self.targets]
 
     @abc.abstractmethod
     def see(
@@ -207,7 +207,7 @@ class UniverseMaker(abc.ABC):
 
         values = dict(zip(self.priors.names, drawn.T, strict=True))
         volumes, found = self.see(seeds(), values, seeds)
-        return Generation(volumes, drawn[:, self._told], index, seeds(), *found)
+        return Generation(volumes, drawn[:, self._target_columns], index, seeds(), *found)
 
 
 class VolumeMaker(UniverseMaker):

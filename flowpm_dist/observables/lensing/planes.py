@@ -63,8 +63,8 @@ class LensPlanes:
         if chi is not None and not (chi[0] > 0 and (np.diff(chi) > 0).all()):
             raise ValueError("the distances of lens planes must increase from above 0")
         if chi is not None and ends is not None:
-            room = SLAB_TOLERANCE * ends[-1]
-            for n in np.flatnonzero((chi < ends[:-1] - room) | (chi > ends[1:] + room)):
+            tolerance = SLAB_TOLERANCE * ends[-1]
+            for n in np.flatnonzero((chi < ends[:-1] - tolerance) | (chi > ends[1:] + tolerance)):
                 raise ValueError(
                     f"chi of lens plane {n} is {chi[n]:g} Mpc/h: must be within its slab, from "
                     f"{ends[n]:g} to {ends[n + 1]:g}"

@@ -308,7 +308,7 @@ class FlatGeometry(Geometry):
         piece: tuple[slice, slice],
         planes: list[np.ndarray],
     ) -> Iterator[Particles]:
-        """Yields what is seen of a piece of a plane of particles, by images.
+        """Yields the observed particles of a piece of a plane, image by image.
 
         Args:
             layer: number of the layer with whose light it is seen.
@@ -347,8 +347,8 @@ class FlatGeometry(Geometry):
         for j, k in itertools.product(*shifts):
             x, y = (c + m * length for (c, length), m in zip(across, (j, k), strict=True))
             near, far = max(directions[5], 0.0), min(directions[6], self.end)
-            seen = (distance >= near) & (distance < far) & (distance > 0)
-            inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & seen | lost
+            in_range = (distance >= near) & (distance < far) & (distance > 0)
+            inside = (np.abs(x) <= reach) & (np.abs(y) <= reach) & in_range | lost
             positions = np.stack([x, y, distance], axis=-1)[inside]
             yield positions, velocity[inside], np.full(len(positions), self._a[layer])
 

@@ -57,8 +57,8 @@ def field_figure(maps: Sequence[np.ndarray], field_of_view: float, name: str) ->
     size, angle = np.hypot(first, second), 0.5 * np.arctan2(second, first)
     spacing = block * field_of_view / len(kappa)
     centres = (np.arange(len(size)) + 0.5) * spacing
-    longest = float(np.percentile(size, 99)) or 1.0
-    scale = 0.95 * spacing / longest * np.minimum(1.0, longest / np.maximum(size, 1e-30))
+    max_shear = float(np.percentile(size, 99)) or 1.0
+    scale = 0.95 * spacing / max_shear * np.minimum(1.0, max_shear / np.maximum(size, 1e-30))
     axes.quiver(
         *np.meshgrid(centres, centres),
         scale * size * np.cos(angle),
@@ -76,7 +76,7 @@ def field_figure(maps: Sequence[np.ndarray], field_of_view: float, name: str) ->
     )
     axes.set(xlabel=r"$x$  [deg]", ylabel=r"$y$  [deg]")
     axes.set(xlim=(0, field_of_view), ylim=(0, field_of_view))
-    title = f"sources: {name}; the longest sticks are a shear of {longest:.2g}"
+    title = f"sources: {name}; the longest sticks are a shear of {max_shear:.2g}"
     axes.set_title(title, **SMALL_TITLE)
     figure.colorbar(image, ax=axes, extend="both", fraction=0.046, pad=0.02, label=KAPPA)
     return figure
@@ -156,11 +156,11 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": colour}
         top.plot(fine, halofit, color=colour, lw=1.4)
         top.plot(fine, linear, color=colour, lw=1.0, ls="--")
-        beside = ell * 1.012 ** (n - (len(names) - 1) / 2)  # so that no point hides another
+        shifted = ell * 1.012 ** (n - (len(names) - 1) / 2)  # so that no point hides another
         measured = per_log * spectra.power[pair]
-        top.errorbar(beside, measured, measured * error, **style, label=name)
+        top.errorbar(shifted, measured, measured * error, **style, label=name)
         ratio = spectra.power[pair] / spectra.halofit[pair]
-        below.errorbar(beside, ratio, ratio * error, **style)
+        below.errorbar(shifted, ratio, ratio * error, **style)
         ratios.append(ratio)
     top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
     top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")

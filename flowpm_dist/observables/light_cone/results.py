@@ -80,7 +80,7 @@ def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -
 def write_light_cone_results(
     folder: Path,
     plan: LightConePlan,
-    seen: list[Any],
+    results: list[Any],
     cosmology: Cosmology,
     about: dict[str, Any],
     *,
@@ -91,7 +91,7 @@ def write_light_cone_results(
     Args:
         folder: the folder to write into.
         plan: the plan of the run's light cone.
-        seen: results of the observers of `observers_of`.
+        results: results of the observers of `observers_of`.
         cosmology: cosmology of the run.
         about: further attributes of the maps.
         figures: whether to draw figures.
@@ -103,8 +103,8 @@ def write_light_cone_results(
     from flowpm_dist.observables.light_cone import pictures
 
     options = plan.options
-    born = next((each for each in seen if isinstance(each, ConvergenceMaps)), None)
-    planes = next((each for each in seen if isinstance(each, DensityPlanes)), None)
+    born = next((each for each in results if isinstance(each, ConvergenceMaps)), None)
+    planes = next((each for each in results if isinstance(each, DensityPlanes)), None)
     attributes = {
         **attributes_of(options, plan.chi_max, cosmology, plan.warnings),
         "approximation": "ray tracing" if options.ray_tracing else "Born",

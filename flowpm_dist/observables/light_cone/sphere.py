@@ -263,9 +263,9 @@ class SphereGeometry(Geometry):
                 i, j, k = np.nonzero(inside)
                 if len(i):
                     lattice = np.stack([own[i], other[j], z[k]], axis=-1)
-                    seen = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
+                    values = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
                     chi = np.sqrt(squares[inside])
-                    yield self._chosen(ball.edges, look.recorded, lattice, chi, seen)
+                    yield self._chosen(ball.edges, look.recorded, lattice, chi, values)
 
     def _chosen(
         self,
@@ -275,7 +275,7 @@ class SphereGeometry(Geometry):
         chi: np.ndarray,
         fields: list[np.ndarray],
     ) -> Particles:
-        """Returns the particles that are seen of some.
+        """Returns those of some particles that are observed.
 
         Args:
             edges: edges of the segments of a look [segments + 1] [Mpc/h].
@@ -295,10 +295,10 @@ class SphereGeometry(Geometry):
             for begin in (0, FIELDS)
         )
         place = lattice + placed(own + moved, self.box.size)
-        seen = ~(np.linalg.norm(place, axis=-1) >= self.end)
-        a = values[-1, seen]
+        observed = ~(np.linalg.norm(place, axis=-1) >= self.end)
+        a = values[-1, observed]
         # a dx/dt is the canonical velocity over a.
-        return place[seen], speed[seen] * (HUBBLE / a)[:, np.newaxis], a
+        return place[observed], speed[observed] * (HUBBLE / a)[:, np.newaxis], a
 
 
 def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:

@@ -103,15 +103,15 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
 
 
 def _of_maps(
-    seen: Slabs | Ball, scales: Sequence[float], weights: int, pixels: list[int]
+    geometry: Slabs | Ball, scales: Sequence[float], weights: int, pixels: list[int]
 ) -> dict[str, Any]:
     """Returns what `Slabs` and `Ball` share as arguments of an operation."""
-    shared = *seen.spacing, *seen.lengths, seen.step, seen.depth
+    shared = *geometry.spacing, *geometry.lengths, geometry.step, geometry.depth
     return {
-        "borders": tf.constant(seen.borders, tf.float64),
+        "borders": tf.constant(geometry.borders, tf.float64),
         "scales": tf.constant([*shared, *scales], tf.float64),
-        "shape": [seen.shells * weights, *pixels],
-        "power": seen.power,
+        "shape": [geometry.shells * weights, *pixels],
+        "power": geometry.power,
     }
 
 

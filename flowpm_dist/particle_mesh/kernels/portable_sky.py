@@ -18,19 +18,19 @@ PaintPart = Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def paint(
-    seen: Slabs | Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
+    geometry: Slabs | Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
 ) -> tf.Tensor:
     """See `Kernels.paint_sky` and `Kernels.paint_ball`; differentiable by all tensors."""
-    size = [seen.pixels] * 2 if isinstance(seen, Slabs) else [12 * seen.nside**2]
-    shape = [fields[0].shape[0], seen.shells * amounts.shape[2], *size]
+    size = [geometry.pixels] * 2 if isinstance(geometry, Slabs) else [12 * geometry.nside**2]
+    shape = [fields[0].shape[0], geometry.shells * amounts.shape[2], *size]
     maps = tf.zeros([shape[0], math.prod(shape[1:])], fields[0].dtype)
-    for part in _parts(seen):
+    for part in _parts(geometry):
         maps += part(fields, factors, amounts)
     return tf.reshape(maps, shape)
 
 
 def paint_vjp(
-    seen: Slabs | Ball,
+    geometry: Slabs | Ball,
     fields: Sequence[tf.Tensor],
     factors: tf.Tensor,
     amounts: tf.Tensor,
@@ -42,7 +42,7 @@ def paint_vjp(
     """
     sources = [*fields, factors, amounts]
     total = [tf.zeros_like(source) for source in sources]
-    for part in _parts(seen):
+    for part in _parts(geometry):
         with tf.GradientTape() as tape:
             tape.watch(sources)
             maps = part(fields, factors, amounts)
@@ -53,10 +53,10 @@ def paint_vjp(
     return dfields, tf.cast(dfactors, tf.float64), tf.cast(damounts, tf.float64)
 
 
-def _parts(seen: Slabs | Ball) -> list[PaintPart]:
-    if isinstance(seen, Slabs):
-        return [functools.partial(_slab, seen, slab) for slab in range(len(seen.places))]
-    return [functools.partial(_copy, seen, copy) for copy in seen.copies]
+def _parts(geometry: Slabs | Ball) -> list[PaintPart]:
+    if isinstance(geometry, Slabs):
+        return [functools.partial(_slab, geometry, slab) for slab in range(len(geometry.places))]
+    return [functools.partial(_copy, geometry, copy) for copy in geometry.copies]
 
 
 def _slab(
@@ -71,8 +71,8 @@ def _slab(
     ax, ay, az, begin, count, first = (int(i) for i in slabs.places[slab])
     x0, sense_x, y0, sense_y, sense_z, *cut = (float(v) for v in slabs.directions[slab])
     layers = slice(first, first + count)
-    seen = [slice(None)] * 5
-    seen[1 + az] = slice(begin, begin + count)
+    index = [slice(None)] * 5
+    index[1 + az] = slice(begin, begin + count)
 
     def by_layer(values: tf.Tensor) -> tf.Tensor:
         """Returns [b, layers] as a factor of [b, x, y, z]."""
@@ -81,7 +81,7 @@ def _slab(
         return tf.reshape(values, shape)
 
     moved, placed = moved_by(
-        [field[tuple(seen)] for field in fields],
+        [field[tuple(index)] for field in fields],
         [by_layer(factors[:, layers, f]) for f in range(len(fields))],
         farthest_move(slabs.lengths),
     )
@@ -228,7 +228,7 @@ def _root(square: tf.Tensor) -> tf.Tensor:
 
 
 def _amounts(
-    seen: Shells,
+    geometry: Shells,
     amounts: tf.Tensor,
     distance: tf.Tensor,
     near: float = -math.inf,
@@ -242,24 +242,24 @@ def _amounts(
     the first map of a universe on, and float64 [b, n], which is 0 where it has no such shell.
     """
     nodes, weights = amounts.shape[1:]
-    along = distance / seen.step
+    along = distance / geometry.step
     node = np.minimum(along.numpy().astype(np.int64), nodes - 2)
     share = tf.minimum(along - node, 1.0)
     given = tf.cast(amounts, tf.float64)
     lower, upper = (tf.gather(given, node + i, axis=1, batch_dims=1) for i in (0, 1))
     found = lower + share[..., tf.newaxis] * (upper - lower)
-    if seen.power:
-        found = tf.math.divide_no_nan(found, distance[..., tf.newaxis] ** seen.power)
-    borders = seen.borders
-    low = tf.maximum(distance - 0.5 * seen.depth, near)
-    high = tf.minimum(distance + 0.5 * seen.depth, far)
+    if geometry.power:
+        found = tf.math.divide_no_nan(found, distance[..., tf.newaxis] ** geometry.power)
+    borders = geometry.borders
+    low = tf.maximum(distance - 0.5 * geometry.depth, near)
+    high = tf.minimum(distance + 0.5 * geometry.depth, far)
     first = np.searchsorted(borders, low.numpy(), side="right") - 1
     # A cloud that begins in a shell ends behind so many borders at most.
-    most = np.searchsorted(borders, borders + seen.depth) - np.arange(len(borders))
+    most = np.searchsorted(borders, borders + geometry.depth) - np.arange(len(borders))
     for number in range(1 + int(most.max())):
-        shell = np.clip(first + number, 0, seen.shells - 1).astype(np.int32)
+        shell = np.clip(first + number, 0, geometry.shells - 1).astype(np.int32)
         begin, end = borders[shell], borders[shell + 1]
-        part = (tf.minimum(high, end) - tf.maximum(low, begin)) / seen.depth
+        part = (tf.minimum(high, end) - tf.maximum(low, begin)) / geometry.depth
         here = (first + number == shell) & (part.numpy() > 0)
         if not here.any():
             continue
