@@ -29,7 +29,7 @@ from meshimpl import engine, launch, traffic
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.facts import facts
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
-from meshimpl.launch.rank import UUID_BYTES
+from meshimpl.launch.gpus import UUID_BYTES
 from meshimpl.pulse import at, by_rank, heart, named
 from meshimpl.pulse.rank import MAX_SHARED_BYTES
 

@@ -20,7 +20,7 @@ import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_light_cone, load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS
-from flowpm_dist.simulate.job import FILES, OF_LIGHT_CONE, PARTIAL, SimulationFolder
+from flowpm_dist.simulate.folder import FILES, OF_LIGHT_CONE, PARTIAL, SimulationFolder
 from meshimpl import launch
 
 here = folder_with(RUN)

@@ -180,11 +180,11 @@ def a_file_less(parts):
 @pytest.mark.parametrize(
     "change, header, message",
     [
-        (twice, {}, "ids are missing, and others are there twice|ids from"),
+        (twice, {}, "ids are missing and others occur twice|ids from"),
         (from_two, {}, "ids from 2 to 193 of 192 particles"),
         (in_another_order, {}, r"must number the sites of a lattice in the order \(ix ny \+ iy\)"),
         (a_file_less, {}, "1 files, and the snapshot has 2"),
-        (None, {"Omega0": 0.31}, "is of Omega0 = 0.31, the cosmology of Omega_m = 0.3"),
+        (None, {"Omega0": 0.31}, "has Omega0 = 0.31, and the cosmology has Omega_m = 0.3"),
         (None, {"BoxSize": 16e3}, "192 particles do not fill a lattice of cubic cells"),
         (None, {"NumPart_Total": np.array([9, 192, 0])}, "particles of type 0; all must be type 1"),
         (None, {"NumPart_Total": np.array([0, 193, 0])}, "192 of 193 particles: files are missing"),

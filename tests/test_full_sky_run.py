@@ -19,7 +19,7 @@ from flowpm_dist.jobs.job import read_record
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FullSky, LightCone
 from flowpm_dist.observables.light_cone.pictures import mollweide
-from flowpm_dist.simulate.job import FILES, OF_RUN
+from flowpm_dist.simulate.folder import FILES, OF_RUN
 from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.statistics import painting_window, spherical_power, spherical_theory_in_bins
 from flowpm_dist.statistics.angular_power import spherical_octave_edges

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshimpl import launch
-from meshimpl.launch import rank as rank_module
+from meshimpl.launch import gpus as gpu_module
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool
         library.parent.mkdir(parents=True)
         library.write_bytes(b"\x7fELF libmpi.so.40\0" + b"libnccl.so.2\0" * nccl)
         found = SimpleNamespace(submodule_search_locations=[str(library.parents[1])])
-        monkeypatch.setattr(rank_module, "GPU_FOLDERS", tmp_path / "gpus")
-        monkeypatch.setattr(rank_module, "find_spec", lambda name: found)
+        monkeypatch.setattr(gpu_module, "GPU_FOLDERS", tmp_path / "gpus")
+        monkeypatch.setattr(gpu_module, "find_spec", lambda name: found)
 
     return make
 
@@ -88,4 +88,4 @@ def test_the_identity_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     status["cuInit"] = 100
     assert launch.gpu_identity(3) == bytes(16)
     monkeypatch.undo()
-    assert launch.gpu_identity(0) == bytes(16) or rank_module.GPU_FOLDERS.exists()
+    assert launch.gpu_identity(0) == bytes(16) or gpu_module.GPU_FOLDERS.exists()

@@ -42,7 +42,7 @@ from flowpm_dist.jobs.progress import (
     output_columns,
     terminal_environment,
 )
-from flowpm_dist.simulate.job import FILES, PARTIAL, SimulationFolder
+from flowpm_dist.simulate.folder import FILES, PARTIAL, SimulationFolder
 from flowpm_dist.simulate.session import write_power_spectrum
 
 

@@ -41,8 +41,9 @@ from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.plan import RECORDING_BYTES
 from flowpm_dist.observables.light_cone.sphere import SphereGeometry, SphereLook
 from flowpm_dist.particle_mesh.kernels import Ball
-from flowpm_dist.simulate.job import FILES, OF_RUN, SimulationFolder, SimulationJob
-from flowpm_dist.simulate.options import SimulationOptions, demand_of, output_bytes, particle_files
+from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
+from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
+from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
 from meshimpl.launch import HostMemory
 

@@ -25,7 +25,8 @@ from flowpm_dist.jobs import session as job_session
 from flowpm_dist.jobs.job import Request, read_record
 from flowpm_dist.jobs.session import FieldCheckpoints, StopRequest
 from flowpm_dist.simulate import session as simulation_session
-from flowpm_dist.simulate.job import FILES, SimulationFolder, SimulationJob
+from flowpm_dist.simulate.folder import FILES, SimulationFolder
+from flowpm_dist.simulate.job import SimulationJob
 
 SHORT = RUN.replace("grid = 16", "grid = 8").replace("size = 64.0", "size = 32.0")
 STEPS = SHORT.replace("steps = 2", "steps = 4")

@@ -14,7 +14,7 @@ import flowpm_dist as fpm
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.simulate import session as simulation_session
-from flowpm_dist.simulate.job import FILES, PARTIAL
+from flowpm_dist.simulate.folder import FILES, PARTIAL
 from flowpm_dist.simulation.outputs import check_outputs
 
 TIMES = STEPS + '[output]\nredshifts = [0, 3, 1]\nfields = ["displacement", "velocity"]\n'

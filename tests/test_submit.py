@@ -16,7 +16,7 @@ from run_files import RUN
 
 from flowpm_dist.cli.batch import array_settings, gpus_of_a_node, seconds_of
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.simulate.job import SimulationFolder
+from flowpm_dist.simulate.folder import SimulationFolder
 from meshimpl.launch import find_mpirun
 
 SIZE = ("--nodes", "2", "--ranks-per-node", "4", "--time", "02:00:00")

@@ -14,6 +14,13 @@ from flowpm_dist.options.base import (
     problems_of,
     table_of,
 )
+from flowpm_dist.options.names import (
+    checked_name,
+    checked_python_name,
+    is_python_name,
+    object_named,
+    python_object,
+)
 from flowpm_dist.options.types import (
     A_SEED,
     MOST_SEED,
@@ -27,19 +34,14 @@ from flowpm_dist.options.types import (
     ProblemsError,
     Seed,
     Variants,
-    checked_name,
-    checked_python_name,
     count,
     distinct,
     either,
     from_registry,
-    is_python_name,
     known,
     limits,
     listed,
     nearest,
-    object_named,
-    python_object,
     rounded_down,
     rounded_up,
     rows,

@@ -6,14 +6,12 @@ Nothing here imports TensorFlow, Horovod or MPI.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from flowpm_dist.cosmology.options import (
@@ -35,7 +33,6 @@ from flowpm_dist.evolution.corrections import (
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
 from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
 from flowpm_dist.grid.decomposition import (
-    Grid,
     default_mesh,
     finer_grid,
     mesh_factor_problem,
@@ -45,18 +42,13 @@ from flowpm_dist.grid.decomposition import (
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
-from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import (
     DEFAULT_FIELDS,
     FIELDS,
-    VECTORS,
     FieldName,
     FormatName,
-    snapshot_bytes,
 )
 from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_white_noise
-from flowpm_dist.jobs.estimate import Demand, Fits, process_bytes
-from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import LightConePlan
 from flowpm_dist.observables.light_cone.section import SKIES, LensingOptions, distance_of
@@ -75,7 +67,7 @@ from flowpm_dist.options import (
     listed,
 )
 from flowpm_dist.particle_mesh.options import ForceOptions
-from flowpm_dist.simulation.options import SolverOptions, simulation_bytes, writing_bytes
+from flowpm_dist.simulation.options import SolverOptions
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
@@ -413,71 +405,3 @@ class SimulationOptions(SimulatedRun):
         if noise is not None:
             found["initial.white_noise"] = checksum(open_white_noise(noise))
         return found
-
-
-def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:
-    """Returns an upper estimate of the size of all that a run writes, checkpoints included [bytes].
-
-    Args:
-        options: the run file.
-        ranks: number of ranks.
-    """
-    itemsize = np.dtype(options.run.precision).itemsize
-    checkpoint = snapshot_bytes(options.box.grid, itemsize, VECTORS)
-    if options.output.format == "zarr":
-        results = snapshot_bytes(options.box.grid, itemsize, options.output.fields)
-    else:
-        results = checkpoint + ID_BYTES * math.prod(options.box.grid)
-    # One is written before the oldest goes; the last of them are there while results are written.
-    every = options.output.checkpoint_every
-    count = min(KEEP + 1, (options.evolution.step_count - 1) // every) if every else 0
-    results *= 1 + len(options.output_times)
-    if (cone := options.light_cone) is not None:
-        results += cone.results(itemsize, particle_files(options, ranks))
-        checkpoint += cone.checkpoint(itemsize)
-    return max(results + count * checkpoint, checkpoint) + FIGURES_AND_TABLES
-
-
-def particle_files(options: SimulationOptions, ranks: int) -> int:
-    """Returns how many files of particles on a light cone a run writes at most.
-
-    Args:
-        options, ranks: as for `output_bytes`.
-    """
-    every = options.output.checkpoint_every
-    return ranks * (1 + ((options.evolution.step_count - 1) // every if every else 0))
-
-
-def demand_of(options: SimulationOptions) -> Demand:
-    """Returns the memory that a run takes.
-
-    Args:
-        options: the run file, with a mesh.
-    """
-    solver, grid, cone = options.solver, options.box.grid, options.light_cone
-    mesh, outputs = options.mesh.shape or "", bool(options.output_times)
-    itemsize = np.dtype(options.run.precision).itemsize
-    maps = 0 if cone is None else cone.memory(itemsize)
-
-    def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
-        return (
-            process_bytes(axes)
-            + simulation_bytes(solver, grid, axes, outputs=outputs)
-            + writing_bytes(solver, grid, axes)
-        )
-
-    def coarser(fits: Fits) -> Iterator[str]:
-        rest = without_maps(grid, parse_mesh(mesh))
-        every = () if cone is None else cone.coarser()
-        fitting = (advice for advice, other in every if fits(rest + other.memory(itemsize)))
-        yield from itertools.islice(fitting, 1)
-
-    return Demand(
-        "the simulation",
-        grid,
-        mesh,
-        lambda grid, axes: without_maps(grid, axes) + maps,
-        lambda ranks: default_mesh(ranks, grid, solver.mesh_factor),
-        coarser,
-        grid_is_free=options.initial.white_noise is None,
-    )

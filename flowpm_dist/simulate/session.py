@@ -25,7 +25,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import FieldCheckpoints, StopError, StopRequest
 from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
-from flowpm_dist.simulate.job import STEP, SimulationFolder
+from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
@@ -244,15 +244,15 @@ class SimulationSession:
         """Simulates and writes the results, or stops after a step. On all ranks together.
 
         Args:
-            resume: go on from the latest checkpoint, if there is one.
+            resume: whether to continue from the latest checkpoint, if there is one.
 
         Returns:
             The summary of the complete run, on rank 0.
 
         Raises:
-            StopError: a signal stopped the run; its checkpoint is there.
-            HaloError, FloatingPointError, CheckpointError, WriteError: checkpoints are as they
-                were; where there are none, nothing is left.
+            StopError: a signal stopped the run; a checkpoint was written.
+            HaloError, FloatingPointError, CheckpointError, WriteError: the run cannot continue. Its
+                checkpoints are kept; a run without checkpoints leaves no files.
         """
         options, mesh = self.options, self.simulation.box.mesh
         if mesh.rank == 0:

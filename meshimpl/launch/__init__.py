@@ -16,6 +16,13 @@ from meshimpl.launch.ending import (
     stop_name,
     time_limit,
 )
+from meshimpl.launch.gpus import (
+    check_gpus,
+    gpu_identity,
+    gpus_in_sight,
+    horovod_has_nccl,
+    place_devices,
+)
 from meshimpl.launch.job import (
     check_launcher,
     check_srun_mpi,
@@ -31,14 +38,9 @@ from meshimpl.launch.rank import (
     LaunchError,
     RankEnvironment,
     available_cores,
-    check_gpus,
     configure_threads,
     detect,
-    gpu_identity,
-    gpus_in_sight,
-    horovod_has_nccl,
     host_memory,
-    place_devices,
     ranks_on_host,
     threads_per_rank,
     unused_tasks,

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import IO
 
 from meshimpl.launch.ending import ENVIRONMENT_DEFAULTS, JOB_FOLDER, JobFolder
+from meshimpl.launch.gpus import check_gpus
 from meshimpl.launch.rank import (
     LIBRARY_THREADS,
     THREADS,
     LaunchError,
     RankEnvironment,
-    check_gpus,
     detect,
     threads_per_rank,
 )

@@ -1,11 +1,10 @@
 """What a rank knows before it talks to others: its place in its job, and its share of its node.
 
-The place is read from environment variables only. The share are cores, threads, memory, GPUs and
-the user's cache folder. All but `place_devices` can be asked before TensorFlow or MPI is loaded.
+The place is read from environment variables only. The share are cores, threads and memory. All of
+it can be read before TensorFlow or MPI is loaded; so can the user's cache folder.
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import re
@@ -14,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 THREADS = "MESHIMPL_THREADS"
@@ -23,10 +21,6 @@ LIBRARY_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_
 """Variables in which the libraries look for theirs."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")
-"""In which the driver has a folder for each GPU."""
-UUID_BYTES = 16
-_HIDES = "CUDA_VISIBLE_DEVICES"
 
 # Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -280,125 +274,6 @@ def _idle_cache(group: Path) -> int:
         return 0
     stat = dict(line.split() for line in lines)
     return int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
-
-
-def gpus_in_sight(environment: Mapping[str, str] | None = None) -> int:
-    """Returns the number of GPUs that a process of this machine may use.
-
-    Args:
-        environment: variables to read instead of `os.environ`.
-    """
-    env = os.environ if environment is None else environment
-    try:
-        there = len(list(GPU_FOLDERS.iterdir()))
-    except OSError:
-        return 0
-    if _HIDES not in env:
-        return there
-    chosen = 0
-    # CUDA takes the entries before the first that is none.
-    for entry in env[_HIDES].split(","):
-        if not entry.strip() or entry.strip().startswith("-"):
-            break
-        chosen += 1
-    return chosen if "MIG" in env[_HIDES] else min(chosen, there)
-
-
-def horovod_has_nccl() -> bool:
-    """Returns whether the installed Horovod was built with NCCL, without loading it."""
-    spec = find_spec("horovod")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    libraries = [file for folder in folders for file in Path(folder).glob("tensorflow/mpi_lib*.so")]
-    return any(b"libnccl.so" in file.read_bytes() for file in libraries)
-
-
-def too_few_gpus(ranks: int, gpus: int) -> str:
-    """Returns what is wrong where a node has more ranks than GPUs, and what would be right."""
-    return (
-        f"this node has {ranks} ranks and {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL wants one "
-        f"GPU for each rank: start {gpus} ranks a node, or hide the GPUs with {_HIDES}=''"
-    )
-
-
-def check_gpus(ranks: int) -> None:
-    """Refuses more ranks on this machine than GPUs, before they start.
-
-    Where there is no GPU, or Horovod carries messages by MPI, any number of ranks will do.
-
-    Args:
-        ranks: number of ranks to start here.
-
-    Raises:
-        LaunchError: NCCL would refuse them.
-    """
-    gpus = gpus_in_sight()
-    if 0 < gpus < ranks and horovod_has_nccl():
-        raise LaunchError(too_few_gpus(ranks, gpus))
-
-
-def gpu_identity(index: int) -> bytes:
-    """Returns the UUID of a GPU of this process, which no other in the world has.
-
-    Args:
-        index: its number among the GPUs that CUDA shows to this process.
-
-    Returns:
-        `UUID_BYTES` bytes; zeros if the driver does not know it.
-    """
-    uuid = ctypes.create_string_buffer(UUID_BYTES)
-    device = ctypes.c_int()
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        tell = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid
-        done = [
-            driver.cuInit(0),
-            driver.cuDeviceGet(ctypes.byref(device), index),
-            tell(uuid, device),
-        ]
-    except (OSError, AttributeError):
-        return bytes(UUID_BYTES)
-    return bytes(UUID_BYTES) if any(done) else uuid.raw
-
-
-def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) -> None:
-    """Shows TensorFlow one GPU for this rank, whose memory it takes as it needs it.
-
-    Does nothing where TensorFlow finds no GPU. A single GPU that the scheduler, the program or
-    CUDA_VISIBLE_DEVICES has chosen for this rank is accepted.
-
-    Args:
-        here: the rank's place in its job; by default this process's.
-        shared: let several ranks have one GPU, which NCCL refuses.
-
-    Raises:
-        LaunchError: the node has more ranks than GPUs, or TensorFlow has begun to use several GPUs
-            already. It is raised on every rank of the node.
-    """
-    import tensorflow as tf
-
-    gpus = tf.config.get_visible_devices("GPU")
-    if not gpus:
-        return
-    here = here or detect()
-    chosen = (
-        here.launcher == "srun"
-        or "CUDA_VISIBLE_DEVICES" in os.environ
-        or gpus != tf.config.list_physical_devices("GPU")
-    )
-    if here.local_size > len(gpus) and not shared and not (chosen and len(gpus) == 1):
-        raise LaunchError(too_few_gpus(here.local_size, len(gpus)))
-    mine = gpus[here.local_rank % len(gpus)]
-    try:
-        tf.config.set_visible_devices(mine, "GPU")
-        tf.config.experimental.set_memory_growth(mine, True)
-    except RuntimeError as error:
-        # A rank alone on its node, or with one GPU in sight, is where it should be.
-        if here.local_size > 1 and len(gpus) > 1:
-            raise LaunchError(
-                f"TensorFlow has begun to use all {len(gpus)} GPUs of this node before its ranks "
-                "shared them out: make the ProcessMesh, or call meshimpl.initialise, before the "
-                "first tensor"
-            ) from error
 
 
 def user_cache() -> Path:

@@ -18,7 +18,7 @@ from pathlib import Path
 from faults import BOX, COSMOLOGY, FLOWPM, HERE, SIMULATE, THERE, Faults, Parts, Row, WrongError
 from virtual_cluster import CONTROLLER, HOSTS, ROOT, VirtualCluster, lacking
 
-from flowpm_dist.simulate.job import SimulationFolder
+from flowpm_dist.simulate.folder import SimulationFolder
 
 RECONSTRUCT = (
     BOX.format(grid=8) + COSMOLOGY + '[observation]\nstructure = "2lpt"\nsigma = 0.2\n'

@@ -30,8 +30,8 @@ from flowpm_dist.cosmoflow.planning.options import (
     PriorOptions,
     SimulatedData,
     TrainingOptions,
-    with_preset,
 )
+from flowpm_dist.cosmoflow.planning.presets import with_preset
 from flowpm_dist.cosmoflow.volumes.draws import most_filled
 from flowpm_dist.cosmology.options import (
     RANGES,

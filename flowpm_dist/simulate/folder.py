@@ -1,0 +1,243 @@
+"""The output folder of `flowpm-dist simulate`, in which all results appear at once.
+
+Results are written into `DIR/.partial-flowpm-dist` and moved into `DIR` when all of them are
+complete, the snapshot last. A snapshot in `DIR` makes a finished run, so that an interrupted run
+never looks like one. The files of an older run stay until the new ones are moved. The checkpoints
+are in the partial folder as well, and are deleted with it when the results are in place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from flowpm_dist.io.files import (
+    CONE_PARTICLES,
+    GENERATOR,
+    LIGHT_CONE,
+    SNAPSHOTS,
+    WriteError,
+    snapshot_attributes,
+)
+from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
+from meshimpl import launch
+
+FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
+OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.png", LIGHT_CONE)
+"""Further results of a run with a light cone."""
+OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
+"""Results that only some runs have."""
+PARTIAL = ".partial-flowpm-dist"
+STEP = "step"
+"""Checkpoints are numbered by steps."""
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore signals to stop in the main thread; other threads receive none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, signal.SIG_IGN) for n in launch.STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class SimulationFolder(JobFolder):
+    """A folder for the results of one simulation.
+
+    Args:
+        path: path of the folder; it is made when the run begins.
+        outputs: names of the folders that hold the states before the last one.
+    """
+
+    kind = "run"
+    contents = (*FILES, *OF_RUN, *SNAPSHOTS)
+    begun = f"{PARTIAL}/checkpoints/{STEP}-*.zarr"
+
+    def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
+        super().__init__(path)
+        self.outputs = tuple(outputs)
+        self.partial = path / PARTIAL
+
+    @property
+    def run_file(self) -> Path:
+        """See `JobFolder.run_file`."""
+        return (self.path if self.is_complete else self.partial) / "run.toml"
+
+    @property
+    def owner(self) -> Path:
+        """The file that says which process writes, or wrote, in the partial folder."""
+        return self.partial / "owner.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Path of the folder of checkpoints."""
+        return self.partial / "checkpoints"
+
+    @property
+    def cone_particles(self) -> Path:
+        """Path of the folder of the particles of a light cone, while it is written."""
+        return self.partial / CONE_PARTICLES
+
+    def last_step(self) -> int | None:
+        """Returns the step of the latest checkpoint, or None if there is none."""
+        return max(numbered_checkpoints(self.checkpoints, STEP), default=None)
+
+    def checksums(self) -> Mapping[str, str]:
+        """Returns the checksums of the run's input files by key, from its latest checkpoint.
+
+        There are none without a checkpoint, or in one of an older version.
+        """
+        last = self.last_step()
+        path = self.checkpoints / f"{STEP}-{last or 0:06d}.zarr"
+        found = (snapshot_attributes(path) or {}).get("checksums")
+        return found if isinstance(found, Mapping) else {}
+
+    def is_finished(self) -> bool:
+        """Returns whether the folder holds all results of a run."""
+        return any(
+            (snapshot_attributes(self.path / name) or {}).get("complete") for name in SNAPSHOTS
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all results are in place, and no other run was begun after them."""
+        return self.is_finished() and not self.owner.is_file()
+
+    def can_resume(self) -> bool:
+        """See `JobFolder.can_resume`."""
+        return self.owner.is_file() or self.is_finished()
+
+    def alternative(self) -> str:
+        """See `JobFolder.alternative`."""
+        return "" if self.last_step() is None else super().alternative()
+
+    def older_work(self) -> str | None:
+        """Returns "a stopped run" if there are checkpoints, or "a finished run"; None for no run.
+
+        The text is empty for an interrupted run without checkpoints.
+        """
+        if self.last_step() is not None:
+            return "a stopped run"
+        if self.is_finished():
+            return "a finished run"
+        return "" if self.partial.is_dir() else None
+
+    def check_contents(self, *, overwrite: bool) -> None:
+        """See `JobFolder.check_contents`."""
+        ours = _outputs_in(self.path)
+        check_foreign(self.path, [name for name in self.outputs if name not in ours])
+        super().check_contents(overwrite=overwrite)
+
+    def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
+        """Make the folder to write into, and remove what an interrupted run has left. On rank 0.
+
+        Checkpoints are removed if the run is not resumed. See `JobFolder.begin`.
+        """
+        with self._being_prepared():
+            if not resume:
+                self.check_contents(overwrite=overwrite)
+            self._take_partial(resume=resume)
+            if not resume:
+                self.check_contents(overwrite=overwrite)
+            self.partial.mkdir(exist_ok=True)
+            self._lock = self._locked_partial()
+
+    def _locked_partial(self) -> IO[str]:
+        return self._locked(self.owner, generator=GENERATOR)
+
+    def _take_partial(self, *, resume: bool) -> None:
+        if not os.path.lexists(self.partial):
+            return
+        owned = self.owner.is_file()
+        if self.partial.is_symlink() or not (owned or not any(self.partial.iterdir())):
+            raise OutputError(f"{self.partial} does not belong to an interrupted run: move it away")
+        with self._locked_partial():
+            if (self.partial / "publishing").exists():
+                self.publish()
+                if resume:
+                    raise OutputError(f"the run in {self.path} is complete: its results are there")
+            elif resume:
+                self._drop_results()
+            else:
+                shutil.rmtree(self.partial)
+
+    def _drop_results(self) -> None:
+        """Remove all from the partial folder that a resumed run does not need."""
+        kept = (self.owner, self.run_file, self.checkpoints, self.cone_particles)
+        for path in self.partial.iterdir():
+            if path in kept or path.name in self.outputs:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    @_uninterrupted()
+    def publish(self) -> None:
+        """Move the results, all of them complete, into place. On rank 0.
+
+        Signals to stop are ignored meanwhile. If the moving fails, old and new results stay in
+        the partial folder, and the next run that begins here continues it.
+
+        Raises:
+            WriteError: a file cannot be moved.
+        """
+        old_are_away = self.partial / "replaced"
+        self.check_held()
+        try:
+            (self.partial / "publishing").touch()
+            if not old_are_away.exists():
+                for name in (*self.contents, *_outputs_in(self.path)):
+                    if (self.path / name).exists():
+                        (self.path / name).rename(self.partial / f"replaced-{name}")
+                old_are_away.touch()
+            for name in (*FILES, *OF_RUN, *_outputs_in(self.partial), *SNAPSHOTS):
+                if (self.partial / name).exists():
+                    (self.partial / name).replace(self.path / name)
+            shutil.rmtree(self.partial)
+        except OSError as error:
+            raise WriteError.of(Path(error.filename or self.path), error) from error
+        self.release()
+
+    def discard(self) -> None:
+        """Remove what was written so far, on the rank that began; nothing on the others."""
+        if self._lock is not None:
+            self.remove_partial()
+
+    def remove_partial(self) -> None:
+        """Remove what was written so far, but checkpoints. On any rank, after rank 0 has begun.
+
+        Results whose publication was interrupted are complete, and stay; so does what another run
+        has written since this one has lost its folder.
+        """
+        if self._lock is not None and not self.is_held:
+            return self.release()
+        if not (self.partial / "publishing").exists():
+            if self.last_step() is None:
+                shutil.rmtree(self.partial, ignore_errors=True)
+            else:
+                with suppress(OSError):
+                    self._drop_results()
+        self.release()
+
+
+def _outputs_in(folder: Path) -> list[str]:
+    """Returns the names of the folders with earlier states that a run has written in a folder."""
+    return [
+        path.name
+        for path in sorted(folder.glob("a_*"))
+        if re.fullmatch(r"a_\d+\.\d{4}", path.name)
+        and any("config" in (snapshot_attributes(path / name) or {}) for name in SNAPSHOTS)
+    ]
