@@ -156,10 +156,10 @@ def array_settings(texts: Sequence[str]) -> dict[str, list[str]]:
     """Returns the value of each key in each job of an array.
 
     Args:
-        texts: such as "initial.seed=0-9" or "evolution.steps=5,10".
+        texts: keys and their values, such as "initial.seed=0-9" or "evolution.steps=5,10".
 
     Raises:
-        UserError: a text is not of this kind, or there would be too many jobs.
+        UserError: a text has another form, or there would be too many jobs.
     """
     values: dict[str, list[str]] = {}
     for text in texts:

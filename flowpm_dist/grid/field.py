@@ -219,7 +219,7 @@ class Field:
         if per_universe and per_component and shape:
             raise ValueError(
                 f"shape {shape} may be one number for each universe or for each component: combine "
-                "it with field.block, in a shape that tells"
+                "it with field.block, in a shape that says which"
             )
         if shape == () or per_component:
             return tf.cast(value, self.dtype)

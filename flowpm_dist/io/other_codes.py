@@ -93,8 +93,8 @@ class ParticleFiles:
             there = float(np.ravel(self.header.get(theirs, 0.0))[0])  # 0: no baryons of their own
             if there and abs(there - numbers[ours]) > PARAMETER_TOLERANCE * abs(there):
                 raise SnapshotError(
-                    f"{self.path} is of {theirs} = {there:g}, the cosmology of {ours} = "
-                    f"{numbers[ours]:g}: they must be the same"
+                    f"{self.path} has {theirs} = {there:g}, and the cosmology has {ours} = "
+                    f"{numbers[ours]:g}: they must be equal"
                 )
         scale = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
         self._number("BoxSize")  # or three
@@ -179,7 +179,7 @@ class ParticleFiles:
             own[tuple((arrived[:, :3].astype(int) - origin).T)] = arrived[:, 3:]
         missing = tf.constant(int(np.isnan(own).any()))
         if int(world.allreduce(missing, "max")):
-            raise SnapshotError(f"{self.path}: ids are missing, and others are there twice")
+            raise SnapshotError(f"{self.path}: some ids are missing and others occur twice")
         spread = np.sqrt(world.allreduce(tf.constant(squares)).numpy() / self.count)
         if (spread > UNORDERED * side).any():
             raise SnapshotError(

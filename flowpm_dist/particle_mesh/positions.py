@@ -15,8 +15,8 @@ def positions(displacement: tf.Tensor, box: Box, *, wrap: bool = True) -> tf.Ten
     Args:
         displacement: from the lattice sites, this rank's block [..., x, y, z, 3] [Mpc/h].
         box: the particles' box.
-        wrap: whether positions are taken into the periodic box, 0 <= x < side; else a particle that
-            crossed a face of it is beyond that face.
+        wrap: whether positions are wrapped into the periodic box, 0 <= x < side. Otherwise a
+            particle that has left the box has a position outside it.
 
     Returns:
         This rank's block, of the displacement's shape and dtype.

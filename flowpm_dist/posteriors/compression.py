@@ -45,7 +45,9 @@ def compressed(
 
     groups = np.unique(train.truth.astype(np.float32), axis=0, return_inverse=True)[1].ravel()
     if groups.max() + 1 < FEWEST:
-        raise ValueError(f"{groups.max() + 1} data sets cannot be compressed: at least {FEWEST}")
+        raise ValueError(
+            f"{groups.max() + 1} data sets cannot be compressed: at least {FEWEST} needed"
+        )
     shift, scale = shift_and_scale(train.features)
     data = [scaled(features, shift, scale) for features in (train.features, *others)]
     z = unbounded(priors, train.truth)

@@ -71,7 +71,7 @@ class Bins:
         log = self.spacing == "log"
         if not low < high < np.inf or low < 0 or (log and low == 0):
             least = "above 0" if log else "from 0 on"
-            raise ValueError(f"bins from k = {low:g} to {high:g} h/Mpc: a range {least} is needed")
+            raise ValueError(f"bins from k = {low:g} to {high:g} h/Mpc: must increase, {least}")
         if log:
             low, high = np.log10(low), np.log10(high)
         if self.width is None:

@@ -284,7 +284,7 @@ class CellValues:
     """The kind of a volume's numbers: densities, densities that may be below 0, or counts.
 
     Attributes:
-        positive: whether no number is below 0, which holds without noise.
+        positive: whether no number is below 0, as in data without noise.
         mean_count: the mean count of a cell of mean density; None for densities.
     """
 

@@ -87,7 +87,7 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
     """Checks that a volume has the observation that the network was trained for, if both are known.
 
     Returns:
-        Sentences about what could not be checked.
+        Warnings about what could not be compared.
 
     Raises:
         ObservationError: the observations differ; the message names the differences.

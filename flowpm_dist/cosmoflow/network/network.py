@@ -158,17 +158,17 @@ class BaseNetwork(tf.Module):
 class Network(BaseNetwork):
     """A network of cubic volumes, on any mesh of axes `replica`, `row` and `col`.
 
-    What is left of a volume after averaging over it differs little from one universe to the next,
-    compared with its mean, and learning is slow along it. So the features that enter the first
-    dense layer are shifted and scaled by constant numbers. The network can express what it could
-    before (data-dependent initialisation, arXiv:1602.07868).
+    The features that enter the first dense layer are averages over a volume. They differ little
+    between universes, compared with their mean, which makes learning slow. So they are shifted and
+    scaled by constant numbers. The network can express what it could before (data-dependent
+    initialisation, arXiv:1602.07868).
 
     Args:
         network: a declaration, or the name of one.
         mesh: the ranks.
         split_channels: a mesh axis over which the output channels of convolutions are split
             instead of the volume.
-        centre: whether a step takes the mean over the batch off the features, see `recentre`.
+        centre: whether a step subtracts the features' mean over the batch, see `recentre`.
         seed: seed of the weights.
         options: width, batch, parameters, channels and within of `BaseNetwork`, and the options
             of `NetworkOptions`.

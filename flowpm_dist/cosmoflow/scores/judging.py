@@ -383,7 +383,7 @@ def differences_from(main: str, predictions: Mapping[str, Predictions]) -> Diffe
 
     Args:
         main: name of the method.
-        predictions: the predictions of all methods; methods with other samples are left out.
+        predictions: the predictions of all methods; methods for other samples are left out.
     """
     first = predictions[main]
     others = {name: p for name, p in predictions.items() if name != main and _same(first, p)}

@@ -112,8 +112,8 @@ class TrainingSession:
 
         Raises:
             StopError: a signal stopped the training before its last step; a checkpoint was written.
-            DivergedError, RecordError, HaloError, WriteError: the training cannot go on;
-                its checkpoints are unchanged.
+            DivergedError, RecordError, HaloError, WriteError: the training cannot continue; its
+                checkpoints are unchanged.
             TrainedError: there is no checkpoint to continue from, or no weights to start from.
         """
         first = self._resumed() if resume else 0

@@ -157,7 +157,9 @@ class DatasetHeader:
         if not self.parameters or self.samples_per_file < 1 or not self.scale > 0:
             raise RecordError("needs parameters, at least one sample per file, and a scale over 0")
         if self.priors and set(self.priors) != set(self.parameters):
-            raise RecordError(f"priors of {list(self.priors)} for parameters {self.parameters}")
+            raise RecordError(
+                f"the priors are for {list(self.priors)}, the parameters are {self.parameters}"
+            )
         self.block_shape()  # checks that the grid divides
 
     def block_shape(self, block: Block | None = None) -> tuple[int, int, int, int]:

@@ -329,8 +329,8 @@ class RecordDataset(Dataset):
         if len(self) != expected or not len(self):
             short = np.flatnonzero(counts[:, 0] < self.header.samples_per_file) * pieces
             raise RecordError(
-                f"{self.folder}: the files of split {self.split!r} hold {len(self)} samples, must "
-                f"be {expected or 'some'}; incomplete files: "
+                f"{self.folder}: the files of split {self.split!r} hold {len(self)} samples, "
+                f"must be {expected or 'at least one'}; incomplete files: "
                 f"{', '.join(paths[n].name for n in short)}"
             )
 
@@ -347,7 +347,7 @@ class RecordDataset(Dataset):
         indices = [index for *_, index in pieces]
         if len(set(indices)) > 1:
             found = dict(zip(paths, indices, strict=True))
-            raise RecordError(f"the blocks of one sample are of different simulations: {found}")
+            raise RecordError(f"the blocks of one sample come from different simulations: {found}")
         values = iter(values for values, *_ in pieces)
         rows = [[next(values)[x, y] for *_, x, y in line] for line in self._crops]
         volume = np.concatenate([np.concatenate(row, axis=1) for row in rows]).astype(np.float32)

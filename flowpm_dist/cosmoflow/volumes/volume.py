@@ -51,8 +51,8 @@ def check_volume(
     trained = f"the network was trained on {width}^3 cells in a box of {size:g} Mpc/h"
     if shape[1:4] == wanted and shape[:3] != wanted:
         raise VolumeError(
-            f"{volume.where} holds {shape[0]} volumes, and predict takes one: give it one by one; "
-            "the network that flowpm-dist export writes takes many at once"
+            f"{volume.where} holds {shape[0]} volumes, and predict takes one: give them one "
+            "by one; the network that flowpm-dist export writes takes many at once"
         )
     if shape[:3] != wanted or beyond not in shapes:
         raise VolumeError(

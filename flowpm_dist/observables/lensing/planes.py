@@ -253,8 +253,8 @@ def convergence_power(
 ) -> tf.Tensor:
     """Returns the angular power of convergence between each two sources, by Limber's approximation.
 
-    Differentiable by the cosmology and the parameters of sources and alignment, as far as the power
-    is.
+    Differentiable with respect to the parameters of sources and alignment, and with respect to the
+    cosmology if the power is.
 
     Args:
         ell: multipoles [ell] [1], or a number.

@@ -228,7 +228,7 @@ class SmailDistribution(SourceDistribution):
         shift: see `Sources`.
         z_max: the redshift beyond which there are no sources [1].
 
-    z0, alpha, beta and the shift may be scalar tensors, to differentiate by.
+    Gradients with respect to z0, alpha, beta and the shift exist if they are scalar tensors.
 
     Raises:
         ValueError: a parameter that is not above 0 or not finite; no sources above z = 0.

@@ -98,7 +98,7 @@ class LightCone:
         seed: int | Sequence[int] | None = None,
         **run: Any,
     ) -> DensityPlanes:
-        """Simulates, and returns the matter of slabs of the universe, each on a plane or a shell.
+        """Simulates, and returns the matter of slabs, each projected on a plane or a shell.
 
         A slab contains the matter that lies in it when its light leaves. Along the line of sight a
         particle is a cloud as deep as the lattice's spacing. It therefore moves continuously from

@@ -123,7 +123,7 @@ class Likelihood(abc.ABC):
         return float(self.box.mesh.world.allreduce(local)) / (replicas * self.box.cells)
 
     def weights(self) -> tf.Tensor:
-        """Returns the inverse variance of this rank's cells divided by its mean [x, y, z].
+        """Returns the inverse variance in this rank's cells over its mean in the box [x, y, z].
 
         The model's error is left out, because it follows the density of the data. On all ranks
         together.
