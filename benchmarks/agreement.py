@@ -143,7 +143,7 @@ def chains(folder: Path, options: argparse.Namespace) -> None:
 
     lap = [begun]
 
-    def told(move: Any) -> None:
+    def report(move: Any) -> None:
         draw, now = move.draw, time.monotonic()
         values = [x.numpy() for x in posterior.parameters(draw.point).values()]
         numbers = (move.number, move.drawn, draw.evaluations, float(draw.step))
@@ -158,7 +158,7 @@ def chains(folder: Path, options: argparse.Namespace) -> None:
             raise SystemExit(f"{move.number} of {walk.moves} moves; call it again to go on")
 
     try:
-        walk.run(start, told, resume=found is not None)
+        walk.run(start, report, resume=found is not None)
         walk.save()
     finally:
         table.close()
@@ -191,9 +191,9 @@ def simulate(folder: Path, options: argparse.Namespace) -> None:
         rng = np.random.default_rng([options.seed, 3, number])
         truth = {name: rng.uniform(low, high, BATCH) for name, (low, high) in RANGES.items()}
         white = tf.constant(rng.standard_normal(box.shape.to_integer_list), box.dtype)
-        seen = model(white, {name: tf.constant(x) for name, x in truth.items()})
-        seen += tf.constant(NOISE * rng.standard_normal(seen.shape), box.dtype)
-        found = measured(STATISTICS, Field(seen, box), noisy)
+        observed = model(white, {name: tf.constant(x) for name, x in truth.items()})
+        observed += tf.constant(NOISE * rng.standard_normal(observed.shape), box.dtype)
+        found = measured(STATISTICS, Field(observed, box), noisy)
         values = np.stack([truth[name] for name in RANGES], axis=1)
         aside = kept / f"aside-{number}.npz"
         np.savez(aside, truth=values, **found)

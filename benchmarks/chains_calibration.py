@@ -45,7 +45,7 @@ HELD, FREE = 10, 30
 """Moves of the warm-up, with sigma8 held and free."""
 
 
-def run(folder: Path, asked: dict[str, Any], minutes: float) -> None:
+def run(folder: Path, request: dict[str, Any], minutes: float) -> None:
     """Moves the chains of all mocks until they are done or the time is over."""
     launch.configure_threads()
     from flowpm_dist import reconstruction as rec
@@ -55,33 +55,38 @@ def run(folder: Path, asked: dict[str, Any], minutes: float) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.json"
-    if settings.exists() and json.loads(settings.read_text()) != asked:
+    if settings.exists() and json.loads(settings.read_text()) != request:
         raise SystemExit(f"{folder} holds another run: {settings.read_text()}")
-    settings.write_text(json.dumps(asked))
-    posterior, start, truth = mocks_of(asked)
+    settings.write_text(json.dumps(request))
+    posterior, start, truth = mocks_of(request)
     np.savez(folder / "truth.npz", **truth)
     sampler: rec.Sampler
-    if asked["method"] == "microcanonical":
+    if request["method"] == "microcanonical":
         sampler = rec.Microcanonical(
-            leaps=asked["leaps"], energy_error=asked["energy_error"], seed=1
+            leaps=request["leaps"], energy_error=request["energy_error"], seed=1
         )
     else:
         kinds = {"hmc": rec.HMC, "adjusted-microcanonical": rec.AdjustedMicrocanonical}
-        sampler = kinds[asked["method"]](leaps=asked["leaps"], target=asked["target"], seed=1)
+        sampler = kinds[request["method"]](leaps=request["leaps"], target=request["target"], seed=1)
     checkpoints = rec.PointCheckpoints(folder / "chains", posterior.space)
     warm_up = [Phase(rec.EXACT, HELD, True), Phase(rec.EXACT, FREE)]
     chains = Chains(
-        posterior, sampler, warm_up=warm_up, draws=asked["draws"], checkpoints=checkpoints, every=2
+        posterior,
+        sampler,
+        warm_up=warm_up,
+        draws=request["draws"],
+        checkpoints=checkpoints,
+        every=2,
     )
     found = checkpoints.restore()
     done = 0 if found is None else found[0].iteration
-    count = 2 * asked["mocks"]
+    count = 2 * request["mocks"]
     names = [f"{what} {chain}" for what in ("sigma8", "mode") for chain in range(count)]
     facts = ("move", "drawn", "evaluations", "step", "acceptance", "energy_error")
     table = Table(folder / "draws.csv", (*facts, *names), done + 1)
     progress, end = Progress(rank=0), time.monotonic() + 60 * minutes
 
-    def told(move: Any) -> None:
+    def report(move: Any) -> None:
         draw = move.draw
         values = np.concatenate(
             [
@@ -99,13 +104,13 @@ def run(folder: Path, asked: dict[str, Any], minutes: float) -> None:
             raise SystemExit(f"{move.number} of {chains.moves} moves; call it again to go on")
 
     try:
-        chains.run(start, told, resume=found is not None)
+        chains.run(start, report, resume=found is not None)
         chains.save()
     finally:
         table.close()
 
 
-def mocks_of(asked: dict[str, Any]) -> tuple[Any, Any, dict[str, np.ndarray]]:
+def mocks_of(request: dict[str, Any]) -> tuple[Any, Any, dict[str, np.ndarray]]:
     """Returns the posterior of all chains, where they begin, and the truth of the mocks."""
     import tensorflow as tf
     from scipy.stats import norm
@@ -114,27 +119,27 @@ def mocks_of(asked: dict[str, Any]) -> tuple[Any, Any, dict[str, np.ndarray]]:
     from flowpm_dist import reconstruction as rec
     from flowpm_dist.observables import ForwardModel
 
-    grid, mocks = asked["grid"], asked["mocks"]
-    order = 2 if asked["structure"] == "2lpt" else 1
+    grid, mocks = request["grid"], request["mocks"]
+    order = 2 if request["structure"] == "2lpt" else 1
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, CELL * grid, [0.1, 0.5], lpt_order=order)
-    model, box = ForwardModel(sim, asked["structure"]), sim.box_of(2 * mocks)
-    rng, priors = np.random.default_rng([asked["seed"], 0]), {"sigma8": RANGE}
+    model, box = ForwardModel(sim, request["structure"]), sim.box_of(2 * mocks)
+    rng, priors = np.random.default_rng([request["seed"], 0]), {"sigma8": RANGE}
     space = rec.Space(box, tuple(priors))
     low, high = RANGE
     sigma8 = low + (high - low) * norm.cdf(rng.standard_normal(mocks))
     twice = np.repeat(np.arange(mocks), 2)
-    field = tf.gather(space.normal(asked["seed"], 1).field, 2 * twice)
+    field = tf.gather(space.normal(request["seed"], 1).field, 2 * twice)
     noise = rng.standard_normal((mocks, grid, grid, grid))[twice]
     given = {"sigma8": tf.constant(sigma8[twice])}
     data = model(field, given) + tf.constant(NOISE * noise, box.dtype)
     posterior = rec.Posterior(model, rec.Gaussian(box, data, NOISE), priors)
     truth = {"sigma8": sigma8, "mode": rec.large_modes(field, box)[::2, MODE]}
-    if asked["structure"] == "linear":
+    if request["structure"] == "linear":
         one = {"sigma8": tf.constant(1.0, tf.float64)}
         truth |= exact(np.asarray(data)[::2], np.asarray(model.linear_response(one)))
 
     def start() -> Any:
-        away = space.normal(asked["seed"], 2)
+        away = space.normal(request["seed"], 2)
         ends = np.tile([-ENDS, ENDS], mocks)[:, np.newaxis]
         return rec.Unknowns(away.field, tf.constant(ends))
 
@@ -170,9 +175,9 @@ def report(folders: list[Path], figure: Path | None) -> None:
     found, first = {}, {}
     for folder in folders:
         calibration, facts, away = judged(folder)
-        asked, step = facts["settings"], facts["step"]
-        adjusted = "" if asked["method"] == "microcanonical" else f"\n{asked['method']}"
-        label = f"{asked['grid']}³, {asked['structure']},\nsteps of {step:.2f}{adjusted}"
+        request, step = facts["settings"], facts["step"]
+        adjusted = "" if request["method"] == "microcanonical" else f"\n{request['method']}"
+        label = f"{request['grid']}³, {request['structure']},\nsteps of {step:.2f}{adjusted}"
         found[label] = calibration
         facts = {"run": folder.name, **facts}
         if away:
@@ -197,9 +202,9 @@ def judged(folder: Path) -> tuple[Any, dict[str, Any], dict[str, np.ndarray]]:
     from flowpm_dist.posteriors.calibration import LEVELS, uniform_p
     from flowpm_dist.reconstruction import convergence
 
-    asked = json.loads((folder / "settings.json").read_text())
+    request = json.loads((folder / "settings.json").read_text())
     rows = [row for row in read_rows(folder / "draws.csv") if int(row["drawn"])]
-    truth, mocks = np.load(folder / "truth.npz"), asked["mocks"]
+    truth, mocks = np.load(folder / "truth.npz"), request["mocks"]
     names = ("sigma8", "mode")
     columns = [[f"{name} {chain}" for chain in range(2 * mocks)] for name in names]
     drawn = np.array([[[float(row[c]) for c in group] for group in columns] for row in rows])
@@ -223,7 +228,7 @@ def judged(folder: Path) -> tuple[Any, dict[str, Any], dict[str, np.ndarray]]:
     mean, width = values.mean(axis=1), values.std(axis=1)
     pull = (truth["sigma8"] - mean) / width
     facts: dict[str, Any] = {
-        "settings": asked,
+        "settings": request,
         "draws": len(rows),
         "ranked of each": {
             n: [float(np.median(x)), int(x.min())] for n, x in zip(names, kept.T, strict=True)

@@ -101,8 +101,8 @@ def main() -> None:
         return
     threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
     print(f"{options.grid}^3, {options.ranks} ranks x {threads} threads, {CHAINS} chains\n")
-    asked = [options.method] if options.method else list(LEAPS)
-    settings = [(m, n) for m in asked for n in ([options.leaps] if options.leaps else LEAPS[m])]
+    methods = [options.method] if options.method else list(LEAPS)
+    settings = [(m, n) for m in methods for n in ([options.leaps] if options.leaps else LEAPS[m])]
     for number, (method, leaps) in enumerate(settings):
         arguments = [f"--{key}={value}" for key, value in given.items()]
         arguments += [f"--method={method}", f"--leaps={leaps}"]

@@ -129,11 +129,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--near", type=float, default=200.0)
     parser.add_argument("--turns", type=int, default=3)
-    asked = parser.parse_args()
-    if asked.what == "theory":
-        measure(asked.grid, asked.box, asked.seeds, asked.near)
+    options = parser.parse_args()
+    if options.what == "theory":
+        measure(options.grid, options.box, options.seeds, options.near)
     else:
-        cost(asked.grid, asked.box, asked.turns)
+        cost(options.grid, options.box, options.turns)
 
 
 if __name__ == "__main__":

@@ -206,8 +206,8 @@ def power(side: str, ranks: int = 8192) -> None:
     seconds = time.process_time() - began
     added = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     modes, axes = 4 * int(tf.size(amplitude)), {"row": row, "col": col}
-    told = simulation_bytes(SolverOptions(), (n, n, n), axes)
-    sizes = (modes, added, power_bytes((n, n, n), 4), told)
+    estimate = simulation_bytes(SolverOptions(), (n, n, n), axes)
+    sizes = (modes, added, power_bytes((n, n, n), 4), estimate)
     print(f"| {n}^3 | {ranks:,} | `{mesh}` | {seconds:.1f} | ", end="")
     print(" | ".join(f"{size / 2**20:,.0f}" for size in sizes), "|", flush=True)
 

@@ -302,9 +302,9 @@ def main() -> int:
                 share *= 0.7
             came, ended, status, output = disturbed
             did, well = bench.again(job, output)
-            expected, seen = results(whole), results(output)
-            paths = sorted(expected.keys() | seen.keys())
-            differ = [path for path in paths if expected.get(path) != seen.get(path)]
+            expected, resumed = results(whole), results(output)
+            paths = sorted(expected.keys() | resumed.keys())
+            differ = [path for path in paths if expected.get(path) != resumed.get(path)]
             found = f"differ: {', '.join(differ[:5])}" if differ else "equal to the bit"
             wrong += ended is None or not well or bool(differ)
             after = "never" if ended is None else f"{ended:.1f}"

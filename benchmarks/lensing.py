@@ -115,8 +115,8 @@ def linear_convergence(delta: np.ndarray, box: Any, cone: LightCone) -> np.ndarr
         x = sx * (theta * chi - tile.shifts[0]) / box.cell[ax]
         y = sy * (theta * chi - tile.shifts[1]) / box.cell[ay]
         places = np.meshgrid(x, y, indexing="ij")
-        seen = map_coordinates(plane, places, order=3, mode="grid-wrap")
-        kappa += weights[:, m, np.newaxis, np.newaxis] * seen
+        results = map_coordinates(plane, places, order=3, mode="grid-wrap")
+        kappa += weights[:, m, np.newaxis, np.newaxis] * results
     return kappa
 
 
@@ -266,8 +266,8 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         wavenumbers = found.k
         spectra[-1].append(found.power / theory(found.k, state.a).numpy())
 
-    def keep(seen: list[Any]) -> None:
-        for maps in seen:
+    def keep(results: list[Any]) -> None:
+        for maps in results:
             kappa = maps.kappa[0].numpy().astype(np.float64)
             powers.append(tapered(kappa, maps.sky.fov, edges, window="bilinear"))
 
@@ -372,21 +372,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--cones", type=int, default=4)
     parser.add_argument("--keep", type=Path, help="a folder that is there")
-    asked = parser.parse_args()
-    if asked.what == "linear":
-        sizes = asked.grid or 128, asked.box or 400.0, asked.seeds or 100
-        linear(*sizes, asked.painted, asked.cones, asked.keep)
-    elif asked.what == "halofit":
+    options = parser.parse_args()
+    if options.what == "linear":
+        sizes = options.grid or 128, options.box or 400.0, options.seeds or 100
+        linear(*sizes, options.painted, options.cones, options.keep)
+    elif options.what == "halofit":
         halofit(
-            asked.grid or 256,
-            asked.box or 400.0,
-            asked.seeds or 4,
-            asked.mesh_factor,
-            asked.steps,
-            asked.cones,
+            options.grid or 256,
+            options.box or 400.0,
+            options.seeds or 4,
+            options.mesh_factor,
+            options.steps,
+            options.cones,
         )
     else:
-        cost(asked.grid or 128, asked.box or 512.0)
+        cost(options.grid or 128, options.box or 512.0)
 
 
 if __name__ == "__main__":

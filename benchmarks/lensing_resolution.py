@@ -106,9 +106,9 @@ def main() -> None:
     print(f"| cell [Mpc/h] | B | steps | deconvolved | {' | '.join(titles)} | universe | minutes |")
 
     def row(case: Case, k: np.ndarray, ratio: np.ndarray, name: str) -> None:
-        told = convergence(scaled(halofit, TIMES, k, ratio)) / whole
-        told = np.append(told, np.interp(WAVENUMBERS, k, ratio[-1]))
-        figures = " | ".join(f"{value:.3f}" for value in told)
+        ratios = convergence(scaled(halofit, TIMES, k, ratio)) / whole
+        ratios = np.append(ratios, np.interp(WAVENUMBERS, k, ratio[-1]))
+        figures = " | ".join(f"{value:.3f}" for value in ratios)
         cell = f"{options.box / case[0]:.2f} | {case[1]} | {case[2]} | {case[3]}"
         print(f"| {cell} | {figures} | {name} |", flush=True)
 

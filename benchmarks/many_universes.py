@@ -92,20 +92,20 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    asked = parser.parse_args()
-    if asked.place:
-        report(work(asked.grid, asked.count, asked.ways))
+    options = parser.parse_args()
+    if options.place:
+        report(work(options.grid, options.count, options.ways))
         return
-    arguments = [f"--grid={asked.grid}", f"--count={asked.count}", "--ways", *asked.ways]
-    found = start_worker(__file__, arguments, asked.ranks, asked.threads)
-    print(f"{asked.count} rounds at {asked.grid}^3 on {asked.ranks} ranks")
+    arguments = [f"--grid={options.grid}", f"--count={options.count}", "--ways", *options.ways]
+    found = start_worker(__file__, arguments, options.ranks, options.threads)
+    print(f"{options.count} rounds at {options.grid}^3 on {options.ranks} ranks")
     for name, seconds in found["seconds"].items():
         bare = found["seconds"].get("bare")
         ratio = np.median(np.divide(seconds, bare)[1:]) if bare else np.nan
         print(f"{name:10}  {np.median(seconds[1:]):.3f} s, {ratio:.2f} of a bare run's")
     print(f"graphs made after the first round: {found['graphs']}")
-    for number in sorted({0, 4, *range(0, asked.count, -(-asked.count // ROUNDS_SHOWN))}):
-        if number < asked.count:
+    for number in sorted({0, 4, *range(0, options.count, -(-options.count // ROUNDS_SHOWN))}):
+        if number < options.count:
             print(f"memory after round {number + 1:4}: {found['memory'][number] / 2**20:.1f} MiB")
     print(f"memory after the last: {found['memory'][-1] / 2**20:.1f} MiB")
 

@@ -32,17 +32,17 @@ SEED, GRADIENTS = 42, 200
 
 def mask_of(name: str, grid: int) -> np.ndarray:
     """Returns the share of each cell that is observed [x, y, z]."""
-    seen, half = np.ones([grid] * 3), grid // 2
+    mask, half = np.ones([grid] * 3), grid // 2
     if name == "quarter":
-        seen[:half, :half] = 0
-        seen[half:, half:, half:] = 0.5
+        mask[:half, :half] = 0
+        mask[half:, half:, half:] = 0.5
     elif name == "slab":
-        seen[:, :, : grid // 4] = 0
-        seen[:half, :half, half:] = 0.5
+        mask[:, :, : grid // 4] = 0
+        mask[:half, :half, half:] = 0.5
     else:
         x = np.arange(grid) - grid / 2 + 0.5
-        seen = (x[:, None, None] ** 2 + x[:, None] ** 2 + x**2 < (0.4924 * grid) ** 2) * 1.0
-    return seen
+        mask = (x[:, None, None] ** 2 + x[:, None] ** 2 + x**2 < (0.4924 * grid) ** 2) * 1.0
+    return mask
 
 
 def main() -> None:
@@ -53,19 +53,19 @@ def main() -> None:
     parser.add_argument("--masks", nargs="+", choices=MASKS, default=MASKS)
     parser.add_argument("--counts", nargs="+", type=int, default=[5, 20], help="in a cell")
     parser.add_argument("--grid", type=int, default=32)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     edges = fpm.scale_factor_steps(0.1, 1.0, 3)
-    cosmology, size = fpm.Cosmology.planck18(), 8.0 * asked.grid
-    model = ForwardModel(fpm.Simulation(cosmology, asked.grid, size, edges, lpt_order=1), "1lpt")
+    cosmology, size = fpm.Cosmology.planck18(), 8.0 * options.grid
+    model = ForwardModel(fpm.Simulation(cosmology, options.grid, size, edges, lpt_order=1), "1lpt")
     model.hold_halo()
     mock, box = rec.Universe.mock(model, SEED), model.box
     density = positive_density(tf.cast(mock.expected, tf.float64)).numpy()
     ways: dict[str, Any] = {"with": Preconditioner.__call__, "without": lambda _, field: field}
-    for count, name in [(count, name) for count in asked.counts for name in asked.masks]:
-        mask = mask_of(name, asked.grid)
+    for count, name in [(count, name) for count in options.counts for name in options.masks]:
+        mask = mask_of(name, options.grid)
         counts = np.random.default_rng(SEED).poisson(count * mask * density)
-        data, seen = (tf.constant(values, box.dtype) for values in (counts, mask))
-        posterior = rec.Posterior(model, rec.Poisson(box, data, count, seen))
+        data, mask = (tf.constant(values, box.dtype) for values in (counts, mask))
+        posterior = rec.Posterior(model, rec.Poisson(box, data, count, mask))
         for way, call in ways.items():
             Preconditioner.__call__ = call  # type: ignore[method-assign]
             stages = rec.default_stages(posterior, GRADIENTS)

@@ -123,8 +123,10 @@ def print_jobs(grids: list[int], kinds: list[str]) -> None:
     for kind in kinds:
         for grid in grids:
             for ranks in (1, 2):
-                measured, told = job(kind, grid, ranks)
-                figures = f"{told / 2**20:.0f} | {measured / 2**20:.0f} | {told / measured:.2f}"
+                measured, estimated = job(kind, grid, ranks)
+                figures = (
+                    f"{estimated / 2**20:.0f} | {measured / 2**20:.0f} | {estimated / measured:.2f}"
+                )
                 print(f"| {kind} | {grid}^3 | {ranks} | {figures} |", flush=True)
 
 

@@ -95,8 +95,8 @@ def worker(name: str, grid: int, folder: Path) -> None:
     cosmology = fpm.Cosmology(Omega_m=0.30966, Omega_b=0.04897, h=0.6766, n_s=0.96822, sigma8=0.81)
     sim = fpm.Simulation(cosmology, grid, CELL * grid, edges, **made.options)
     state = sim.run(seed=SEED)
-    seen = fpm.Field(ForwardModel(sim, "pm", bias=made.bias).observe(state, {}), sim.box)
-    arrays = {"linear": state.linear_delta.numpy(), "density": seen.numpy()}
+    observed = fpm.Field(ForwardModel(sim, "pm", bias=made.bias).observe(state, {}), sim.box)
+    arrays = {"linear": state.linear_delta.numpy(), "density": observed.numpy()}
     if launch.detect().rank == 0:
         for key, values in arrays.items():
             np.save(folder / "aside.npy", values)

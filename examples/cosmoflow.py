@@ -60,16 +60,16 @@ def main() -> None:
     parser.add_argument(
         "--fewer", type=int, nargs="*", default=[256, 512, 1024], help="for the learning curve"
     )
-    asked = parser.parse_args()
-    asked.output.mkdir(parents=True, exist_ok=True)
-    trainings = [(asked.simulations, seed) for seed in asked.seeds]
-    trainings += [(count, asked.seeds[0]) for count in asked.fewer]
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    trainings = [(arguments.simulations, seed) for seed in arguments.seeds]
+    trainings += [(count, arguments.seeds[0]) for count in arguments.fewer]
     folders = []
     for count, seed in trainings:
-        path = run_file(asked.output, asked.run_file, seed, count)
-        folders.append(train(path, asked.ranks))
-    evaluation = asked.output / "evaluation"
-    words = command("evaluate", *folders, "--ranks", asked.ranks, "--output", evaluation)
+        path = run_file(arguments.output, arguments.run_file, seed, count)
+        folders.append(train(path, arguments.ranks))
+    evaluation = arguments.output / "evaluation"
+    words = command("evaluate", *folders, "--ranks", arguments.ranks, "--output", evaluation)
     subprocess.run(words, check=True)
 
 

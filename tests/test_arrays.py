@@ -146,8 +146,10 @@ def test_units_make_a_density_of_mean_one(folder):
         np.testing.assert_allclose(found[..., 0], wanted[6][cut], rtol=1e-5, atol=1e-6)
     for unit, wrong in (("density", 1e10 * volumes), ("overdensity", volumes / volumes[:8].mean())):
         np.save(folder / "all.npy", wrong.astype(np.float32))
-        told = problem(folder, ('"density"', f'"{unit}"'))
-        assert f'data.unit = "{unit}" it must be from' in told and "has volumes of mean" in told
+        message = problem(folder, ('"density"', f'"{unit}"'))
+        assert (
+            f'data.unit = "{unit}" it must be from' in message and "has volumes of mean" in message
+        )
     below = volumes.copy()
     below[1, 0, 0, 0] = -1
     np.save(folder / "all.npy", below)
@@ -166,10 +168,10 @@ def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, u
     np.save(folder / "all.npy", stored)
     np.save(folder / "one.npy", stored[5])
     plan = run(folder, ('"density"', f'"{unit}"'))
-    asked = []
+    requested = []
 
     def predict(block):
-        asked.append(block[0])
+        requested.append(block[0])
         raise InterruptedError
 
     network = SimpleNamespace(predict=predict, whole_outputs=None)
@@ -185,11 +187,11 @@ def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, u
         )
     wanted = arrays_of(plan).read(5)[..., 0]
     assert wanted.mean() == pytest.approx(1.0 if unit == "mass" else 1.2, rel=1e-5)
-    np.testing.assert_allclose(asked[0], wanted, rtol=1e-5)
+    np.testing.assert_allclose(requested[0], wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ([("grid = 32", "grid = 64")], r"shape \[20, 32, 32, 32\]; must be \['volumes', 64, 64"),
         ([('"float32"', '"float64"')], "holds float32, data.dtype is 'float64'"),
@@ -207,8 +209,8 @@ def test_predict_asks_about_the_volume_that_evaluate_does(folder, monkeypatch, u
          r"Omega_m is from 0.1 to 0.48, but priors.Omega_m is \[0.2, 0.5\]"),
     ],
 )  # fmt: skip
-def test_what_does_not_match_is_told(folder, changes, told):
-    assert re.search(told, problem(folder, *changes))
+def test_what_does_not_match_is_told(folder, changes, message):
+    assert re.search(message, problem(folder, *changes))
 
 
 def test_rows_and_volumes_that_differ_in_number(folder):
@@ -242,7 +244,7 @@ def test_tables_of_several_kinds(tmp_path, text, columns, names):
 
 
 @pytest.mark.parametrize(
-    ("text", "columns", "told"),
+    ("text", "columns", "message"),
     [
         ("0.3 0.8\n", None, "does not name its 2 columns: give data.columns"),
         ("a b\n1 2\n", ("a", "b", "c"), "has 2 columns, data.columns names 3"),
@@ -252,9 +254,9 @@ def test_tables_of_several_kinds(tmp_path, text, columns, names):
         ("#\n\n", None, "is empty"),
     ],
 )
-def test_tables_that_cannot_be_read(tmp_path, text, columns, told):
+def test_tables_that_cannot_be_read(tmp_path, text, columns, message):
     (tmp_path / "table").write_text(text)
-    with pytest.raises(TableError, match=told):
+    with pytest.raises(TableError, match=message):
         read_table(tmp_path / "table", columns)
     with pytest.raises(TableError, match="cannot read the table"):
         read_table(tmp_path / "none")

@@ -37,9 +37,9 @@ def test_gains_on_the_same_universes_are_compared_in_pairs(benchmark, tmp_path, 
     for kind, less in (("flow", 0.0), ("sbi", 0.25)):
         np.savez(tmp_path / f"{kind}_0.npz", samples=samples, gain=common - less)
     benchmark("agreement_report").report(tmp_path, ["a", "b"], ["P(k)"], None)
-    told = capsys.readouterr().out
-    _, end = json.JSONDecoder().raw_decode(told)
-    pairs = json.loads(told[end:])["ln(q / prior) of test"]
+    message = capsys.readouterr().out
+    _, end = json.JSONDecoder().raw_decode(message)
+    pairs = json.loads(message[end:])["ln(q / prior) of test"]
     np.testing.assert_allclose(pairs["P(k), sbi less P(k), flow"], [-0.25, 0], atol=1e-12)
 
 
@@ -80,8 +80,8 @@ def test_runs_of_the_same_universes_are_compared_mock_by_mock(benchmark, tmp_pat
     calibration.report([tmp_path / "first", tmp_path / "second"], None)
     first, second = json.loads("[" + capsys.readouterr().out.replace("}\n{", "},{") + "]")
     assert "less first" not in first
-    told = second["less first"]
+    message = second["less first"]
     np.testing.assert_allclose(
-        told["mean less the exact one, in widths"], [0.2, 0], rtol=1e-9, atol=1e-9
+        message["mean less the exact one, in widths"], [0.2, 0], rtol=1e-9, atol=1e-9
     )
-    np.testing.assert_allclose(told["variance over the exact one"], [0, 0], atol=1e-9)
+    np.testing.assert_allclose(message["variance over the exact one"], [0, 0], atol=1e-9)

@@ -34,12 +34,12 @@ def test_no_machine_fails_for_being_slow(slowness):
 
 
 def test_each_test_is_held_to_its_own_budget():
-    told = [
+    message = [
         "big: 100 s, its budget is 50 s",
         f"a on 2 rank(s): 45 s, its budget is {ON_RANKS:.0f} s",
     ]
-    assert list(report_of(None, 1.0).over()) == told
-    assert report_of("seconds", 1.0).failures() == told
+    assert list(report_of(None, 1.0).over()) == message
+    assert report_of("seconds", 1.0).failures() == message
     assert not report_of(None, 1.0).failures()
 
 

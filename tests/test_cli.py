@@ -72,7 +72,7 @@ def test_mistakes_are_reported_before_anything_heavy_is_imported(here):
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "told"),
+    ("change", "words", "message"),
     [
         (("grid = 16", "gird = 16"), [], "box.gird is not a key; did you mean grid?"),
         (("grid = 16", "grid = 15"), [], "box.grid = 15: must be an even whole number"),
@@ -84,11 +84,11 @@ def test_mistakes_are_reported_before_anything_heavy_is_imported(here):
         (("", ""), ["--output", "."], "holds run.toml from elsewhere"),
     ],
 )
-def test_mistakes_have_status_2_and_leave_nothing(here, change, words, told):
+def test_mistakes_have_status_2_and_leave_nothing(here, change, words, message):
     (here / "run.toml").write_text(RUN.replace(*change))
     done = flowpm_here("simulate", "run.toml", *words)
     assert done.returncode == 2, done
-    assert told in plain(done.stderr)
+    assert message in plain(done.stderr)
     assert "Traceback" not in done.stderr
     assert [p.name for p in here.iterdir()] == ["run.toml"]
 
@@ -102,7 +102,7 @@ def _npy_with(shape: str) -> bytes:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         (
             "box.grid=1000000000",
@@ -119,7 +119,7 @@ def _npy_with(shape: str) -> bytes:
     ],
     ids=lambda each: str(each)[:40],
 )
-def test_inputs_without_an_end_or_a_meaning(here, setting, told):
+def test_inputs_without_an_end_or_a_meaning(here, setting, message):
     os.mkfifo("pipe.npy")
     Path("negative.npy").write_bytes(_npy_with("(-16,16, 16)"))
     with Path("large.txt").open("wb") as file:
@@ -128,12 +128,12 @@ def test_inputs_without_an_end_or_a_meaning(here, setting, told):
     (here / "run.toml").write_text(RUN + CONE * setting.startswith(SOURCES))
     done = flowpm_here("simulate", "run.toml", "--check", *words)
     assert done.returncode == 2, done
-    assert told in plain(done.stderr)
+    assert message in plain(done.stderr)
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (None, "cannot be read: must be a regular file"),
         ("#" * (2**24 + 1), "cannot be read: must have at most 16.0 MiB"),
@@ -142,21 +142,21 @@ def test_inputs_without_an_end_or_a_meaning(here, setting, told):
     ],
     ids=lambda each: str(each)[:40],
 )
-def test_run_files_without_an_end_or_a_meaning(here, text, told):
+def test_run_files_without_an_end_or_a_meaning(here, text, message):
     other = here / "other.toml"
     os.mkfifo(other) if text is None else other.write_text(text)
     done = flowpm_here("simulate", "other.toml", "--check")
-    assert done.returncode == 2 and told in plain(done.stderr)
+    assert done.returncode == 2 and message in plain(done.stderr)
 
 
 @pytest.mark.parametrize(
-    ("variable", "output", "status", "told"),
+    ("variable", "output", "status", "message"),
     [
         ("0", "/dev/full", 1, "error: cannot write to the standard output: No space left"),
         ("2", "/dev/null", 2, "error: OMPI_COMM_WORLD_RANK=2, OMPI_COMM_WORLD_SIZE=1 in the env"),
     ],
 )
-def test_an_output_or_a_place_that_is_none(here, variable, output, status, told):
+def test_an_output_or_a_place_that_is_none(here, variable, output, status, message):
     variables = {"OMPI_COMM_WORLD_RANK": variable, "OMPI_COMM_WORLD_SIZE": "1"}
     with open(output, "w") as full:
         done = subprocess.run(
@@ -164,7 +164,7 @@ def test_an_output_or_a_place_that_is_none(here, variable, output, status, told)
             env={**os.environ, **variables}, stdout=full, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
     assert done.returncode == status
-    assert done.stderr.startswith(told) and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(message) and done.stderr.count("\n") == 1
 
 
 def test_a_missing_run_file(here):
@@ -365,14 +365,14 @@ def start_long_run(ranks: int) -> subprocess.Popen[str]:
 def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, ranks, number):
     process = start_long_run(ranks)
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     with pytest.raises(SnapshotError):
         load_snapshot("long")
     assert os.listdir("long") == [PARTIAL]
     last = SimulationFolder(Path("long")).last_step()
     assert last is not None
-    assert f"after step {last} of 60; go on with --resume" in plain(told)
+    assert f"after step {last} of 60; go on with --resume" in plain(message)
     if ranks == 2:
         done = flowpm_here("simulate", "long.toml", "--output", "long", "--resume")
         assert f"going on after step {last}" in done.stderr
@@ -384,9 +384,9 @@ def test_one_rank_killed_ends_all_and_leaves_no_results(here):
     ranks = [pid for pid in descendants(process.pid) if is_rank(pid, "1")]
     assert len(ranks) == 1
     os.kill(ranks[0], signal.SIGKILL)
-    _, told = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode not in (0, None)
-    assert "error" in told
+    assert "error" in message
     with pytest.raises(SnapshotError):
         load_snapshot("long")
     done = flowpm_here("simulate", "run.toml", "--output", "long")

@@ -85,10 +85,10 @@ def test_bad_values_of_the_data_are_told(here):
     (here / "run.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         plan(here)
-    told = sorted(str(problem) for problem in caught.value.problems)
-    assert re.match(r"data.file = .*data.npy is nan at \[0, 0, 0\]; must be finite", told[0])
+    message = sorted(str(problem) for problem in caught.value.problems)
+    assert re.match(r"data.file = .*data.npy is nan at \[0, 0, 0\]; must be finite", message[0])
     assert re.match(
-        r"observation.mask = .*mask.npy is 2 at \[0, 0, 0\]; must be from 0 to 1", told[1]
+        r"observation.mask = .*mask.npy is 2 at \[0, 0, 0\]; must be from 0 to 1", message[1]
     )
 
 
@@ -169,8 +169,8 @@ def test_files_of_a_resumed_run_must_not_have_changed(here):
 
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
-    asked = Request(here / "run.toml", 1, folder.path, resume=True)
-    job = ReconstructionJob(None, "row:1,col:1", asked)
+    requested = Request(here / "run.toml", 1, folder.path, resume=True)
+    job = ReconstructionJob(None, "row:1,col:1", requested)
     assert job.saved() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)

@@ -53,18 +53,18 @@ needs_ranks = pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod i
 here = folder_with(RUN)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> str:
+def error_of(done: subprocess.CompletedProcess[str]) -> str:
     """The message about a mistake."""
     assert done.returncode == 2, done
     assert "Traceback" not in done.stderr
     return plain(done.stderr)
 
 
-def told_without_tensorflow(*words: str) -> str:
+def error_without_tensorflow(*words: str) -> str:
     """The message about a mistake, from a process that has not loaded TensorFlow, nor MPI."""
     done, loaded = flowpm_and_loaded(*words)
     assert not loaded & {"tensorflow", "horovod", "mpi4py"}
-    return told(done)
+    return error_of(done)
 
 
 def test_mistakes_are_reported_before_anything_heavy_is_imported(here):
@@ -75,7 +75,7 @@ def test_mistakes_are_reported_before_anything_heavy_is_imported(here):
         "evaluate none",
         "predict none volume.npy",
     ):
-        told_without_tensorflow(*words.split())
+        error_without_tensorflow(*words.split())
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_mistakes_are_reported_before_anything_heavy_is_imported(here):
 )
 def test_mistakes_of_train_have_status_2_and_leave_nothing(here, change, words, said):
     (here / "run.toml").write_text(RUN.replace(*change))
-    assert said in told(flowpm_here("train", "run.toml", *words))
+    assert said in error_of(flowpm_here("train", "run.toml", *words))
     assert [path.name for path in here.iterdir()] == ["run.toml"]
 
 
@@ -156,7 +156,7 @@ def test_a_buffer_larger_than_the_memory_is_refused(here):
     path = changed(here, ("simulations = 6", f"simulations = {many}"))
     done = flowpm_here("train", str(path))
     assert done.returncode == 2
-    fits = re.search(r"; data.buffer = (\d+)\b.* would fit", told(done))[1]
+    fits = re.search(r"; data.buffer = (\d+)\b.* would fit", error_of(done))[1]
     assert many // 10 < int(fits) < many
     fitting = (f"simulations = {many}", f"simulations = {many}\nbuffer = {fits}")
     path.write_text(path.read_text().replace(*fitting))
@@ -168,7 +168,7 @@ def test_a_buffer_of_less_than_a_batch_is_no_advice(here, monkeypatch):
     monkeypatch.setattr(launch, "host_memory", lambda: little)
     done = flowpm_here("train", "run.toml")
     assert done.returncode == 2
-    assert "has 512.0 MiB, which is too little for any grid" in told(done)
+    assert "has 512.0 MiB, which is too little for any grid" in error_of(done)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -232,7 +232,7 @@ def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
     folder, _ = trained
     words = ["train", str(folder.parent / "run.toml"), "--output", str(folder)]
     before = (folder / "metrics.csv").read_bytes()
-    assert "holds a training: add --resume to go on with it" in told(flowpm_here(*words))
+    assert "holds a training: add --resume to go on with it" in error_of(flowpm_here(*words))
     done = flowpm_here(*words, "--resume")
     assert done.returncode == 0
     assert done.stdout.strip() == f"The training in {folder} is complete: {STEPS} steps."
@@ -285,7 +285,9 @@ def test_a_network_is_judged_and_asked(here, trained):
         assert word in plain(done.stdout)
     scores = json.loads((folder / "evaluation" / "scores.json").read_text())
     assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
-    refused = told(flowpm_here("evaluate", str(folder), "--fresh", "1", "--split", "validation"))
+    refused = error_of(
+        flowpm_here("evaluate", str(folder), "--fresh", "1", "--split", "validation")
+    )
     assert "--fresh and --split validation are two test sets: give one" in refused
     done = flowpm_here("evaluate", str(folder), "--fresh", "1")
     assert done.returncode == 0, done.stderr
@@ -305,15 +307,17 @@ def test_a_network_is_judged_and_asked(here, trained):
         f"import numpy as np\nvolumes = np.load('volume.npy')[None].astype('float32')\n{said}\n"
     )
     script += 'print(*found["mean"][0].numpy(), *found["sigma"][0].numpy())'
-    asked = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
-    assert asked.returncode == 0, asked.stderr
+    requested = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True)
+    assert requested.returncode == 0, requested.stderr
     numbers = [float(number) for _, *both in found for number in both]
-    np.testing.assert_allclose([float(n) for n in asked.stdout.split()],
+    np.testing.assert_allclose([float(n) for n in requested.stdout.split()],
                                [*numbers[::2], *numbers[1::2]], rtol=0.05)  # fmt: skip
-    assert "holds an exported network: add --overwrite to replace it" in told(
+    assert "holds an exported network: add --overwrite to replace it" in error_of(
         flowpm_here("export", str(folder), "--output", "network")
     )
-    assert "holds other things" in told(flowpm_here("export", str(folder), "--output", str(here)))
+    assert "holds other things" in error_of(
+        flowpm_here("export", str(folder), "--output", str(here))
+    )
 
 
 def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here):
@@ -324,30 +328,30 @@ def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here)
     folder.run_file.write_text(TrainingPlan.load("run.toml").resolved())
     folder.write_mark(complete=True, step=STEPS)
     np.save("small.npy", np.ones((16, 16, 16)))
-    assert "must be (32, 32, 32)" in told_without_tensorflow("predict", "trained", "small.npy")
+    assert "must be (32, 32, 32)" in error_without_tensorflow("predict", "trained", "small.npy")
     np.save("stack.npy", np.ones((5, 32, 32, 32), np.float32))
-    assert "holds 5 volumes, and predict takes one" in told(
+    assert "holds 5 volumes, and predict takes one" in error_of(
         flowpm_here("predict", "trained", "stack.npy")
     )
     np.save("volume.npy", np.ones((32, 32, 32)))
-    nowhere = told_without_tensorflow("predict", "trained", "volume.npy", "--output", "there")
+    nowhere = error_without_tensorflow("predict", "trained", "volume.npy", "--output", "there")
     assert "--output there: trained has no posterior whose samples could go there" in nowhere
     for words, said in (
         ("--head flwo", "no head 'flwo'"),
         ("--baseline pwr", "no statistic 'pwr'"),
     ):
-        assert said in told_without_tensorflow("evaluate", "trained", *words.split(), "--check")
-    wrong_box = told_without_tensorflow("predict", "trained", "volume.npy", "--box-size", "128")
+        assert said in error_without_tensorflow("evaluate", "trained", *words.split(), "--check")
+    wrong_box = error_without_tensorflow("predict", "trained", "volume.npy", "--box-size", "128")
     assert "is a box of 128 Mpc/h: the network was trained on 32^3 cells" in wrong_box
     for value, said in ((np.nan, "has 1 values that are not finite"), (-1, "has 1 negative")):
         values = np.ones((32, 32, 32))
         values[3, 4, 5] = value
         np.save("wrong.npy", values)
-        assert said in told(flowpm_here("predict", "trained", "wrong.npy"))
+        assert said in error_of(flowpm_here("predict", "trained", "wrong.npy"))
     with h5py.File("own.h5", "w") as file:
         file["density"] = np.ones((32, 32, 32))
         file.attrs["box_size"] = 128.0
-    said = told(flowpm_here("predict", "trained", "own.h5", "--box-size", "64"))
+    said = error_of(flowpm_here("predict", "trained", "own.h5", "--box-size", "64"))
     assert "own.h5:density states a box of 128 Mpc/h, but --box-size is 64" in said
 
 
@@ -358,7 +362,7 @@ def test_a_dataset_goes_only_where_nothing_else_is(here, others):
     for name in others:
         (folder / name).write_text("mine")
     for more in ([], ["--overwrite"]):
-        said = told(flowpm_here("dataset", "run.toml", "--output", "somebodys", *more))
+        said = error_of(flowpm_here("dataset", "run.toml", "--output", "somebodys", *more))
         assert f"somebodys holds other things ({', '.join(sorted(others))}), and a dataset" in said
     assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(
         others, "mine"
@@ -369,7 +373,7 @@ def test_a_training_that_simulates_nothing_makes_no_dataset(here):
     Path("dummy.toml").write_text(
         f'{PRIORS}[box]\ngrid = 32\nsize = 64.0\n[training]\nsteps = 3\n[data]\nsource = "dummy"\n'
     )
-    said = told_without_tensorflow("dataset", "dummy.toml", "--output", "set")
+    said = error_without_tensorflow("dataset", "dummy.toml", "--output", "set")
     assert 'data.source = "dummy" simulates nothing' in said
 
 
@@ -377,7 +381,7 @@ def test_a_dataset_is_one_to_train_on(here):
     done = flowpm_here("dataset", "run.toml", "--output", "set", "--samples-per-file", "4")
     assert done.returncode == 0, done.stderr
     assert "6 of train" in done.stdout
-    assert "add --overwrite" in told(
+    assert "add --overwrite" in error_of(
         flowpm_here("dataset", "run.toml", "--output", "set", "--split", "test")
     )
     assert not Path("set", UNFINISHED).exists()

@@ -47,9 +47,9 @@ def test_what_many_features_cost_and_that_compressing_them_does_not_cost_more():
     exact -= norm.logpdf(z).sum(axis=1)
     lost = {}
     kinds = {"raw": sets, "compressed": few(sets), "six": sufficient(sets)}
-    for kind, (train, validation, asked) in kinds.items():
+    for kind, (train, validation, requested) in kinds.items():
         posterior = fit_posterior("gaussian", PRIORS, train, validation, QUICK)
-        lost[kind] = exact - posterior.gain(asked.truth, asked.features)
+        lost[kind] = exact - posterior.gain(requested.truth, requested.features)
     assert np.mean(lost["six"]) < 0.05
     price = 3 * (FEATURES - 6) / (2 * COUNT)
     above = lost["raw"] - lost["six"]

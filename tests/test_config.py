@@ -89,7 +89,7 @@ def test_the_number_of_steps(tmp_path, lines, count):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "where", "told"),
+    ("old", "new", "where", "message"),
     [
         ("grid = 64", "grid = 63", "box.grid", "63.*even whole number"),
         ("grid = 64", "grid = 2", "box.grid", "2.*from 4 to"),
@@ -140,9 +140,9 @@ def test_the_number_of_steps(tmp_path, lines, count):
         ("seed = 1", "seed = 1\nsteps = 3", "initial.steps", r"belongs in \[evolution\]"),
     ],
 )
-def test_one_mistake(tmp_path, old, new, where, told):
+def test_one_mistake(tmp_path, old, new, where, message):
     found = problems(tmp_path, GOOD.replace(old, new, 1))
-    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+    assert any(p.split(" ")[0] == where and re.search(message, p) for p in found), found
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_cola_follows_second_order(tmp_path):
 @pytest.mark.parametrize("line", ['noise = "nested"', "paired = true", "fixed_amplitude = true"])
 def test_what_only_a_seed_can_be(tmp_path, line):
     text = with_noise(tmp_path, np.zeros((8, 8, 8)))
-    told = f"initial.{line}: goes with a seed, not with white_noise"
-    assert problems(tmp_path, text + line) == [told]
+    message = f"initial.{line}: goes with a seed, not with white_noise"
+    assert problems(tmp_path, text + line) == [message]
     (both,) = problems(tmp_path, f"{text}{line}\nseed = 1")
     assert "both are given" in both
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (GOOD + "sigma8 = 0.8", "is not a key"),
         (GOOD.replace("A_s = 2.1064e-9", ""), "A_s, cosmology.sigma8 neither"),
@@ -216,9 +216,9 @@ def test_what_only_a_seed_can_be(tmp_path, line):
         (GOOD + "[box]\ngrid = 8", r"line \d+: the section \[box\] is given twice"),
     ],
 )
-def test_mistakes_between_keys(tmp_path, text, told):
+def test_mistakes_between_keys(tmp_path, text, message):
     found = problems(tmp_path, text)
-    assert any(re.search(told, p) for p in found), found
+    assert any(re.search(message, p) for p in found), found
 
 
 def test_all_mistakes_are_told_at_once(tmp_path):
@@ -228,8 +228,8 @@ def test_all_mistakes_are_told_at_once(tmp_path):
         .replace("seed = 1", 'white_noise = "none.npy"')
     )
     found = problems(tmp_path, text + "[evolution]\na_start = 2.0\nsteps = -1\n[extra]\n")
-    told = {p.split(" ")[0] for p in found}
-    assert told == {
+    message = {p.split(" ")[0] for p in found}
+    assert message == {
         "box.grid", "cosmology.H", "cosmology.h", "initial.white_noise",
         "evolution.a_start", "evolution.steps", "extra",
     }  # fmt: skip
@@ -272,7 +272,7 @@ def test_white_noise_is_found_beside_the_run_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("array", "told"),
+    ("array", "message"),
     [
         (None, "there is no such file"),
         (np.zeros((8, 8, 4)), r"shape \(8, 8, 4\); must be box.grid = \(8, 8, 8\)"),
@@ -282,11 +282,11 @@ def test_white_noise_is_found_beside_the_run_file(tmp_path):
         (np.where(np.arange(512).reshape(8, 8, 8) == 0, np.inf, 0.0), r"inf at \[0, 0, 0\]"),
     ],
 )
-def test_white_noise_that_cannot_be_used(tmp_path, array, told):
+def test_white_noise_that_cannot_be_used(tmp_path, array, message):
     found = problems(tmp_path, with_noise(tmp_path, array))
     assert len(found) == 1
     assert found[0].startswith("initial.white_noise")
-    assert re.search(told, found[0])
+    assert re.search(message, found[0])
 
 
 def test_white_noise_of_either_byte_order_and_of_another_mean(tmp_path):
@@ -326,7 +326,7 @@ def test_a_mesh_that_fits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "ranks", "told"),
+    ("shape", "ranks", "message"),
     [
         ("row:2,col:2", 2, "4 places, but the job has 2 ranks; use --ranks 4"),
         ("row:2", 1, "2 places, but the job has 1 rank;"),
@@ -334,11 +334,11 @@ def test_a_mesh_that_fits(tmp_path):
         ("col:8", 8, "col:8 does not divide the 12 cells of y"),
     ],
 )
-def test_a_mesh_that_does_not_fit(tmp_path, shape, ranks, told):
+def test_a_mesh_that_does_not_fit(tmp_path, shape, ranks, message):
     with pytest.raises(ConfigError) as caught:
         mesh_of(tmp_path, shape, ranks)
     assert "mesh.shape" in str(caught.value)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_mesh_divides_the_force_mesh_as_well(tmp_path):

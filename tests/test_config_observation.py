@@ -90,7 +90,7 @@ def test_resolved_reads_back_the_same(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "where", "told"),
+    ("old", "new", "where", "message"),
     [
         ("sigma = 0.5", "mean_count = 2.0", "observation.mean_count", 'kind = "counts"'),
         ("sigma = 0.5", 'kind = "counts"', "observation.mean_count", "is missing: must be"),
@@ -105,10 +105,10 @@ def test_resolved_reads_back_the_same(tmp_path, text):
         (NOISY, NOISY + 'mask = "mask.npy"\n', "observation.mask", "no such file"),
     ],
 )
-def test_one_mistake(tmp_path, old, new, where, told):
+def test_one_mistake(tmp_path, old, new, where, message):
     assert old in SURVEY
     found = problems(tmp_path, SURVEY.replace(old, new, 1))
-    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+    assert any(p.split(" ")[0] == where and re.search(message, p) for p in found), found
     others = {p.split(" ")[0] for p in found} - {where}
     assert others <= {"priors.noise_amplitude", "priors.b1", "observation.bias"}
 
@@ -138,7 +138,7 @@ def test_redshifts_are_channels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ("[0]", "must be a list of two redshifts or more"),
         ("[0, 1]", "1 follows 0, which is not above it; must be a list of two redshifts or more"),
@@ -147,9 +147,9 @@ def test_redshifts_are_channels(tmp_path):
         ("[9.5, 0]", "the steps begin at redshift 9"),
     ],
 )
-def test_redshifts_that_are_not_those_of_a_simulation(tmp_path, given, told):
+def test_redshifts_that_are_not_those_of_a_simulation(tmp_path, given, message):
     (found,) = problems(tmp_path, SEVERAL.replace("[1, 0.5, 0]", given))
-    assert found.startswith("observation.redshifts") and told in found
+    assert found.startswith("observation.redshifts") and message in found
 
 
 def test_redshifts_before_the_first_step_need_none(tmp_path):
@@ -165,8 +165,8 @@ def test_a_dataset_has_a_channel_for_each_redshift(tmp_path):
     with pytest.raises(Exception, match=r"redshifts is \[2, 0\] in the training, \[1, 0\] in the"):
         TrainingPlan.load(on_files(tmp_path, "[observation]\nredshifts = [2, 0]\n"))
     path = tmp_path / "set" / "dataset.json"
-    told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"channels": 4}))
+    message = json.loads(path.read_text())
+    path.write_text(json.dumps(message | {"channels": 4}))
     with pytest.raises(Exception, match="redshifts = .*: the volumes have 4 channels, but there"):
         TrainingPlan.load(on_files(tmp_path))
 
@@ -217,8 +217,8 @@ def test_a_dataset_tells_its_observation(tmp_path):
 def test_a_dataset_with_a_target_that_is_of_its_observation(tmp_path):
     """Its range comes from the dataset, and no other is taken."""
     ranges = {"sigma8": (0.7, 0.9), "b1": (0.0, 1.0)}
-    told = {"parameters": tuple(ranges), "priors": ranges}
-    dataset(tmp_path, attributes={"observation": RECORD.table()}, **told)
+    message = {"parameters": tuple(ranges), "priors": ranges}
+    dataset(tmp_path, attributes={"observation": RECORD.table()}, **message)
     plan = TrainingPlan.load(on_files(tmp_path))
     assert plan.parameters == ("sigma8", "b1") and plan.record == RECORD
     for given, said in (
@@ -236,11 +236,11 @@ def test_a_dataset_with_a_target_that_is_of_its_observation(tmp_path):
 def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
     """Between the training and its evaluation."""
     training = SavedTraining(TrainingFolder(tmp_path), TrainingPlan.load(on_files(tmp_path)), True)
-    told = {"observation": RECORD.table()}
-    found = SimpleNamespace(header=SimpleNamespace(attributes=told))
+    message = {"observation": RECORD.table()}
+    found = SimpleNamespace(header=SimpleNamespace(attributes=message))
     monkeypatch.setattr(sources, "RecordDataset", lambda *_, **__: found)
     assert training.files("test") is found
-    told["observation"] = BARE.table()
+    message["observation"] = BARE.table()
     with pytest.raises(
         ObservationError, match="the dataset in .*set is of another obs.*is 1lpt in"
     ):
@@ -248,7 +248,7 @@ def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "nuisances", "told"),
+    ("changes", "nuisances", "message"),
     [
         ({}, {}, None),
         ({"bias": {"b1": 0.2}, "sigma": 0.6}, {}, None),  # in the range of the training
@@ -263,15 +263,15 @@ def test_a_dataset_that_was_written_anew_is_refused(tmp_path, monkeypatch):
         ({"redshifts": (1.0, 0.5, 0.0)}, {}, "redshifts is none in the training, [1, 0.5, 0] in"),
     ],
 )
-def test_data_of_another_observation_are_refused(changes, nuisances, told):
+def test_data_of_another_observation_are_refused(changes, nuisances, message):
     keys = {**RECORD.options.to_table(), **changes}
     observed = observation_of({key: value for key, value in keys.items() if value is not None})
     data = ObservationRecord(observed, nuisances)
     volume = Volume(None, "v.zarr", observation=data.table())
-    if told is None:
+    if message is None:
         assert check_observation(RECORD, volume) == []
         return
-    with pytest.raises(ObservationError, match="v.zarr is of another obs.*" + re.escape(told)):
+    with pytest.raises(ObservationError, match="v.zarr is of another obs.*" + re.escape(message)):
         check_observation(RECORD, volume)
 
 
@@ -290,9 +290,11 @@ def test_a_mask_that_was_written_anew_or_moved(tmp_path):
     mask = tmp_path / "mask.npy"
     np.save(mask, np.full((4, 4, 4), 0.5))
     here = ObservationRecord(DensityOptions(mask=mask))
-    told = json.loads(json.dumps(here.table()))
-    then = ObservationRecord.of_table(told, "dataset.json")
-    moved = ObservationRecord.of_table({**told, "mask": str(tmp_path / "gone.npy")}, "dataset.json")
+    message = json.loads(json.dumps(here.table()))
+    then = ObservationRecord.of_table(message, "dataset.json")
+    moved = ObservationRecord.of_table(
+        {**message, "mask": str(tmp_path / "gone.npy")}, "dataset.json"
+    )
     assert here.differences(then) == here.differences(moved) == []
     np.save(mask, np.full((4, 4, 4), 0.6))
     (said,) = here.differences(then)
@@ -305,8 +307,8 @@ def test_noise_in_a_file_has_an_amplitude_too(tmp_path):
     of_file = DensityOptions(sigma=tmp_path / "s.npy")
     here, louder = (ObservationRecord(of_file, {"noise_amplitude": ends}) for ends in RANGES)
     assert here.differences(ObservationRecord(of_file, {"noise_amplitude": (0.6, 1.4)})) == []
-    told = "noise_amplitude is from 0.5 to 1.5 in the training, from 2 to 3 in the data"
-    assert here.differences(louder) == [told]
+    message = "noise_amplitude is from 0.5 to 1.5 in the training, from 2 to 3 in the data"
+    assert here.differences(louder) == [message]
 
 
 def test_what_a_mask_leaves_out_is_not_looked_at(tmp_path):
@@ -416,7 +418,7 @@ def test_an_n_of_z_that_was_changed_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({}, []),
         ({"z_max": 0.5}, ["z_max"]),
@@ -425,10 +427,10 @@ def test_an_n_of_z_that_was_changed_is_told(tmp_path):
         ({"sources": [{"name": "z = 0.2", "redshift": 0.2, "shift": 0.0}]}, ["sources"]),
     ],
 )
-def test_maps_of_another_light_cone(tmp_path, changed, told):
+def test_maps_of_another_light_cone(tmp_path, changed, message):
     cone = TrainingPlan.load(write(tmp_path, MAPS)).lightcone
     attributes = attributes_of(cone, 800.0, Cosmology.planck18(), [])
-    assert differences_from_file(cone, json.loads(json.dumps(attributes | changed))) == told
+    assert differences_from_file(cone, json.loads(json.dumps(attributes | changed))) == message
 
 
 SOURCES = "lightcone.sources = [{ redshift = 0.2 }, { redshift = 0.3 }]"

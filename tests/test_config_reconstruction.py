@@ -68,8 +68,8 @@ def test_the_adjoint(tmp_path):
     assert ReconstructionOptions.load(write(tmp_path, GOOD)).evolution.adjoint == "reversible"
     direct = GOOD.replace("steps = 2", 'steps = 2\nadjoint = "direct"')
     assert ReconstructionOptions.load(write(tmp_path, direct)).evolution.adjoint == "direct"
-    (told,) = problems(tmp_path, direct.replace('"direct"', '"none"'))
-    assert re.match('evolution.adjoint .*must be "reversible" or "direct"', told)
+    (message,) = problems(tmp_path, direct.replace('"direct"', '"none"'))
+    assert re.match('evolution.adjoint .*must be "reversible" or "direct"', message)
 
 
 def test_messages_in_float16(tmp_path):
@@ -141,11 +141,11 @@ def test_nuisance_parameters_have_priors(tmp_path):
     text = GOOD.replace("sigma = 0.2", "sigma = 0.2\nbias = {b = 1.5}")
     text = text.replace("[priors]\n", f"[priors]\n{given}")
     assert ReconstructionOptions.load(write(tmp_path, text)).priors.ranges == ranges
-    (told,) = problems(tmp_path, text.replace("b = 1.5", "b = 2.5"))
-    assert told.startswith("priors.b = [1.0, 2.0]: must include the mock's own b = 2.5")
+    (message,) = problems(tmp_path, text.replace("b = 1.5", "b = 2.5"))
+    assert message.startswith("priors.b = [1.0, 2.0]: must include the mock's own b = 2.5")
     counts = text.replace('"density"', '"counts"').replace("sigma = 0.2", "mean_count = 3.0")
-    (told,) = problems(tmp_path, counts)
-    assert told.startswith("priors.noise_amplitude is given, but observation has no sigma")
+    (message,) = problems(tmp_path, counts)
+    assert message.startswith("priors.noise_amplitude is given, but observation has no sigma")
 
 
 def test_stages_tell_the_evaluations(tmp_path):
@@ -220,7 +220,7 @@ def test_one_mistake(tmp_path, keys, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "told"),
+    ("text", "where", "message"),
     [
         (COUNTS.replace("mean_count = 3.0", ""), "observation.mean_count", "is missing.*above 0"),
         (COUNTS.replace("3.0", "0.0"), "observation.mean_count", "0.0.*above 0"),
@@ -249,9 +249,9 @@ def test_one_mistake(tmp_path, keys, message):
         ),
     ],
 )
-def test_mistakes_of_other_kinds(tmp_path, text, where, told):
+def test_mistakes_of_other_kinds(tmp_path, text, where, message):
     found = problems(tmp_path, text)
-    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+    assert any(p.split(" ")[0] == where and re.search(message, p) for p in found), found
     assert len(found) == 1, found
 
 
@@ -263,8 +263,8 @@ def test_a_file_need_not_have_the_values_within_the_priors(tmp_path):
 
 def test_noise_is_a_mocks(tmp_path):
     np.save(tmp_path / "data.npy", np.ones((8, 8, 8)))
-    (told,) = problems(tmp_path, FILE.replace("[priors]", "noise_seed = 1\n[priors]"))
-    assert told == "data.noise_seed = 1: goes with mock_seed"
+    (message,) = problems(tmp_path, FILE.replace("[priors]", "noise_seed = 1\n[priors]"))
+    assert message == "data.noise_seed = 1: goes with mock_seed"
 
 
 def test_files_of_another_shape_are_told_without_being_read(tmp_path):
@@ -287,8 +287,8 @@ def test_the_mesh(tmp_path):
     run = ReconstructionOptions.load(path)
     assert run.mesh_for(2, source=path) == "row:2,col:1"
     assert run.with_mesh("row:2,col:1").mesh.shape == "row:2,col:1"
-    for shape, told in (("row:3", "3 places"), ("replica:2", "this is one simulation")):
-        with pytest.raises(ConfigError, match=told):
+    for shape, message in (("row:3", "3 places"), ("replica:2", "this is one simulation")):
+        with pytest.raises(ConfigError, match=message):
             run.mesh_for(2, source=path, shape=shape)
 
 
@@ -323,8 +323,8 @@ def test_a_kind_of_observation_is_one_model(tmp_path, monkeypatch):
     assert run.observation == MomentumOptions(structure="2lpt", sigma=0.2)
     assert run.observation.forward_model("all") == "momentum of all"
     assert ReconstructionOptions.load(write(tmp_path, run.resolved())) == run
-    (told,) = problems(tmp_path, COUNTS.replace('"counts"', '"momentum"\nsigma = 0.1'))
-    assert 'observation.mean_count = 3.0: goes with kind = "counts", not with "momentum"' in told
+    (message,) = problems(tmp_path, COUNTS.replace('"counts"', '"momentum"\nsigma = 0.1'))
+    assert 'observation.mean_count = 3.0: goes with kind = "counts", not with "momentum"' in message
 
 
 def test_a_bias_of_ones_own_may_have_no_parameters():
@@ -413,8 +413,8 @@ def test_what_maps_need(tmp_path, old, new, message):
 def test_maps_in_files_must_fit(tmp_path):
     text = MAPS.replace("mock_seed = 1", 'file = "maps.npy"')
     np.save(tmp_path / "maps.npy", np.zeros((2, 4, 5)))
-    (told,) = problems(tmp_path, text)
-    assert "maps.npy has maps of shape (2, 4, 5); must be (2, 4, 4)" in told
+    (message,) = problems(tmp_path, text)
+    assert "maps.npy has maps of shape (2, 4, 5); must be (2, 4, 4)" in message
     np.save(tmp_path / "maps.npy", np.full((2, 4, 4), np.nan))
     assert "values that are not finite" in problems(tmp_path, text)[0]
     maps = np.arange(32.0).reshape(2, 4, 4)
@@ -429,9 +429,9 @@ def test_maps_in_files_must_fit(tmp_path):
     np.save(tmp_path / "maps.npy", maps[:, ::-1])
     changed = ReconstructionOptions.load(write(tmp_path, listed)).checksums()
     assert all(changed[key] != both[key] for key in both)
-    told = {"field_of_view": 11.0}
+    message = {"field_of_view": 11.0}
     array = MapArray(maps, ("source", "y", "x"), "1", "convergence")
-    write_light_cone(tmp_path / "lightcone.zarr", {"kappa": array}, told, {})
+    write_light_cone(tmp_path / "lightcone.zarr", {"kappa": array}, message, {})
     text = text.replace("maps.npy", "lightcone.zarr")
     assert (
         "a field of 11 degrees; must be lightcone.field_of_view = 12" in problems(tmp_path, text)[0]

@@ -71,10 +71,10 @@ def dataset(folder: Path, **header: object) -> Path:
     path = folder / "set"
     path.mkdir()
     finish_dataset(path, DatasetHeader(**settings))  # type: ignore[arg-type]
-    told = json.loads((path / DATASET).read_text())
+    message = json.loads((path / DATASET).read_text())
     counts = {"train": 640, "validation": 64, "test": 128}
-    told["splits"] = {split: {"samples": n, "files": 1} for split, n in counts.items()}
-    (path / DATASET).write_text(json.dumps(told))
+    message["splits"] = {split: {"samples": n, "files": 1} for split, n in counts.items()}
+    (path / DATASET).write_text(json.dumps(message))
     for split in counts:
         (path / f"{split}-00000.tfrecord").touch()
     return path
@@ -174,8 +174,8 @@ def test_messages_in_float16(tmp_path, precision):
 
 def test_balanced_batches_go_with_sobol(tmp_path):
     uniform = ("n_s =", 'sampling = "uniform"\nn_s =')
-    (told,) = problems(tmp_path, changed(uniform, ("= 400", "= 400\nbalanced = false")))
-    assert told == 'data.balanced = false: goes with priors.sampling = "sobol"'
+    (message,) = problems(tmp_path, changed(uniform, ("= 400", "= 400\nbalanced = false")))
+    assert message == 'data.balanced = false: goes with priors.sampling = "sobol"'
     assert "balanced" not in read(tmp_path, uniform).to_table()["data"]
     assert read(tmp_path, ("= 400", "= 400\nbalanced = false")).data.balanced is False
 
@@ -268,10 +268,10 @@ ONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("old", "new", "where", "told"), ONE)
-def test_one_mistake(tmp_path, old, new, where, told):
+@pytest.mark.parametrize(("old", "new", "where", "message"), ONE)
+def test_one_mistake(tmp_path, old, new, where, message):
     found = problems(tmp_path, changed((old, new)))
-    assert any(p.split(" ")[0] == where and re.search(told, p) for p in found), found
+    assert any(p.split(" ")[0] == where and re.search(message, p) for p in found), found
     # Some mistakes also leave a parameter without a value.
     assert len(found) == 1 or where in ("priors.ns", "priors.A_s")
 
@@ -323,7 +323,7 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("training", "data", "told"),
+    ("training", "data", "message"),
     [
         ("epochs = 3\nsteps = 4", "", "training.steps, training.epochs both are given"),
         ("", "", "training.steps, training.epochs neither is given"),
@@ -337,13 +337,13 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
         ("epochs = 3\n[box]\ngrid = 64", "", r"box.grid = .*: the volumes in .* \[32, 32, 32\]"),
     ],
 )  # fmt: skip
-def test_one_mistake_about_files(tmp_path, training, data, told):
+def test_one_mistake_about_files(tmp_path, training, data, message):
     dataset(tmp_path)
     box = "" if "[box]" in training else "[box]\ngrid = 32\n"
     text = f"{box}[training]\n{training}\n{FILES}\n{data}"
     text = text.replace("[box]\n", "[box]\nsize = 64.0\n")
     (found,) = problems(tmp_path, text)
-    assert re.search(told, found), found
+    assert re.search(message, found), found
 
 
 def test_files_tell_the_box_that_is_left_out(tmp_path):
@@ -354,8 +354,10 @@ def test_files_tell_the_box_that_is_left_out(tmp_path):
     again = TrainingPlan.load(write(tmp_path, run.resolved()))
     assert again.to_table()["box"]["size"] == [128.0] * 3
     (found,) = problems(tmp_path, "[box]\nsize = 64.0\n" + text)
-    told = r"box.size = .64.0, .*: the volumes in .*set have sides of \[128.0, 128.0, 128.0\] Mpc/h"
-    assert re.match(told, found)
+    message = (
+        r"box.size = .64.0, .*: the volumes in .*set have sides of \[128.0, 128.0, 128.0\] Mpc/h"
+    )
+    assert re.match(message, found)
 
 
 def test_files_of_an_unknown_box_need_its_size(tmp_path):
@@ -425,8 +427,8 @@ def test_dummy_data_need_a_number_of_steps(tmp_path):
     (found,) = problems(
         tmp_path, changed((DATA, '[data]\nsource = "dummy"\ntest = 4'), ("batch = 4", "steps = 4"))
     )
-    told = 'goes with source = "simulate" or "arrays", not with "dummy"'
-    assert found == f"data.test = 4: {told}"
+    message = 'goes with source = "simulate" or "arrays", not with "dummy"'
+    assert found == f"data.test = 4: {message}"
 
 
 def mesh_of(folder: Path, ranks: int, shape: str | None, *changes: tuple[str, str]) -> str:
@@ -459,7 +461,7 @@ SC18 = ("[network]", '[network]\nname = "sc18"'), ("grid = 32", "grid = 128")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shape", "changes", "told"),
+    ("ranks", "shape", "changes", "message"),
     [
         (2, "replica:4", (), "--mesh = 'replica:4': 4 places, but the job has 2 ranks"),
         (3, "replica:3", (), "replica:3 does not divide the 4 volumes of the batch.*: 1, 2, 4"),
@@ -472,8 +474,8 @@ SC18 = ("[network]", '[network]\nname = "sc18"'), ("grid = 32", "grid = 128")
         (3, None, (), "batch = 4: .* 1 of 3 ranks, and no mesh of 3 ranks .*such as 12"),
     ],
 )
-def test_a_mesh_that_does_not_fit(tmp_path, ranks, shape, changes, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_mesh_that_does_not_fit(tmp_path, ranks, shape, changes, message):
+    with pytest.raises(ConfigError, match=message):
         mesh_of(tmp_path, ranks, shape, *changes)
 
 
@@ -500,10 +502,10 @@ def test_nothing_heavy_is_imported(tmp_path):
 )
 def test_a_dataset_takes_the_memory_that_was_measured(tmp_path, grid, structure, peak):
     """Of batches of four on one rank, to 5 % [MiB]; see docs/performance.md."""
-    asked = f'[observation]\nstructure = "{structure}"\n[network]'
-    plan = TrainingPlan.load(write(tmp_path, changed(("[network]", asked))))
-    told = dataset_memory(plan, (grid,) * 3, {"row": 1, "col": 1})
-    assert told / 2**20 == pytest.approx(peak, rel=0.05)
+    requested = f'[observation]\nstructure = "{structure}"\n[network]'
+    plan = TrainingPlan.load(write(tmp_path, changed(("[network]", requested))))
+    message = dataset_memory(plan, (grid,) * 3, {"row": 1, "col": 1})
+    assert message / 2**20 == pytest.approx(peak, rel=0.05)
 
 
 def test_statistics_of_simulated_volumes_take_the_memory_of_a_batch(tmp_path):
@@ -511,5 +513,5 @@ def test_statistics_of_simulated_volumes_take_the_memory_of_a_batch(tmp_path):
     plan = read(tmp_path, ("grid = 32", "grid = 128"), ("size = 256.0", "size = 1024.0"))
     for mesh, share in (("row:1", 1), ("row:2", 2), ("replica:2,row:1", 2), ("replica:2,row:2", 4)):
         axes = parse_mesh(mesh, batched=True)
-        told = statistics_memory(plan, (128, 128, 128), axes, ("power", "bispectrum"))
-        assert told - process_bytes(axes) - LEAST == 50 * 4 * 8 * 2**20 // share
+        message = statistics_memory(plan, (128, 128, 128), axes, ("power", "bispectrum"))
+        assert message - process_bytes(axes) - LEAST == 50 * 4 * 8 * 2**20 // share

@@ -178,8 +178,8 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     blocks = blocks_of((ROOT / "docs" / "extending.md").read_text())
     files = [b.code for b in blocks if "class StudentT" in b.code or "class Lognormal" in b.code]
     (tmp_path / "survey.py").write_text("\n".join(files))
-    (asked,) = (tomllib.loads(b.code) for b in blocks if "survey:LOGNORMAL" in b.code)
-    run_file = tomllib.loads((ROOT / "examples" / "reconstruct.toml").read_text()) | asked
+    (requested,) = (tomllib.loads(b.code) for b in blocks if "survey:LOGNORMAL" in b.code)
+    run_file = tomllib.loads((ROOT / "examples" / "reconstruct.toml").read_text()) | requested
     run_file["box"] = {"grid": 8, "size": 64.0}
     run_file["run"] = {"precision": "float64"}
     monkeypatch.chdir(tmp_path)
@@ -196,8 +196,8 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     assert posterior.space.names == ("q", "freedom")
     assert slope.parameters.shape == (2,) and np.all(slope.parameters != 0)
     table = tomllib.loads((ROOT / "examples" / "survey_training.toml").read_text())
-    table["observation"] = asked["observation"]
-    table["priors"] = {"sigma8": [0.7, 0.9], "q": asked["priors"]["q"]}
+    table["observation"] = requested["observation"]
+    table["priors"] = {"sigma8": [0.7, 0.9], "q": requested["priors"]["q"]}
     table["cosmology"]["Omega_m"] = 0.3
     (tmp_path / "train.toml").write_text(tomli_w.dumps(table))
     training = TrainingPlan.load(tmp_path / "train.toml")
@@ -223,9 +223,9 @@ def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["shallow.py", "train", "run.toml", "--check"])
     with patch.dict(DECLARATIONS), pytest.raises(SystemExit) as end:
         runpy.run_path("shallow.py", run_name="__main__")
-    told = capsys.readouterr()
-    assert not end.value.code, told.err
-    assert tomllib.loads(told.out)["network"]["name"] == "shallow"
+    message = capsys.readouterr()
+    assert not end.value.code, message.err
+    assert tomllib.loads(message.out)["network"]["name"] == "shallow"
 
 
 def test_comments_are_understood():

@@ -91,7 +91,7 @@ def test_what_is_missing_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyP
     output = io.StringIO()
     checks = [*doctor.report(), doctor.start_two_ranks()]
     doctor.print_checks(checks, Console(file=output, width=60))
-    told = [line for line in output.getvalue().splitlines() if ": " in line]
+    message = [line for line in output.getvalue().splitlines() if ": " in line]
     for remedy in (
         "camb: pip install camb",
         "tensorflow: two distributions of one module",
@@ -102,7 +102,7 @@ def test_what_is_missing_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyP
         "g++: apt-get install g++",
         "two ranks: install an mpirun",
     ):
-        assert any(line.startswith(remedy) for line in told), (remedy, told)
+        assert any(line.startswith(remedy) for line in message), (remedy, message)
 
 
 def test_a_horovod_that_does_not_load_or_uses_another_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +163,8 @@ def test_what_ranks_say_of_their_hosts() -> None:
 def test_which_gpus_ranks_take() -> None:
     taken = [{"gpus": 2, "mine": [f"GPU:{n}"] * (n < 2)} for n in range(3)]
     checks = named(doctor_ranks.judge([rank(n, "node1", **more) for n, more in enumerate(taken)]))
-    told = checks["host node1"].value
-    assert told.endswith("2 GPUs in sight (rank 0: GPU:0; rank 1: GPU:1; rank 2: none)")
+    message = checks["host node1"].value
+    assert message.endswith("2 GPUs in sight (rank 0: GPU:0; rank 1: GPU:1; rank 2: none)")
 
 
 def test_whether_ranks_reach_each_other_and_their_watch() -> None:
@@ -228,12 +228,12 @@ def test_whether_srun_has_pmix(monkeypatch, tmp_path, listed, ok, value) -> None
 
 def test_an_srun_that_fails_says_so_itself(monkeypatch, tmp_path) -> None:
     """It is not told as one without PMIx."""
-    told = "srun: fatal: Could not establish a configuration source"
-    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{told}' >&2\nexit 1\n")
+    message = "srun: fatal: Could not establish a configuration source"
+    (tmp_path / "srun").write_text(f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     check = named(doctor._slurm())["srun --mpi"]
-    assert (check.ok, check.remedy) == (False, told)
+    assert (check.ok, check.remedy) == (False, message)
     assert check.value == "srun --mpi=list ended with status 1"
 
 

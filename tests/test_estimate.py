@@ -53,25 +53,25 @@ def refusal(grid, mesh="row:1", together=1, host=HOST, others=lambda fits: (), *
 
 
 def test_what_does_not_fit_is_refused_with_a_grid_and_ranks_that_do():
-    told = refusal((1024,) * 3)
-    assert "the job needs about 65.0 GiB, and this host has 16.0 GiB" in told
+    message = refusal((1024,) * 3)
+    assert "the job needs about 65.0 GiB, and this host has 16.0 GiB" in message
     # 15 GiB are 631^3 cells; 5 hosts would do, but no mesh of 5, 6 or 7 ranks divides the grid.
-    assert "a grid of 624, or 8 ranks on 8 hosts like this would fit" in told
-    assert "--ignore-memory" in told
+    assert "a grid of 624, or 8 ranks on 8 hosts like this would fit" in message
+    assert "--ignore-memory" in message
 
 
 def test_ranks_of_one_host_share_its_memory():
-    told = refusal((1024,) * 3, "row:2", 2)
+    message = refusal((1024,) * 3, "row:2", 2)
     # The libraries, 0.35 GiB, are there once.
-    assert "33.0 GiB on each of 2 ranks, 65.6 GiB together" in told
-    assert "a grid of 608, or 16 ranks on 8 hosts" in told
+    assert "33.0 GiB on each of 2 ranks, 65.6 GiB together" in message
+    assert "a grid of 608, or 16 ranks on 8 hosts" in message
 
 
 def test_a_grid_that_data_have_is_not_to_be_changed():
-    told = refusal((1024,) * 3, grid_is_free=False)
-    assert "has 16.0 GiB; 8 ranks on 8 hosts like this would fit" in told
-    told = refusal((2**20,) * 3, grid_is_free=False)
-    assert "has 16.0 GiB. Use --ignore-memory" in told
+    message = refusal((1024,) * 3, grid_is_free=False)
+    assert "has 16.0 GiB; 8 ranks on 8 hosts like this would fit" in message
+    message = refusal((2**20,) * 3, grid_is_free=False)
+    assert "has 16.0 GiB. Use --ignore-memory" in message
 
 
 def test_a_grid_keeps_its_proportions_and_other_changes_come_first():
@@ -80,10 +80,10 @@ def test_a_grid_keeps_its_proportions_and_other_changes_come_first():
     def others(fits):
         return (f"batch = {size}" for size in (2, 1) if fits(size * 3 * GIB))
 
-    told = refusal((512, 512, 1024), host=container, others=others)
-    assert "the container or batch job here has 4.0 GiB" in told
-    assert "; batch = 1, or a grid of [288, 288, 576], or" in told
-    assert "batch = 2" not in told
+    message = refusal((512, 512, 1024), host=container, others=others)
+    assert "the container or batch job here has 4.0 GiB" in message
+    assert "; batch = 1, or a grid of [288, 288, 576], or" in message
+    assert "batch = 2" not in message
 
 
 def test_what_fits_is_told_with_what_is_free():
@@ -102,7 +102,7 @@ def test_what_fits_is_told_with_what_is_free():
 def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
     (here / "large.toml").write_text(RUN.replace("grid = 16", "grid = 100000"))
     endless = "import shutil; shutil.disk_usage = lambda _: shutil._ntuple_diskusage(*[2**70] * 3)"
-    for before, words, status, told in (
+    for before, words, status, message in (
         (endless, ["large.toml", "--ranks", "2"], 2, "the simulation needs about"),
         ("", ["large.toml", "--ignore-memory"], 2, "the run needs about"),
         ("", ["run.toml", "--check"], 0, ""),
@@ -110,7 +110,7 @@ def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
         done, loaded = flowpm_and_loaded("simulate", *words, before=before)
         assert done.returncode == status, done.stderr
         assert not loaded
-        assert told in done.stderr
+        assert message in done.stderr
 
 
 def test_check_shows_a_run_file_and_does_nothing(here, monkeypatch):
@@ -225,5 +225,5 @@ def test_one_rank_of_8192_evaluates_the_power_in_chunks(monkeypatch):
 def test_a_run_whose_power_takes_most_is_told_so():
     """A thin block of a large grid: its fields are small beside the table."""
     axes = {"row": 2048, "col": 2048}
-    told = simulation_bytes(SolverOptions(), (4096,) * 3, axes)
-    assert told > power_bytes((4096,) * 3, 4) > 2**26
+    message = simulation_bytes(SolverOptions(), (4096,) * 3, axes)
+    assert message > power_bytes((4096,) * 3, 4) > 2**26

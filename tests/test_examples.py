@@ -176,10 +176,10 @@ def test_lensing_train():
 @pytest.mark.budget(40)
 def test_cosmoflow(monkeypatch, folder):
     """The commands are run in this process."""
-    told = []
+    message = []
 
     def run(words, check):
-        told.append(words[3])
+        message.append(words[3])
         options = words[4:]
         if "--ranks" in options:
             at = options.index("--ranks")
@@ -190,7 +190,7 @@ def test_cosmoflow(monkeypatch, folder):
     run_file = small("cosmoflow", FEW_VOLUMES | {"box": {"grid": 32}, "evolution": {"steps": 1}})
     arguments = ["--run-file", run_file, "--ranks", "1", "--seeds", "0", "--simulations", "8"]
     run_script("cosmoflow", [str(a) for a in [*arguments, "--fewer"]], monkeypatch)
-    assert told == ["train", "evaluate"]
+    assert message == ["train", "evaluate"]
     assert (folder / "cosmoflow-output" / "evaluation").is_dir()
 
 

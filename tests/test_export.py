@@ -102,16 +102,16 @@ def test_it_says_what_was_observed(tmp_path, monkeypatch):
         run = text if kind is None else text.replace("[priors]", learned)
         (tmp_path / "run.toml").write_text(run + more)
         plan = TrainingPlan.load(tmp_path / "run.toml")
-        asked = Regressor(network, standardiser_of(plan), 7)
-        monkeypatch.setattr(export, "trained_network", lambda *_, asked=asked: asked)
+        requested = Regressor(network, standardiser_of(plan), 7)
+        monkeypatch.setattr(export, "trained_network", lambda *_, requested=requested: requested)
         folder = export.ExportFolder(tmp_path / f"network-{unobserved}-{over_mean}")
         folder.begin()
-        told = export.export_network(SavedTraining(TrainingFolder(tmp_path), plan, True), folder)
+        message = export.export_network(SavedTraining(TrainingFolder(tmp_path), plan, True), folder)
         folder.release()
-        assert told["divided_by_mean"] is over_mean
-        assert told.get("unobserved_cells") == unobserved
-        assert told["observation"] == plan.record.table()
-        assert ("amplitude" in told["observation"].get("nuisances", {})) == (kind is not None)
+        assert message["divided_by_mean"] is over_mean
+        assert message.get("unobserved_cells") == unobserved
+        assert message["observation"] == plan.record.table()
+        assert ("amplitude" in message["observation"].get("nuisances", {})) == (kind is not None)
 
 
 def test_the_numbers_are_those_of_the_network_on_its_mesh(tmp_path, monkeypatch):
@@ -130,11 +130,11 @@ def test_the_numbers_are_those_of_the_network_on_its_mesh(tmp_path, monkeypatch)
         written = sum(file.stat().st_size for file in folder.path.rglob("*") if file.is_file())
         assert written < export.export_bytes(training)
         paths.append(str(folder.path))
-    asked = subprocess.run(
+    requested = subprocess.run(
         [sys.executable, "-I", "-c", ASK, str(tmp_path / "volumes.npy"), *paths],
         capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
-    assert asked.returncode == 0, asked.stderr
+    assert requested.returncode == 0, requested.stderr
     over_mean = volumes / volumes.mean(axis=(1, 2, 3), keepdims=True)
     for path, (kind, (_, loss, precision, equal)) in zip(paths, KINDS.items(), strict=True):
         found, trained = np.load(path + ".npz"), networks[kind]

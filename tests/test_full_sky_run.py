@@ -139,8 +139,8 @@ def test_maps_and_spectra_are_those_of_python(done):
     for name in ("convergence.png", "convergence_power.png"):
         assert (done / name).stat().st_size > 10_000
     last = table[(table["i"] == 1) & (table["j"] == 1)][-1]
-    told = read_record(done).results[f"C_l/halofit at l = {last['ell']:.0f}"]
-    assert told == pytest.approx(last["C_ell"] / last["limber_halofit"], rel=1e-7)
+    message = read_record(done).results[f"C_l/halofit at l = {last['ell']:.0f}"]
+    assert message == pytest.approx(last["C_ell"] / last["limber_halofit"], rel=1e-7)
 
 
 def test_a_run_that_goes_on_has_the_same_maps(here, done, monkeypatch):
@@ -191,12 +191,12 @@ def test_spectra_on_the_sphere():
     np.testing.assert_allclose(mean, np.exp(-0.1049 * x**2), rtol=2e-3)
     square = painting_window(ell, nside * 1000, power=2)
     assert (square > mean**2).all() and square[-6] / mean[-6] ** 2 == pytest.approx(1.03, abs=0.01)
-    for given, told in (
+    for given, message in (
         ((np.zeros(11), [2, 4]), "do not have the pixels of a full sky"),
         ((noise, [4, 2]), "at least two numbers, increasing"),
         ((noise, [2, 2.5, 2.7]), "the bin from 2.5 to 2.7 holds no multipole of the maps"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             spherical_power(*given)
 
 

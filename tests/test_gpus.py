@@ -50,8 +50,8 @@ def test_the_launcher_refuses_more_ranks_than_gpus(
     node(2, True)
     monkeypatch.setattr("meshimpl.launch.job._supervise", lambda *_: pytest.fail("was started"))
     assert launch.relaunch(4, []) == 2
-    told = capsys.readouterr().err
-    assert "4 ranks and 2 GPUs" in told and "start 2 ranks a node" in told
+    message = capsys.readouterr().err
+    assert "4 ranks and 2 GPUs" in message and "start 2 ranks a node" in message
     launch.check_gpus(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(launch.LaunchError, match="2 ranks and 1 GPU, and NCCL"):

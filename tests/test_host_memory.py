@@ -14,8 +14,8 @@ def host(tmp_path):
     def describe(own, files):
         proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
         (proc / "self").mkdir(parents=True)
-        told = f"MemTotal: {64 * 2**20} kB\nMemFree: 7 kB\nMemAvailable: {48 * 2**20} kB\n"
-        (proc / "meminfo").write_text(told)
+        message = f"MemTotal: {64 * 2**20} kB\nMemFree: 7 kB\nMemAvailable: {48 * 2**20} kB\n"
+        (proc / "meminfo").write_text(message)
         if own is not None:
             (proc / "self" / "cgroup").write_text(own)
         for name, text in files.items():

@@ -136,16 +136,16 @@ def test_srun_without_pmix_is_refused(alone: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "version"),
+    ("message", "version"),
     [
         ("mpirun (Open MPI) 5.0.11\n\nReport bugs to", 5),
         ("mpirun (Open MPI) 4.1.4", 4),
         ("HYDRA build details:\n    Version: 4.2.0", None),
     ],
 )
-def test_open_mpi_version(tmp_path: Path, told: str, version: int | None) -> None:
+def test_open_mpi_version(tmp_path: Path, message: str, version: int | None) -> None:
     mpirun = tmp_path / "mpirun"
-    mpirun.write_text(f"#!/bin/sh\ncat <<'EOF'\n{told}\nEOF\n")
+    mpirun.write_text(f"#!/bin/sh\ncat <<'EOF'\n{message}\nEOF\n")
     mpirun.chmod(0o755)
     assert launch.open_mpi_version(mpirun) == version
 

@@ -291,8 +291,8 @@ def test_sources_behind_the_last_plane_are_told(follow):
             return born(DELTA, PLANES, sources, EVOLVING)
         return ray_trace(DELTA, PLANES, sources, EVOLVING, FOV)
 
-    told = r"sources\[1\] lie behind the last edge .* at 2000 Mpc/h: .* efficiency is up to 0.2,"
-    with pytest.warns(UserWarning, match=told) as warned:
+    message = r"sources\[1\] lie behind the last edge .* at 2000 Mpc/h: .* efficiency is up to 0.2,"
+    with pytest.warns(UserWarning, match=message) as warned:
         call(far)
     assert [each.filename for each in warned] == [__file__]
     with warnings.catch_warnings():

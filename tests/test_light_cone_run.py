@@ -79,13 +79,13 @@ def checked(text):
 
 
 def problems(text):
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as message:
         checked(text)
-    return str(told.value)
+    return str(message.value)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("field_of_view = 1.5", "field_of_view = 2", "box 64: at most 1.59 degrees fit; repeat ="),
         ("z_max = 1.0\n", "z_max = 12\n", "lightcone.z_max = 12: the run begins at z = 9"),
@@ -111,29 +111,31 @@ def problems(text):
         ("sigma_e = 0.3", "sigma_e = -0.3", "sigma_e = -0.3: must be a number above 0; must be a"),
     ],
 )
-def test_mistakes_are_told(here, old, new, told):
+def test_mistakes_are_told(here, old, new, message):
     assert TEXT.count(old) == 1
-    assert told in plain(problems(TEXT.replace(old, new)))
+    assert message in plain(problems(TEXT.replace(old, new)))
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ("0.1 1\n0.5 -1\n", "must be finite and not negative"),
         ("", "sources[2] cannot be used: /"),
         ("# z, n\n", "no n(z) of sources: it has no rows of numbers"),
     ],
 )
-def test_tables_of_sources_are_read_before_the_work(here, rows, told):
+def test_tables_of_sources_are_read_before_the_work(here, rows, message):
     (here / "nz.txt").write_text(rows)
-    assert told in problems(TEXT.replace(", column = 2", ""))
+    assert message in problems(TEXT.replace(", column = 2", ""))
 
 
 def test_a_shift_may_leave_some_sources(here):
     """Not a table all of whose members it moves below z = 0; nor an advice that is refused."""
     (here / "nz.txt").write_text("0 1\n0.2 1\n0.3 0\n1 0\n")
-    told = "cannot be used: n(z) of a source distribution integrates to 0 above z = 0 with shift = "
-    assert f"sources[2] {told}-0.5" in problems(TEXT.replace("column = 2", "shift = -0.5"))
+    message = (
+        "cannot be used: n(z) of a source distribution integrates to 0 above z = 0 with shift = "
+    )
+    assert f"sources[2] {message}-0.5" in problems(TEXT.replace("column = 2", "shift = -0.5"))
     checked(TEXT.replace("column = 2", "shift = -0.25"))
 
 
@@ -158,9 +160,9 @@ def test_planes_are_told_and_estimated_as_they_are(here, width):
     each = min(max(1, round(width / 8)), layers)
     assert cone.planes == len(counts) and set(counts[:-1]) <= {each}
     assert len(counts) == 1 or 0.5 * each <= counts[-1] < 1.5 * each
-    told = [each for each in cone.warnings if "plane_width" in each]
-    assert len(told) == (width in (1e-3, 1e5))
-    assert not told or f"plane_width = {width:g}: planes are {8 * counts[0]} Mpc/h" in told[0]
+    message = [each for each in cone.warnings if "plane_width" in each]
+    assert len(message) == (width in (1e-3, 1e5))
+    assert not message or f"plane_width = {width:g}: planes are {8 * counts[0]} Mpc/h" in message[0]
 
 
 @pytest.mark.parametrize(("degrees", "percent"), [(19.9, None), (20.0, "1"), (60.0, "10")])

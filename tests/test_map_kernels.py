@@ -307,15 +307,15 @@ def test_a_particle_without_a_place_is_seen_on_the_first_maps(make, at, field, f
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (dict(edges=np.array([1.0, 5.0, 5.0, 14.0])), "segment 1 has edges that do not increase"),
         (dict(borders=np.array([1.0, 5.0, 5.0])), "shell 1 has borders that do not increase"),
         (dict(step=0.0), "a step and a depth above 0"),
     ],
 )
-def test_balls_that_cannot_be_are_refused(change, told):
-    with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+def test_balls_that_cannot_be_are_refused(change, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         Compiled().paint_ball(ball(**change), *drawn(ball(), "float64"))
 
 

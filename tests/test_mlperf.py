@@ -55,15 +55,28 @@ def with_keys(*keys: str) -> str:
 
 def test_its_settings_are_those_of_the_reference(folder):
     plan = read(folder)
-    network, asked = plan.network, plan.training
+    network, requested = plan.network, plan.training
     assert (network.name, network.loss, network.input, network.dropout, network.precision) == (
         "mlperf", "l2", "log1p-counts", 0.5, "float32",
     )  # fmt: skip
-    assert (asked.optimiser, asked.learning_rate, asked.batch) == (MomentumOptions(), 1e-3, 64)
+    assert (requested.optimiser, requested.learning_rate, requested.batch) == (
+        MomentumOptions(),
+        1e-3,
+        64,
+    )
     assert MomentumOptions().momentum == 0.9
-    assert (asked.calibrate, asked.centres, asked.larc, asked.weight_decay) == (0, False, False, 0)
-    assert (plan.data.augment, asked.epochs, asked.steps) == (False, 128, 128 * SAMPLES // 64)
-    assert asked.validate_every == asked.checkpoint_every == SAMPLES // 64
+    assert (requested.calibrate, requested.centres, requested.larc, requested.weight_decay) == (
+        0,
+        False,
+        False,
+        0,
+    )
+    assert (plan.data.augment, requested.epochs, requested.steps) == (
+        False,
+        128,
+        128 * SAMPLES // 64,
+    )
+    assert requested.validate_every == requested.checkpoint_every == SAMPLES // 64
     assert plan.outputs == 4 and optimiser_of(plan).clip_norm is None
     (folder / "again.toml").write_text(plan.resolved())
     assert TrainingPlan.load(folder / "again.toml").resolved() == plan.resolved()
@@ -76,14 +89,14 @@ def test_keys_of_the_file_go_before_it(folder):
     assert "milestones" not in tomllib.loads(plan.resolved())["training"]
     plan = read(folder, with_keys('optimiser = "adam"', "epochs = 90", "validate_every = 7"))
     assert (plan.training.optimiser, plan.training.validate_every) == (AdamOptions(), 7)
-    for keys, told in (
+    for keys, message in (
         (["steps = 40"], "training.epochs is missing: with decay = .epochs. it must"),
         (["steps = 40", "epochs = 90"], "training.steps, training.epochs.* give exactly one"),
         (["epochs = 4"], "training.warmup = 4: must be below the 4 epochs of the training"),
         (['preset = "mlperff"'], "preset"),
     ):
         text = with_keys(*keys) if "preset" not in keys[0] else RUN.replace("mlperf", "mlperff")
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             read(folder, text)
 
 
@@ -157,14 +170,14 @@ def test_the_log_has_the_lines_of_the_benchmark(folder):
         list(line) == ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
         for line in found
     )
-    told = {line["key"]: line["value"] for line in found}
+    message = {line["key"]: line["value"] for line in found}
     counts = ("global_batch_size", "train_samples", "eval_samples")
-    assert [told[count] for count in counts] == [256, 1024, 16]
+    assert [message[count] for count in counts] == [256, 1024, 16]
     counts = ("number_of_ranks", "number_of_nodes", "accelerators_per_node")
-    assert [told[count] for count in counts] == [8, 2, 4]
-    assert told["opt_base_learning_rate"] == pytest.approx(4e-3)
-    assert told["opt_learning_rate_decay_boundary_epochs"] == [32, 64]
-    assert (told["opt_name"], told["dropout"]) == ("SGD", 0.5)
+    assert [message[count] for count in counts] == [8, 2, 4]
+    assert message["opt_base_learning_rate"] == pytest.approx(4e-3)
+    assert message["opt_learning_rate_decay_boundary_epochs"] == [32, 64]
+    assert (message["opt_name"], message["dropout"]) == ("SGD", 0.5)
     keys = [line["key"] for line in found]
     assert keys[-1] == "run_stop" and found[-1]["metadata"]["status"] == "success"
     assert keys.index("init_start") < keys.index("init_stop") < keys.index("run_start")

@@ -193,12 +193,12 @@ def test_misfits_of_what_a_file_tells(tmp_path):
     group = zarr.open_group(tmp_path / "d.zarr", mode="w", attributes={"box_size": 100.0})
     group.create_array("density", data=a_density())
     assert misfits(tmp_path / "d.zarr", GRID, (100.0,) * 3, 1.0) == []
-    (told,) = misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
-    assert "its box has [100.0, 100.0, 100.0] Mpc/h" in told
-    (told,) = misfits(tmp_path / "d.zarr", (8, 8, 8), (100.0,) * 3)
-    assert "shape (4, 6, 8); must be box.grid = (8, 8, 8)" in told
-    (told,) = misfits(tmp_path / "none.npy", GRID, (100.0,) * 3)
-    assert "there is no such file" in told
+    (text,) = misfits(tmp_path / "d.zarr", GRID, (50.0,) * 3, None)
+    assert "its box has [100.0, 100.0, 100.0] Mpc/h" in text
+    (text,) = misfits(tmp_path / "d.zarr", (8, 8, 8), (100.0,) * 3)
+    assert "shape (4, 6, 8); must be box.grid = (8, 8, 8)" in text
+    (text,) = misfits(tmp_path / "none.npy", GRID, (100.0,) * 3)
+    assert "there is no such file" in text
 
 
 def test_a_file_that_has_gone(tmp_path):

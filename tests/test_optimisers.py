@@ -231,14 +231,14 @@ def test_an_update_within_a_function_of_the_training_loop():
 
 
 def test_defaults_are_those_of_run_files():
-    asked = TrainingOptions()
+    requested = TrainingOptions()
     for optimiser in (Adam(Schedule(RATE)), Momentum(Schedule(RATE))):
         assert (
             (optimiser.larc, optimiser.clip_norm)
-            == (asked.trust, asked.max_gradient_norm)
+            == (requested.trust, requested.max_gradient_norm)
             == (None, 1.0)
         )
-        assert optimiser.weight_decay == asked.weight_decay
+        assert optimiser.weight_decay == requested.weight_decay
     assert Momentum(Schedule(RATE)).momentum == MomentumOptions().momentum
     assert TrainingOptions(larc=True).trust == SC18_TRUST
     assert TrainingOptions(clip_norm=0).max_gradient_norm is None

@@ -31,8 +31,8 @@ def test_parameters_that_are_not_drawn_from_the_prior_are_told():
     assert not_uniform(priors, np.stack([even, (even - 0.1) * 3.75 / 0.4 + 0.25], 1)) == []
     drawn = priors.low + (priors.high - priors.low) * np.random.default_rng(3).random((60, 2))
     assert not_uniform(priors, np.repeat(drawn, 64, axis=0)) == [], "64 parts of each universe"
-    (told,) = not_uniform(priors, np.stack([even, logs], 1))
-    assert told.startswith("Values of A_SN1 are not spread evenly")
+    (message,) = not_uniform(priors, np.stack([even, logs], 1))
+    assert message.startswith("Values of A_SN1 are not spread evenly")
 
 
 def test_the_posteriors_that_a_loss_has_trained():
@@ -133,15 +133,15 @@ def test_a_width_that_is_wrong_by_15_percent_is_said_in_a_sentence(widen, said):
     one = calibration_of(answers(512, widen=widen), np.arange(512))
     of = {("network", "flow"): one}
     found = PosteriorResults(("network", "flow"), of, dict.fromkeys(of, np.ones(3)), {}, {}, {})
-    (told,) = [x for x in found.sentences() if "all parameters together" in x and "68.3%" in x]
+    (message,) = [x for x in found.sentences() if "all parameters together" in x and "68.3%" in x]
     share = f"{one.coverage[0, 3]:.3f}±{one.coverage_error[0, 3]:.3f}"
-    told_of = re.fullmatch(
+    match = re.fullmatch(
         rf"Posteriors of network \(flow\) are about (\d+)% too {said} for all parameters together: "
         rf"{share} of the truths are in the central 68.3%, and P = \S+ is below 0.01 / 12, the "
         "number of its tests.",
-        told,
+        message,
     )
-    assert told_of is not None and 8 <= int(told_of[1]) <= 22
+    assert match is not None and 8 <= int(match[1]) <= 22
     assert share in found.markdown() and f"{one.coverage_p[0, 3]:.2g}" in found.markdown()
     kept = found.numbers()["scores"][0]["coverage_0.683_p"]
     assert kept["all parameters together"] == one.coverage_p[0, 3] and len(kept) == 4

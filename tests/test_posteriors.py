@@ -283,8 +283,8 @@ def test_unusual_data_are_told(tmp_path):
     usual = density.quantiles(like(2000))
     # Uniform, but for the 300 samples that quantiles are taken from.
     assert np.abs(usual.mean(axis=0) - 0.5).max() < 0.06
-    told = [density.warning(x) for x in like(300)]
-    assert np.mean([bool(t) for t in told]) < 0.06
+    message = [density.warning(x) for x in like(300)]
+    assert np.mean([bool(t) for t in message]) < 0.06
     far, off = 8 * mixing[0], 2 * rng.standard_normal(40)
     density.save(tmp_path / "features.npz")
     assert "does not resemble the training set" in FeatureDensity.load(
@@ -298,8 +298,8 @@ def test_how_often_ordinary_data_are_called_unusual():
     rng = np.random.default_rng(0)
     density = FeatureDensity.of(rng.standard_normal((400, 3)), rng.standard_normal((100, 3)))
     assert density.whole and not density.distances(rng.standard_normal((50, 3)))[:, 1].any()
-    told = [density.warning(x) for x in rng.standard_normal((1000, 3))]
-    assert np.mean([bool(t) for t in told]) < 0.03
+    message = [density.warning(x) for x in rng.standard_normal((1000, 3))]
+    assert np.mean([bool(t) for t in message]) < 0.03
     assert "99% quantile of 100 held-out samples" in density.warning(np.full(3, 9.0))
     assert "About 1% of ordinary samples get this warning" in density.warning(np.full(3, 9.0))
     more = replace(density, known=np.concatenate([density.known, density.known[:1]]))

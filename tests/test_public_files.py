@@ -139,7 +139,7 @@ def test_of_plain_files_only_the_first_is_opened(tmp_path, opened):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda data: data[:-9], "univ_000002.*damaged"),
         (lambda data: gzip.decompress(data), "univ_000002.*not packed with gzip, but the first"),
@@ -148,11 +148,11 @@ def test_of_plain_files_only_the_first_is_opened(tmp_path, opened):
         (lambda data: gzip.compress(gzip.decompress(data) * 2 + b"12345678"), "within a record"),
     ],
 )
-def test_a_damaged_packed_file_is_named(tmp_path, damage, told):
+def test_a_damaged_packed_file_is_named(tmp_path, damage, message):
     write_public(tmp_path / "train", poisson(4, 2), packed=True)
     path = tmp_path / "train/univ_000002.tfrecord"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(RecordError, match=told):
+    with pytest.raises(RecordError, match=message):
         RecordDataset(tmp_path, "train", parameters=NAMES)
 
 

@@ -242,8 +242,8 @@ def test_a_rank_that_ends_is_left_to_the_launcher_for_a_while():
         ended.gone = grace - 0.1
         assert said(peer(0), ended) == ""
         ended.gone = grace
-        told = said(peer(0), ended, status=status)
-        assert "rank 1 (process 101) on host node1 has ended" in told
+        message = said(peer(0), ended, status=status)
+        assert "rank 1 (process 101) on host node1 has ended" in message
     ended.hear(RankState(ending=FINISHED))
     ended.gone = 1000.0
     assert said(peer(0), ended) == ""

@@ -69,7 +69,7 @@ def load(folder: Path, text: str) -> Sky:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", None),
         ("[steps]\nlast = 0.05", ["steps.first = 0.1: must be below last = 0.05"]),
@@ -106,15 +106,15 @@ def load(folder: Path, text: str) -> Sky:
         ("[cone]\nfirst = 2\nwidth = 1", ["cone.first is not a key; it belongs in [steps]"]),
     ],
 )  # fmt: skip
-def test_all_problems_of_a_file(tmp_path, text, told):
-    if told is None:
+def test_all_problems_of_a_file(tmp_path, text, message):
+    if message is None:
         load(tmp_path, text)
         return
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, text)
     found = [str(problem) for problem in caught.value.problems]
-    assert len(found) == len(told)
-    for problem, expected in zip(found, told, strict=True):
+    assert len(found) == len(message)
+    for problem, expected in zip(found, message, strict=True):
         assert problem.startswith(expected)
 
 

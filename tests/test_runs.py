@@ -35,7 +35,7 @@ def test_settings_are_read_as_in_a_run_file():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("steps=3", "--set steps=3: must be SECTION.KEY=VALUE, such as evolution.steps=20"),
         ("box.grid=[1,", "--set box.grid=[1,: the value must be as in a run file"),
@@ -46,10 +46,10 @@ def test_settings_are_read_as_in_a_run_file():
         ("initial.seed=", "initial.seed, initial.white_noise neither is given"),
     ],
 )
-def test_a_wrong_setting_is_told_as_in_a_run_file(here, text, told):
+def test_a_wrong_setting_is_told_as_in_a_run_file(here, text, message):
     done = flowpm_here("simulate", "run.toml", "--set", text)
     assert done.returncode == 2
-    assert told in plain(done.stderr)
+    assert message in plain(done.stderr)
 
 
 def test_every_command_with_a_run_file_takes_settings(here):
@@ -144,16 +144,16 @@ def test_a_comparison_has_what_differs_and_nothing_else(two):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["none"], "none: there is no such folder"),
         (["."], "no runs in .: give the folders that commands wrote"),
     ],
 )
-def test_folders_without_runs(here, words, told):
+def test_folders_without_runs(here, words, message):
     done = flowpm_here("runs", *words)
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_the_sections_say_the_command():

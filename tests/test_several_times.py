@@ -79,7 +79,7 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["a=[0.5]"], "output.redshifts and a are both given: give one of them"),
         (["redshifts=[9.5]"], "output.redshifts has z = 9.5: must be from 0 to 9, within the"),
@@ -90,11 +90,11 @@ def test_a_resumed_run_makes_each_state_once(here, monkeypatch):
         (["redshifts=", "a=0.5"], "output.a = 0.5: must be a list of scale factors above 0"),
     ],
 )
-def test_times_that_do_not_fit_are_told(here, settings, told):
+def test_times_that_do_not_fit_are_told(here, settings, message):
     words = itertools.chain.from_iterable(("--set", f"output.{text}") for text in settings)
     done = flowpm_here("simulate", "run.toml", *words)
     assert done.returncode == 2
-    assert told in plain(done.stderr)
+    assert message in plain(done.stderr)
 
 
 def test_rounding_leads_no_time_beyond_the_steps():

@@ -74,11 +74,15 @@ def commands(text: str, folder: Path, status: int = 0, **environment: str) -> tu
 
 def test_a_job_of_srun(here):
     text = script("--threads", "3", "--partition", "fast", "--set", "evolution.steps=5")
-    asked = directives(text)
-    assert (asked["nodes"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("2", "4", "3")
-    assert (asked["time"], asked["partition"]) == ("02:00:00", "fast")
-    assert asked["signal"] == "USR1@120" and "requeue" in asked
-    assert "array" not in asked and "gpus-per-node" not in asked
+    requested = directives(text)
+    assert (requested["nodes"], requested["ntasks-per-node"], requested["cpus-per-task"]) == (
+        "2",
+        "4",
+        "3",
+    )
+    assert (requested["time"], requested["partition"]) == ("02:00:00", "fast")
+    assert requested["signal"] == "USR1@120" and "requeue" in requested
+    assert "array" not in requested and "gpus-per-node" not in requested
     called, status = commands(text, here)
     words = shlex.split(called)
     assert status == 0 and words[0] == "srun"
@@ -111,9 +115,9 @@ def test_a_job_of_mpirun_passes_the_warning_on(here):
         'setup = ["module load openmpi"]\ndirectives = ["--exclusive"]\nprogram = "flowpm-dist"\n'
     )
     text = script("--site", "site.toml")
-    asked = directives(text)
-    assert asked["signal"] == "B:USR1@300" and asked["gpus-per-node"] == "4"
-    assert "exclusive" in asked
+    requested = directives(text)
+    assert requested["signal"] == "B:USR1@300" and requested["gpus-per-node"] == "4"
+    assert "exclusive" in requested
     assert "\nmodule load openmpi\n" in text
     text = text.replace("module load openmpi\n", "")
     called, status = commands(text, here, LONG="yes")
@@ -135,8 +139,8 @@ def test_a_job_of_mpirun_passes_the_warning_on(here):
 
 
 def test_an_array_has_a_job_for_each_combination(here):
-    asked = ("--array", "initial.seed=3-5", "--array", "evolution.steps=2,10", "--at-once", "2")
-    text = script(*asked)
+    requested = ("--array", "initial.seed=3-5", "--array", "evolution.steps=2,10", "--at-once", "2")
+    text = script(*requested)
     assert directives(text)["array"] == "0-5%2"
     seen = []
     for number in range(6):
@@ -149,19 +153,27 @@ def test_an_array_has_a_job_for_each_combination(here):
 
 
 def test_what_is_complete_is_left_out_of_an_array(here, monkeypatch):
-    asked = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", "--array", "initial.seed=3-7")
+    requested = (
+        "submit",
+        "simulate",
+        "run.toml",
+        *SIZE,
+        "--dry-run",
+        "--array",
+        "initial.seed=3-7",
+    )
     done = {0, 2}
 
     def is_finished(folder):
         return int(folder.path.name.rpartition("-")[2]) in done
 
     monkeypatch.setattr(SimulationFolder, "is_finished", is_finished)
-    found = flowpm_here(*asked)
+    found = flowpm_here(*requested)
     assert "3 jobs of 8 ranks on 2 nodes, 2 hours" in found.stdout, found
     assert "2 are complete" in found.stdout
     assert directives((here / "run-output.sbatch").read_text())["array"] == "1,3-4"
     done |= set(range(5))
-    found = flowpm_here(*asked)
+    found = flowpm_here(*requested)
     assert found.returncode == 2 and "the work is complete" in found.stderr
 
 
@@ -216,8 +228,8 @@ def test_array_settings():
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(here, words, message):
-    asked = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", *words)
-    done = flowpm_here(*asked)
+    requested = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", *words)
+    done = flowpm_here(*requested)
     assert done.returncode == 2 and message in done.stderr, done
     assert not list(here.glob("*.sbatch"))
 
@@ -244,12 +256,12 @@ def training(here):
 
 def test_a_dataset_begins_anew(training):
     """It cannot be stopped and resumed: there is no warning, and a second turn overwrites."""
-    asked = ("submit", "dataset", "nets.toml", *SIZE, "--dry-run", "--array")
-    done = flowpm_here(*asked, "data.seed=3-4", "--", "--split", "train", "--dtype", "int16")
+    requested = ("submit", "dataset", "nets.toml", *SIZE, "--dry-run", "--array")
+    done = flowpm_here(*requested, "data.seed=3-4", "--", "--split", "train", "--dtype", "int16")
     assert done.returncode == 0, done.stderr
     text = (training / "nets-dataset.sbatch").read_text()
-    asked = directives(text)
-    assert "signal" not in asked and asked["array"] == "0-1"
+    requested = directives(text)
+    assert "signal" not in requested and requested["array"] == "0-1"
     words = shlex.split(commands(text, training, SLURM_ARRAY_TASK_ID="1")[0])
     assert words[words.index("dataset") :] == [
         "dataset", str(training / "nets.toml"), "--split", "train", "--dtype", "int16",
@@ -274,8 +286,8 @@ def test_each_row_of_a_table_of_datasets_is_checked(training, row):
 
 def test_evaluations_and_predictions(here, monkeypatch):
     """They take trainings; their own --check has the last word."""
-    asked = ("submit", "evaluate", "one", "two", *SIZE, "--dry-run")
-    done = flowpm_here(*asked)
+    requested = ("submit", "evaluate", "one", "two", *SIZE, "--dry-run")
+    done = flowpm_here(*requested)
     assert done.returncode == 2 and "one" in done.stderr and not list(here.glob("*.sbatch"))
     seen = []
 
@@ -284,14 +296,14 @@ def test_evaluations_and_predictions(here, monkeypatch):
         return subprocess.CompletedProcess(words, 0, "", "")
 
     monkeypatch.setattr("flowpm_dist.cli.submit.subprocess.run", checked)
-    assert flowpm_here(*asked, "--", "--split", "validation").returncode == 0
+    assert flowpm_here(*requested, "--", "--split", "validation").returncode == 0
     assert {"--check", "--ranks", "8", "--ignore-memory"} <= set(seen[0])
     words = shlex.split(commands((here / "one-evaluation.sbatch").read_text(), here)[0])
     assert words[words.index("evaluate") :] == [
         "evaluate", str(here / "one"), str(here / "two"), "--split", "validation"
     ]  # fmt: skip
-    asked = ("submit", "predict", "one", "volume.npy", *SIZE, "--dry-run")
-    assert flowpm_here(*asked, "--", "--box-size", "64").returncode == 0
+    requested = ("submit", "predict", "one", "volume.npy", *SIZE, "--dry-run")
+    assert flowpm_here(*requested, "--", "--box-size", "64").returncode == 0
     words = shlex.split(commands((here / "one-prediction.sbatch").read_text(), here)[0])
     assert words[-4:] == [str(here / "one"), str(here / "volume.npy"), "--box-size", "64"]
 
@@ -299,21 +311,21 @@ def test_evaluations_and_predictions(here, monkeypatch):
 def test_ranks_that_would_share_a_gpu(here, monkeypatch):
     """Refused where Horovod has NCCL, when the site asks for fewer GPUs than ranks."""
     (here / "site.toml").write_text('[site]\ndirectives = ["--gres=gpu:a100:2"]\n')
-    asked = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", "--site", "site.toml")
-    assert flowpm_here(*asked).returncode == 0
+    requested = ("submit", "simulate", "run.toml", *SIZE, "--dry-run", "--site", "site.toml")
+    assert flowpm_here(*requested).returncode == 0
     monkeypatch.setattr("meshimpl.launch.horovod_has_nccl", lambda: True)
-    done = flowpm_here(*asked)
+    done = flowpm_here(*requested)
     assert done.returncode == 2 and "2 GPUs a node, for 4 ranks" in done.stderr
-    fewer = (*asked, "--ranks-per-node", "2", "--script", "fewer.sbatch")
+    fewer = (*requested, "--ranks-per-node", "2", "--script", "fewer.sbatch")
     assert flowpm_here(*fewer).returncode == 0
     both = flowpm_here(*fewer, "--gpus-per-rank", "1")
     assert both.returncode == 2 and "leave one of them out" in both.stderr
-    asked_for = {
+    requested_counts = {
         "--gpus-per-node=4": 4, "--gpus-per-node=h100:2": 2, "--gres=gpu": 1,
         "--gres=shard:1,gpu:3": 3, "--gres=gpu:1g.5gb:4": 4, "--gres=gpumem:80": None,
         "--exclusive": None, "--gpus-per-task=1": None,
     }  # fmt: skip
-    for directive, count in asked_for.items():
+    for directive, count in requested_counts.items():
         assert gpus_of_a_node(["--exclusive", directive]) == count, directive
 
 
@@ -358,9 +370,9 @@ def test_nothing_of_the_current_folder_is_executed(here):
     for module in ("tomli_w.py", "own/__init__.py", "own/structure.py"):
         (here / module).parent.mkdir(exist_ok=True)
         (here / module).write_text(f"open({str(here / 'executed')!r}, 'w')")
-    asked = shlex.split(commands(script(), here)[0])
-    at = asked.index("simulate")
-    done = subprocess.run([*asked[asked.index(sys.executable) : at], "--version"], cwd=here)
+    requested = shlex.split(commands(script(), here)[0])
+    at = requested.index("simulate")
+    done = subprocess.run([*requested[requested.index(sys.executable) : at], "--version"], cwd=here)
     assert done.returncode == 0
     example = str(Path(__file__).parents[1] / "examples" / "reconstruct.toml")
     words = ("reconstruct", example, "--check", "--set")

@@ -44,7 +44,7 @@ class Running:
     output: Path
     notes: JobFolder
 
-    def told(self) -> str:
+    def printed(self) -> str:
         """What it has said so far."""
         return self.output.read_text()
 
@@ -88,9 +88,9 @@ class Faults(Parts):
             last = 0
             for _ in range(2):  # the second look is beyond the limit of silence
                 time.sleep(25)
-                steps = re.findall(r"step +(\d+)/", job.told())
+                steps = re.findall(r"step +(\d+)/", job.printed())
                 if not self.ours(HOSTS) or int(steps[-1]) <= last:
-                    raise WrongError(f"the job does not go on: {job.told()[-1500:]}")
+                    raise WrongError(f"the job does not go on: {job.printed()[-1500:]}")
                 last = int(steps[-1])
             return "cable out for 10 s", "goes on", ""
 
@@ -232,7 +232,7 @@ class Faults(Parts):
             if time.monotonic() - began > 4 * LIMIT:
                 break
             time.sleep(0.2)
-        seconds, text = time.monotonic() - began, job.told()
+        seconds, text = time.monotonic() - began, job.printed()
         message = next(
             (m for m in text.splitlines() if re.search("error: |noticed|Killed", m)), "none"
         )

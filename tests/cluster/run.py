@@ -98,19 +98,19 @@ class Jobs(Parts):
     def pmi2(self) -> Row:
         """A launcher that Open MPI does not understand is refused."""
         began = time.monotonic()
-        told = self.srun("simulate", self.run_file("pmi2", SIMULATE), check=False, mpi="pmi2")
-        line = _message(told)
+        printed = self.srun("simulate", self.run_file("pmi2", SIMULATE), check=False, mpi="pmi2")
+        line = _message(printed)
         if "srun --mpi=pmix" not in line:
-            raise WrongError(told[-1000:])
+            raise WrongError(printed[-1000:])
         return "srun --mpi=pmi2", f"refused after {time.monotonic() - began:.0f} s", line
 
     def folder_of_one_host(self) -> Row:
         """Results in a folder that each host has for itself."""
-        told = self.srun("simulate", self.run_file("own", SIMULATE), "--output", "/tmp/own",
+        printed = self.srun("simulate", self.run_file("own", SIMULATE), "--output", "/tmp/own",
                          check=False)  # fmt: skip
-        line = _message(told)
+        line = _message(printed)
         if "is not the same folder on all hosts" not in line or THERE not in line:
-            raise WrongError(told[-1000:])
+            raise WrongError(printed[-1000:])
         return "--output in a folder of one host", "refused before the work", line
 
     def full_disk(self) -> Row:
@@ -120,13 +120,13 @@ class Jobs(Parts):
         mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]
         for host in HOSTS:
             self.cluster.run(host, *mount, check=True)
-        told = self.srun("simulate", self.run_file("full", SIMULATE), "--output", disk / "out",
+        printed = self.srun("simulate", self.run_file("full", SIMULATE), "--output", disk / "out",
                          check=False)  # fmt: skip
         for host in HOSTS:
             self.cluster.run(host, "umount", disk)
-        line = _message(told)
+        line = _message(printed)
         if "free" not in line:
-            raise WrongError(told[-1000:])
+            raise WrongError(printed[-1000:])
         return "a full disk", "refused before the work", line
 
     def requeue(self) -> Row:
@@ -177,9 +177,9 @@ class Jobs(Parts):
         site, began = self.folder / "site.toml", time.monotonic()
         site.write_text('[site]\nsetup = ["export PYTHONPATH=' + str(ROOT) + '"]\n')
         self.srun("simulate", run_file, "--output", self.folder / f"{name}-at-once")
-        asked = ("submit", "simulate", run_file, "--nodes", 2, "--ranks-per-node", 1, "--time",
+        requested = ("submit", "simulate", run_file, "--nodes", 2, "--ranks-per-node", 1, "--time",
                  "00:10:00", "--site", site, "--output", self.folder / name)  # fmt: skip
-        done = self.cluster.run(HERE, *FLOWPM, *asked)
+        done = self.cluster.run(HERE, *FLOWPM, *requested)
         found = re.search(r"batch job (\d+)", done.stdout)
         if found is None:
             raise WrongError(done.stdout + done.stderr)
@@ -222,8 +222,8 @@ class Jobs(Parts):
         )[2].split()[0]  # fmt: skip
 
 
-def _message(told: str) -> str:
-    return next((line for line in told.splitlines() if "error: " in line), "")
+def _message(printed: str) -> str:
+    return next((line for line in printed.splitlines() if "error: " in line), "")
 
 
 def _difference(one: Path, two: Path, name: str) -> float:

@@ -52,7 +52,7 @@ class CountJob(Job[CountOptions, int]):
         from flowpm_dist.jobs.session import StopError, StopRequest
         from meshimpl import ProcessMesh
 
-        mesh, asked = ProcessMesh(self.mesh), self.options.count
+        mesh, requested = ProcessMesh(self.mesh), self.options.count
         mark = self.folder.mark()
         total, first = int(mark.get("total", 0)), int(mark.get("step", 0))
         if mesh.rank == 0:
@@ -60,17 +60,17 @@ class CountJob(Job[CountOptions, int]):
         mesh.barrier()
         request = StopRequest(mesh, self.folder, "step", progress.say)
         with request.heard():
-            for step in range(first + 1, asked.steps + 1):
+            for step in range(first + 1, requested.steps + 1):
                 total += int(mesh.world.allreduce(tf.constant(1)))
-                progress("count", step, asked.steps)
-                if mesh.rank == 0 and step == asked.signal_after:
+                progress("count", step, requested.steps)
+                if mesh.rank == 0 and step == requested.signal_after:
                     os.kill(os.getpid(), signal.SIGTERM)
                 stopped = request.name()
                 if mesh.rank == 0:
-                    done = step == asked.steps and not stopped
+                    done = step == requested.steps and not stopped
                     self.folder.write_mark(complete=done, step=step, total=total)
                 if stopped:
-                    raise StopError(stopped, f"after step {step} of {asked.steps}")
+                    raise StopError(stopped, f"after step {step} of {requested.steps}")
         if mesh.rank == 0:
             (self.folder.path / "total.json").write_text(json.dumps(total))
         return total

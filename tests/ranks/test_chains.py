@@ -362,8 +362,8 @@ class Interrupted(Progress):
 
 def sampled(path, config, progress=None, resume=False):
     """What stopped all that the run file asks for, and the moves."""
-    asked = Request(Path("run.toml"), SIZE, path, resume=resume)
-    job = ReconstructionJob(config, CHAIN_MESH[SIZE], asked)
+    requested = Request(Path("run.toml"), SIZE, path, resume=resume)
+    job = ReconstructionJob(config, CHAIN_MESH[SIZE], requested)
     folder, ranks = job.folder, process_mesh(f"row:{SIZE}")
     if ranks.rank == 0:
         folder.begin(resume=resume)

@@ -241,10 +241,10 @@ def test_mean_loss_is_that_of_the_error_bars(training, known):
     """Minus the log likelihood of the truth, one of a hundred times the prior's, in its units."""
     _, truth, mean, sigma = known
     read = read_training(training)
-    asked = trained_network(read, solo(), 2)
+    requested = trained_network(read, solo(), 2)
     batches = in_order(read.files("test"), Lanes.of(solo(), 2))
-    found = asked.mean_errors(batches, len(truth))[0]
-    each = np.log(sigma / asked.standardiser.std) + ((truth - mean) / sigma) ** 2 / 2
+    found = requested.mean_errors(batches, len(truth))[0]
+    each = np.log(sigma / requested.standardiser.std) + ((truth - mean) / sigma) ** 2 / 2
     each = -np.log(0.99 * np.exp(-each) + 0.01 * np.sqrt(2 * np.pi / 12))
     assert found == pytest.approx(each.mean(), rel=1e-5, abs=1e-5)
 
@@ -508,10 +508,10 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
     check_posteriors(found, folder, monkeypatch)
     kept = [folder / "summaries" / f"{split}.npz" for split in ("train", "test")]
     before = [path.stat().st_mtime_ns for path in kept]
-    asked = [read_training(folder)], ["train", "test"], [["power"]]
-    [again] = summaries.summarise(*asked, solo(), SILENT)
+    requested = [read_training(folder)], ["train", "test"], [["power"]]
+    [again] = summaries.summarise(*requested, solo(), SILENT)
     assert [path.stat().st_mtime_ns for path in kept] == before, "nothing has changed"
-    summaries.summarise(asked[0], ["test"], [["histograms"]], solo(), SILENT)
+    summaries.summarise(requested[0], ["test"], [["histograms"]], solo(), SILENT)
     assert {"power", "histograms"} <= set(summaries.SplitSummaries.read(kept[1]).parts)
     monkeypatch.setattr(summaries, "STATISTICS_VERSION", 0)
     with pytest.raises(ValueError, match="of another version"):
@@ -522,35 +522,35 @@ def test_posteriors_are_fitted_judged_and_taken_up_by_predictions(
         PosteriorError, match="no posterior of the head 'flow', but of gaussian: flowpm"
     ):
         found_in(folder, shared / "asked.npy", None, head="flow", box_size=96.0)
-    told = found_in(folder, shared / "asked.npy", None, box_size=96.0)
+    message = found_in(folder, shared / "asked.npy", None, box_size=96.0)
     posterior = Posterior.load(folder / "posterior" / "gaussian.npz")
-    assert told.posterior.head == "gaussian" and posterior.about["step"] == 8
+    assert message.posterior.head == "gaussian" and posterior.about["step"] == 8
     row = again["test"].parts[posterior.about["part"]][1:2]
-    samples = posterior.sample(row, len(told.posterior.samples))[0]
-    np.testing.assert_allclose(told.posterior.samples, samples, atol=1e-5)
-    values = [(value, bar) for _, value, bar in told.parameters]
+    samples = posterior.sample(row, len(message.posterior.samples))[0]
+    np.testing.assert_allclose(message.posterior.samples, samples, atol=1e-5)
+    values = [(value, bar) for _, value, bar in message.parameters]
     np.testing.assert_allclose(
         values, np.transpose([samples.mean(axis=0), samples.std(axis=0)]), atol=1e-5
     )
-    told.posterior.write(shared / "asked")
+    message.posterior.write(shared / "asked")
     with np.load(shared / "asked" / "samples.npz") as held:
-        np.testing.assert_array_equal(held["samples"], told.posterior.samples)
+        np.testing.assert_array_equal(held["samples"], message.posterior.samples)
     assert (shared / "asked" / "corner.png").exists()
     np.save(shared / "unlike.npy", np.exp(3 * np.sin(9 * volumes[1])))
     strange = found_in(folder, shared / "unlike.npy", None, box_size=96.0)
     assert any("does not resemble the training set" in note for note in strange.notes)
-    asked, row = (read_training(folder), "asked.npy"), again["test"].parts
-    stale, notes = posterior_of_volume(*asked, row, step=9, head=None)
+    requested, row = (read_training(folder), "asked.npy"), again["test"].parts
+    stale, notes = posterior_of_volume(*requested, row, step=9, head=None)
     assert stale is None and "weights of step 8, and these are of step 9: fit it" in notes[0]
     with pytest.raises(PosteriorError, match="of step 8, and these are of step 9"):
-        posterior_of_volume(*asked, row, step=9, head="gaussian")
+        posterior_of_volume(*requested, row, step=9, head="gaussian")
     with pytest.raises(PosteriorError, match="of step 8, and these are of step 9"):
-        posterior_of_volume(*asked, row, step=9, head=None, needed=True)
+        posterior_of_volume(*requested, row, step=9, head=None, needed=True)
     of_flow = read_training(folder).folder.posterior("flow")
     replace(posterior, about=posterior.about | {"step": 9}).save(of_flow)
     with pytest.raises(PosteriorError, match="features-9.npz"):
-        posterior_of_volume(*asked, row, step=9, head="flow")  # there is no density of features
-    found, _ = posterior_of_volume(*asked, row, step=8, head=None)
+        posterior_of_volume(*requested, row, step=9, head="flow")  # there is no density of features
+    found, _ = posterior_of_volume(*requested, row, step=8, head=None)
     assert found.head == "gaussian", "one of these weights, not the preferred one of others"
     (folder / "posterior" / "features-8.npz").write_text("damaged")
     damaged = found_in(folder, shared / "asked.npy", None, box_size=96.0)

@@ -172,8 +172,10 @@ def test_a_particle_without_a_place_ends_the_run_on_all_ranks(mesh, kind, added,
         observer.see = lost
         return observer
 
-    told = pytest.raises(FloatingPointError, match="light cone: a particle that crosses it has a")
-    with told, LightConeFiles(folder, mesh) as files:
+    message = pytest.raises(
+        FloatingPointError, match="light cone: a particle that crosses it has a"
+    )
+    with message, LightConeFiles(folder, mesh) as files:
         sim.observe(seeing, seed=3)
     mesh.barrier()
     assert not any(folder.iterdir())
@@ -312,20 +314,20 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
     sim = simulation(mesh)
     with pytest.raises(ValueError, match="a power of two up to 8192 is needed"):
         LightCone(FullSky(nside=12, z_max=0.05))
-    for sky, of, sources, told in (
+    for sky, of, sources, message in (
         (dict(observer=(0.0, 161.0, 0.0)), sim, [0.04], "must be in the box of 160 x 160 x 160"),
         (dict(z_max=5.0), sim, [0.04], "z_max = 5: the run begins at z = 4"),
         (dict(), simulation(mesh, steps=EDGES[:-1]), [0.04], "the run ends at a = 0.97: a light"),
         (dict(), sim, [0.06], r"sources\[0\] reach to z = 0.06, beyond z_max = 0.05"),
         (dict(), sim, [], "at least one source"),
     ):
-        asked = LightCone(FullSky(**{**SKY.sky.model_dump(), **sky}))
-        with pytest.raises(ValueError, match=told):
-            asked.convergence(of, [SourcePlane(z) for z in sources], seed=1)
-    for edges, told in (
+        requested = LightCone(FullSky(**{**SKY.sky.model_dump(), **sky}))
+        with pytest.raises(ValueError, match=message):
+            requested.convergence(of, [SourcePlane(z) for z in sources], seed=1)
+    for edges, message in (
         (0.0, "a width above 0"),
         ([0.0, 50.0, 40.0], "must increase from 0 or more"),
         ([0.0, 500.0], "shells up to 500 Mpc/h: must end at z_max = 0.05 or before, at most 14"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             SKY.planes(sim, edges, seed=1)

@@ -103,7 +103,7 @@ def test_a_penalty_counts_once():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("keras_models:no_model", "returns function: it must return a keras.Model"),
         ("keras_models:too_many", r"gives \(None, 5\) for volumes \(8, 8, 8, 1\); wanted is .*4"),
@@ -114,8 +114,8 @@ def test_a_penalty_counts_once():
         ("keras_models:smal", "the module 'keras_models' has no 'smal'"),
     ],
 )
-def test_what_is_no_model_is_told(name, told):
-    with pytest.raises(ModelError, match=told):
+def test_what_is_no_model_is_told(name, message):
+    with pytest.raises(ModelError, match=message):
         network(name)
 
 

@@ -427,7 +427,7 @@ def test_a_batch_has_its_maps(mesh):
 def test_light_cones_that_cannot_be_are_refused(mesh):
     sim = simulation(mesh)
     late = functools.partial(simulation, mesh)
-    for cone, of, sources, told in (
+    for cone, of, sources, message in (
         (
             dict(field_of_view=20.0),
             sim,
@@ -446,9 +446,9 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
             "to z = 1.5: a time",
         ),
     ):
-        asked = LightCone(FlatField(**{**CONE.sky.model_dump(), **cone}))
-        with pytest.raises(ValueError, match=told):
-            asked.convergence(of, [SourcePlane(z) for z in sources], seed=1)
+        requested = LightCone(FlatField(**{**CONE.sky.model_dump(), **cone}))
+        with pytest.raises(ValueError, match=message):
+            requested.convergence(of, [SourcePlane(z) for z in sources], seed=1)
     with pytest.raises(ValueError, match="a width above 0"):
         CONE.planes(sim, 0.0, seed=1)
     wide = LightCone(FlatField(field_of_view=20.0, pixels=8, z_max=0.25, repeat=True))

@@ -149,19 +149,19 @@ def check_answers(training, mesh, shared):
     if RANK == 0:
         assert {"network", "mean", "ridge on log C_l"} == set(judged.scores)
         assert ("power + peaks", "gaussian") in judged.posteriors.found
-        asked = judged.predictions["network"]
-        row = np.argmin(np.abs(asked.truth - np.asarray(truth)[0]).sum(axis=1))
+        requested = judged.predictions["network"]
+        row = np.argmin(np.abs(requested.truth - np.asarray(truth)[0]).sum(axis=1))
         means, sigmas = ([x[n] for x in answer.parameters] for n in (1, 2))
-        np.testing.assert_allclose(means, asked.mean[row], rtol=1e-6)
-        np.testing.assert_allclose(sigmas, asked.sigma[row], rtol=1e-6)
+        np.testing.assert_allclose(means, requested.mean[row], rtol=1e-6)
+        np.testing.assert_allclose(sigmas, requested.sigma[row], rtol=1e-6)
     assert any("trained for fields of 10 degrees" in note for note in answer.notes)
     if RANK:
         return
     cone = training.plan.lightcone
     for path, more in (("same", {}), ("other", {"z_max": 0.3})):
         array = {"kappa": MapArray(maps, ("source", "y", "x"), "1", "convergence")}
-        told = {"field_of_view": 10.0, **attributes_of(cone, 700.0, Cosmology.planck18(), [])}
-        write_light_cone(shared / path / "lightcone.zarr", array, {**told, **more}, {})
+        message = {"field_of_view": 10.0, **attributes_of(cone, 700.0, Cosmology.planck18(), [])}
+        write_light_cone(shared / path / "lightcone.zarr", array, {**message, **more}, {})
     check_question(training, shared / "same" / "lightcone.zarr", None)
     with pytest.raises(ObservationError, match="of another light cone .*: z_max differ"):
         check_question(training, shared / "other" / "lightcone.zarr", None)

@@ -250,10 +250,12 @@ def scaled(mesh: ProcessMesh, layout: str) -> Any:
 def test_no_rank_has_more_of_a_variable_than_its_slice(mesh: ProcessMesh) -> None:
     """Whatever makes its first value, which rank 0 alone calls if elements differ."""
     for layout in layouts(mesh):
-        asked = []
+        requested = []
 
-        def initializer(shape: list[int], dtype: Any, asked: list[Any] = asked) -> tf.Tensor:
-            asked.append(shape)
+        def initializer(
+            shape: list[int], dtype: Any, requested: list[Any] = requested
+        ) -> tf.Tensor:
+            requested.append(shape)
             return tf.constant(WHOLE, dtype)
 
         @mesh_function(mesh, layout)
@@ -268,7 +270,7 @@ def test_no_rank_has_more_of_a_variable_than_its_slice(mesh: ProcessMesh) -> Non
         found = [function.gather(block, i) for i, block in enumerate(function())]
         for value, expected in zip(found, [WHOLE, 1.0, 1.0, WHOLE], strict=True):
             np.testing.assert_array_equal(value, expected + 0 * WHOLE)
-        assert asked == [[8, 4]] * (mesh.rank == 0)
+        assert requested == [[8, 4]] * (mesh.rank == 0)
         kept = [v.shape.as_list() for v in function._forward.graph.variables]
         assert kept == [function.impl.slice_shape(FIELD)] * 4
 

@@ -192,13 +192,13 @@ def test_a_batch_has_its_outputs(mesh):
 
 def test_outputs_that_cannot_be_are_refused(mesh):
     sim = simulation(mesh)
-    for outputs, told in (
+    for outputs, message in (
         ([0.05], "a = 0.05 is not between the first and the last of the steps, 0.1 and 1"),
         ([0.5, 1.1], "a = 1.1 is not between"),
         ([0.5, 0.5], "a scale factor is there twice"),
         ([], "a list of scale factors is needed"),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             sim.run(seed=1, outputs=outputs)
     with pytest.warns(
         UserWarning, match="returned a SimpleNamespace, which holds tensors: no grad"

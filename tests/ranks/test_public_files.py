@@ -86,8 +86,8 @@ def test_no_rank_reads_before_files_are_staged(tmp_path_factory, monkeypatch):
         (into / split).touch()
 
     monkeypatch.setattr(record_writer, "stage", slow)
-    asked = SimpleNamespace(data=SimpleNamespace(source="files", folder=folder, staging=folder))
-    stage_files(asked, mesh, Progress(rank=1))
+    requested = SimpleNamespace(data=SimpleNamespace(source="files", folder=folder, staging=folder))
+    stage_files(requested, mesh, Progress(rank=1))
     assert sorted(path.name for path in folder.iterdir()) == ["train", "validation"]
 
 
@@ -124,14 +124,14 @@ def test_the_preset_trains_on_packed_files_judged_on_validation(tmp_path_factory
     (note,) = (note for note in found.notes if "no split 'test'" in note)
     assert "the volumes of validation" in note and len(found.predictions["network"].truth) == 4
     lines = work.mlperf_log.read_text().splitlines()
-    told = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
-    errors = [line["value"] for line in told if line["key"] == "eval_error"]
+    message = [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
+    errors = [line["value"] for line in message if line["key"] == "eval_error"]
     rows = read_rows(work.path / "metrics.csv")
     assert [float(row["validation_mae"]) for row in rows[2::3]] == pytest.approx(errors)
     assert [float(row["rate"]) for row in rows[::3]] == pytest.approx(
         [1e-3 + epoch * (1e-3 / 32 - 1e-3) / 4 for epoch in range(5)]
     )
-    assert told[-1]["key"] == "run_stop" and told[-1]["metadata"]["status"] == "success"
+    assert message[-1]["key"] == "run_stop" and message[-1]["metadata"]["status"] == "success"
     predicted = found.predictions["network"]
     error = np.abs(predicted.mean - predicted.truth).mean() / (2 / np.sqrt(12))  # not bounded
     assert errors[-1] == pytest.approx(error, rel=1e-5)

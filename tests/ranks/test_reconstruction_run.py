@@ -116,11 +116,11 @@ def test_a_parameter_of_an_own_likelihood_is_found_and_drawn(mesh, tmp_path_fact
     tiny = [("grid = 16", "grid = 8"), ('"1lpt"', '"linear"'), ("evaluations = 12\n", "")]
     found = {}
     for name, head in {"noise_amplitude": "[priors]\n", "loudness": LOUDER}.items():
-        asked = (
+        requested = (
             *tiny,
             ("[search]", f"{head}{name} = [0.5, 4.0]\n[search]\n{keys}"),
         )
-        ended = search_in(mesh, shared_folder(tmp_path_factory), *asked)
+        ended = search_in(mesh, shared_folder(tmp_path_factory), *requested)
         session = ended.session
         SamplingSession(session.options, mesh, session.folder, session.progress).run()
         draws = json.loads(session.folder.result.read_text())["sampling"]  # on every rank
@@ -135,12 +135,12 @@ def test_a_parameter_of_an_own_likelihood_is_found_and_drawn(mesh, tmp_path_fact
 def test_a_prior_needs_a_parameter_of_the_likelihood(tmp_path):
     unit = np.ones([16] * 3)
     box, block = Box(unit.shape, (64.0,) * 3, solo(), tf.float64), ObservedBlock(unit, unit, unit)
-    asked = ("[search]", f"{LOUDER}loudnes = [1.0, 30.0]\n[search]")
-    told = (
+    requested = ("[search]", f"{LOUDER}loudnes = [1.0, 30.0]\n[search]")
+    message = (
         r"no parameter loudnes; did you mean loudness\? \(it has loudness\): leave priors.loudnes"
     )
-    with pytest.raises(ObservationError, match=told):
-        likelihood_of(config_of(tmp_path, DENSITY, asked), box, block, unit)
+    with pytest.raises(ObservationError, match=message):
+        likelihood_of(config_of(tmp_path, DENSITY, requested), box, block, unit)
 
 
 @pytest.fixture(scope="module")

@@ -193,12 +193,15 @@ def test_a_training_on_two_redshifts(tmp_path_factory, monkeypatch):
     found = predict_volume(training, shared / "volume-0.npy", mesh, Progress(rank=1), 128.0)
     with pytest.raises(VolumeError, match=r"has shape .16, 16, 16.; must be .16, 16, 16, 2."):
         check_question(training, shared / "single-0.npy", 128.0)
-    asked = [training], ["test"], [["power", "histograms"]]
-    again = summarise(*asked, mesh, Progress(rank=1), "last")
+    requested = [training], ["test"], [["power", "histograms"]]
+    again = summarise(*requested, mesh, Progress(rank=1), "last")
 
     write_dataset(plan, mesh, shared / "set", ["train", "validation"], progress=Progress(rank=1))
-    told = json.loads((shared / "set" / "dataset.json").read_text())
-    assert told["channels"] == 2 and told["attributes"]["observation"]["redshifts"] == [1.0, 0.0]
+    message = json.loads((shared / "set" / "dataset.json").read_text())
+    assert message["channels"] == 2 and message["attributes"]["observation"]["redshifts"] == [
+        1.0,
+        0.0,
+    ]
     box, network = text[: text.index("[cosmology]")], text[text.index("[network]") :]
     network = (
         network[: network.index("[data]")] + f'[data]\nsource = "files"\nfolder = "{shared}/set"\n'

@@ -132,9 +132,9 @@ def test_a_training_on_noisy_masked_volumes(tmp_path_factory, monkeypatch):
     folder.begin()
     about = export_network(training, folder)
     folder.release()
-    told = json.loads((folder.path / "network.json").read_text())
-    assert told["observation"] == plan.record.table() and about["unobserved_cells"] == 1.0
-    assert told["divided_by_mean"] is False
+    message = json.loads((folder.path / "network.json").read_text())
+    assert message["observation"] == plan.record.table() and about["unobserved_cells"] == 1.0
+    assert message["divided_by_mean"] is False
     network = tf.saved_model.load(str(folder.path))
     answer = network.ask(tf.constant(volume[np.newaxis], tf.float64))["mean"].numpy()[0]
     np.testing.assert_allclose([x for _, x, _ in found.parameters], answer, rtol=1e-9)

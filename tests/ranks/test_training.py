@@ -333,9 +333,9 @@ def test_a_keras_model_is_trained_on_replicas_as_on_one_rank(shared, monkeypatch
     whole = train(config, mesh, folder.path, resume=True)
     assert (whole[0].step, [int(row["step"]) for row in whole[1]]) == (6, list(range(6)))
     assert_same(whole, expected)
-    asked = trained_network(read_training(folder.path), mesh, SIZE, "last")
-    assert asked.step == 6
-    for weight, last in zip(asked.network.weights, whole[2], strict=True):
+    requested = trained_network(read_training(folder.path), mesh, SIZE, "last")
+    assert requested.step == 6
+    for weight, last in zip(requested.network.weights, whole[2], strict=True):
         np.testing.assert_array_equal(weight, last)
 
 
