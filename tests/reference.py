@@ -28,6 +28,11 @@ def reference(name: str) -> dict[str, np.ndarray]:
         return {key: data[key] for key in data.files}
 
 
+def parameters_of(data):
+    """The cosmology of reference data, as `Cosmology` takes it."""
+    return {name: float(data[name]) for name in ("Omega_m", "Omega_b", "h", "n_s", "A_s")}
+
+
 def pmwd_parameters(data):
     """The cosmology of a pmwd run, as `Cosmology` takes it."""
     parameters = {name: float(data[f"cosmo_{name}"]) for name in ("Omega_m", "Omega_b", "h", "n_s")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from derivatives import check_derivative
-from reference import reference, relative_rms
+from reference import parameters_of, reference, relative_rms
 
 from flowpm_dist.cosmology import Cosmology, Growth
 from flowpm_dist.cosmology.distances import Distances
@@ -50,8 +50,7 @@ def given():
 
 @pytest.fixture(scope="module")
 def cosmology(given):
-    parameters = ("Omega_m", "Omega_b", "h", "n_s", "A_s")
-    return Cosmology(**{name: float(given[name]) for name in parameters})
+    return Cosmology(**parameters_of(given))
 
 
 @pytest.fixture(scope="module")

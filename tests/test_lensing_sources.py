@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from derivatives import check_derivative
-from reference import reference
+from reference import parameters_of, reference
 
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
@@ -27,8 +27,7 @@ def given():
 
 @pytest.fixture(scope="module")
 def cosmology(given):
-    parameters = ("Omega_m", "Omega_b", "h", "n_s", "A_s")
-    return Cosmology(**{name: float(given[name]) for name in parameters})
+    return Cosmology(**parameters_of(given))
 
 
 def test_distances_of_camb(given, cosmology):
