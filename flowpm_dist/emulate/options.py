@@ -14,7 +14,7 @@ from pydantic import Field
 from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges, StepOptions
 from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
 from flowpm_dist.evolution.options import RunOptions
-from flowpm_dist.grid.decomposition import Grid, mesh_factor_problem
+from flowpm_dist.grid.decomposition import Grid, MeshFactor, mesh_factor_problem
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.estimate import Demand, process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
@@ -29,7 +29,6 @@ from flowpm_dist.options import (
     count,
     table_of,
 )
-from flowpm_dist.particle_mesh.options import MeshFactor
 from flowpm_dist.simulate.options import SimulatedRun
 from flowpm_dist.simulation.options import simulation_bytes
 

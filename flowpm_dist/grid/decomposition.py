@@ -13,6 +13,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from flowpm_dist.options import nearest
 from meshimpl import traffic
@@ -58,6 +61,14 @@ def finer_grid(grid: Grid, factor: float) -> Grid:
     """Returns the cells of a mesh `factor` times as fine as a grid that allows this factor."""
     x, y, z = (round(factor * n) for n in grid)
     return x, y, z
+
+
+def _whole_as_integer(factor: float) -> float:
+    return int(factor) if factor.is_integer() else factor
+
+
+MeshFactor = Annotated[float, Field(ge=1, le=4), AfterValidator(_whole_as_integer)]
+"""Cells of a force mesh per particle spacing."""
 
 
 def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> str | None:

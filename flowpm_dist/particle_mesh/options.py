@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from flowpm_dist.grid.decomposition import MeshFactor
 from flowpm_dist.options import Options
 
 ForceGradient = Literal["finite-difference", "spectral"]
 """The source of the force in a kick: differences of a potential, or a field of the force itself."""
-
-
-def _whole_as_integer(factor: float) -> float:
-    return int(factor) if factor.is_integer() else factor
-
-
-MeshFactor = Annotated[float, Field(ge=1, le=4), AfterValidator(_whole_as_integer)]
 
 
 Exchange = Literal["exact", "float16"]
