@@ -11,8 +11,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import (
+    as_array,
+    as_float64,
+    gives_tensor,
+    sqrt,
+    stop_gradient,
+    total,
+    zeros_like,
+)
 from flowpm_dist.cosmology.options import A_MAX
-from flowpm_dist.cosmology.parameters import Background, Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import Background, Cosmology
 
 HUBBLE_DISTANCE = 2997.92458
 """c/H0 [Mpc/h]."""
@@ -45,19 +54,21 @@ class Distances:
         self.cosmology = cosmology
         self.background = Background(cosmology)
 
-    def comoving(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def comoving(self, a: Any) -> Any:
         """Returns the comoving distance chi [Mpc/h] of scale factors a [1].
 
         Raises:
             ValueError: a scale factor that is not above 0, or is above 2.
         """
-        a = as_float64(a)
+        a = as_array(a)
         known = tf.get_static_value(a)
         if known is not None and not np.all((known > 0) & (known <= A_MAX)):
             raise ValueError(f"scale factors must lie above 0 and not above {A_MAX:g}, got {known}")
-        return self._of_root(tf.sqrt(a))
+        return self._of_root(sqrt(a))
 
-    def scale_factor(self, chi: Any) -> tf.Tensor:
+    @gives_tensor
+    def scale_factor(self, chi: Any) -> Any:
         """Returns the scale factor a [1] at which light left a comoving distance chi [Mpc/h].
 
         Newton's method in sqrt(a): chi is convex in it, so that a start at a = 0 converges too.
@@ -65,37 +76,38 @@ class Distances:
         Raises:
             ValueError: a distance that is negative, or from which light has not yet arrived.
         """
-        chi = as_float64(chi)
-        horizon = self._of_root(tf.zeros([], tf.float64))
+        chi = as_array(chi)
+        horizon = self._of_root(np.zeros([]))
         known, limit = tf.get_static_value(chi), tf.get_static_value(horizon)
         if known is not None and limit is not None and not np.all((known >= 0) & (known < limit)):
             raise ValueError(
                 f"distances must lie between 0 and the horizon at {limit:.0f} Mpc/h, got {known}"
             )
         if known is None or limit is None:
-            root, steps = tf.zeros_like(chi), _NEWTON
+            root, steps = zeros_like(chi), _NEWTON
         else:
             # A table gives five or more right digits, two steps from there give all.
-            reached = self._of_root(tf.constant(_ROOTS)).numpy()
-            root, steps = tf.constant(np.interp(known, reached[::-1], _ROOTS[::-1])), 2
+            reached = np.asarray(self._of_root(_ROOTS))
+            root, steps = np.interp(known, reached[::-1], _ROOTS[::-1]), 2
         for _ in range(steps):
-            root = tf.stop_gradient(self._newton(root, chi))
+            root = stop_gradient(self._newton(root, chi))
         # Two more steps hardly change the solution; they provide its derivatives.
         return self._newton(self._newton(root, chi), chi) ** 2
 
-    def redshift(self, chi: Any) -> tf.Tensor:
+    @gives_tensor
+    def redshift(self, chi: Any) -> Any:
         """Returns the redshift z [1] of a comoving distance [Mpc/h], as `scale_factor` does."""
         return 1.0 / self.scale_factor(chi) - 1.0
 
-    def _of_root(self, root: tf.Tensor) -> tf.Tensor:
+    def _of_root(self, root: Any) -> Any:
         """Returns the distance [Mpc/h] of root = sqrt(a)."""
         half = 0.5 * (1.0 - root)
-        nodes = root[..., tf.newaxis] + half[..., tf.newaxis] * (1.0 + _NODES)
-        slopes = 2.0 / tf.sqrt(self.background.a3_e2(nodes**2))
-        return HUBBLE_DISTANCE * half * tf.reduce_sum(_WEIGHTS * slopes, axis=-1)
+        nodes = root[..., np.newaxis] + half[..., np.newaxis] * (1.0 + _NODES)
+        slopes = 2.0 / sqrt(self.background.a3_e2(nodes**2))
+        return HUBBLE_DISTANCE * half * total(_WEIGHTS * slopes)
 
-    def _newton(self, root: tf.Tensor, chi: tf.Tensor) -> tf.Tensor:
-        slope = 2.0 * HUBBLE_DISTANCE / tf.sqrt(self.background.a3_e2(root**2))
+    def _newton(self, root: Any, chi: Any) -> Any:
+        slope = 2.0 * HUBBLE_DISTANCE / sqrt(self.background.a3_e2(root**2))
         return root + (self._of_root(root) - chi) / slope
 
 

@@ -24,8 +24,24 @@ import numpy as np
 import tensorflow as tf
 from numpy.polynomial import chebyshev
 
+from flowpm_dist.cosmology.arrays import (
+    arccos,
+    arrays_within,
+    as_array,
+    clip,
+    columns,
+    cos,
+    gives_tensor,
+    is_tensor,
+    log,
+    maximum,
+    solve,
+    sqrt,
+    total,
+    zeros_like,
+)
 from flowpm_dist.cosmology.options import A_MAX
-from flowpm_dist.cosmology.parameters import Background, Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import Background, Cosmology
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
 
@@ -87,59 +103,69 @@ class Growth:
                 "w0 nearer to -1, wa nearer to 0 or more matter would do"
             )
 
-    def ratio(self, a: tf.Tensor, term: Term, derivative: int) -> tf.Tensor:
+    @gives_tensor
+    def ratio(self, a: Any, term: Term, derivative: int) -> Any:
         """Returns d^derivative D_term / dlna^derivative / a^order [1], finite at a = 0.
 
         Args:
-            a: scale factors [1], float64, any shape.
+            a: scale factors [1], a float64 array or tensor of any shape.
             term: one of `TERMS`, of order 1, 2 or 3.
             derivative: 0, 1 or 2.
         """
         grid = self._grid
-        t = (tf.math.log(tf.maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
+        t = (log(maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
         # Slightly inside the ends, where the derivative of arccos is infinite.
-        angle = tf.acos(tf.clip_by_value(t, -1.0 + 1e-15, 1.0 - 1e-15))
-        basis = tf.cos(angle[..., tf.newaxis] * np.arange(len(grid.x)))
-        return tf.tensordot(basis, self._coefficients[:, 3 * TERMS.index(term) + derivative], 1)
+        angle = arccos(clip(t, -1.0 + 1e-15, 1.0 - 1e-15))
+        basis = cos(angle[..., np.newaxis] * np.arange(len(grid.x)))
+        return total(basis * self._coefficients[:, 3 * TERMS.index(term) + derivative])
 
-    def factor(self, a: Any, term: Term, derivative: int = 0) -> tf.Tensor:
+    @gives_tensor
+    def factor(self, a: Any, term: Term, derivative: int = 0) -> Any:
         """Returns d^derivative D_term / dlna^derivative [1]; see `ratio` for the arguments."""
         a = _checked(a)
         return a ** order_of(term) * self.ratio(a, term, derivative)
 
-    def by_d1(self, a: Any, term: Term) -> tf.Tensor:
+    @gives_tensor
+    def by_d1(self, a: Any, term: Term) -> Any:
         """Returns dD_term/dD1 [1], finite at a = 0."""
         a = _checked(a)
         rates = self.ratio(a, term, 1) / self.ratio(a, 1, 1)
         return rates if order_of(term) == 1 else a ** (order_of(term) - 1) * rates
 
-    def d1(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def d1(self, a: Any) -> Any:
         """Returns the first-order growth D1 [1]."""
         return self.factor(a, 1)
 
-    def d1_dlna(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def d1_dlna(self, a: Any) -> Any:
         """Returns dD1/dlna [1]."""
         return self.factor(a, 1, 1)
 
-    def d2(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def d2(self, a: Any) -> Any:
         """Returns the second-order growth D2 [1], positive, about 3/7 D1^2."""
         return self.factor(a, 2)
 
-    def d2_dlna(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def d2_dlna(self, a: Any) -> Any:
         """Returns dD2/dlna [1]."""
         return self.factor(a, 2, 1)
 
-    def f1(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def f1(self, a: Any) -> Any:
         """Returns the growth rate dlnD1/dlna [1]."""
         a = _checked(a)
         return self.ratio(a, 1, 1) / self.ratio(a, 1, 0)
 
-    def g_drift(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def g_drift(self, a: Any) -> Any:
         """Returns G_D = a^2 E dD1/dlna [1], the growth of the velocity (Feng and others 2016)."""
         a = _checked(a)
-        return tf.sqrt(a * self.background.a3_e2(a)) * self.d1_dlna(a)
+        return sqrt(a * self.background.a3_e2(a)) * self.d1_dlna(a)
 
-    def g_kick(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def g_kick(self, a: Any) -> Any:
         """Returns G_K = a^3 E^2 (D1'' + (2 + dlnE/dlna) D1') [1].
 
         It is a E dG_D/dlna (Feng and others 2016).
@@ -149,7 +175,7 @@ class Growth:
         return self.background.a3_e2(a) * curvature
 
 
-def _tail(coefficients: tf.Tensor) -> float | None:
+def _tail(coefficients: Any) -> float | None:
     """Returns the last Chebyshev coefficients over the largest; None if they are not known yet."""
     known = tf.get_static_value(coefficients)
     if known is None:
@@ -188,41 +214,46 @@ def _collocation(nodes: int) -> _Collocation:
     )
 
 
-_Solution = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+_Solution = tuple[Any, Any, Any]
 """A function of ln a and its first two derivatives at the nodes, each [nodes]."""
 
 
-def _coefficients(parameters: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
+def _coefficients(cosmology: Cosmology, nodes: int) -> Any:
     """Returns the Chebyshev coefficients of D, dD/dlna and d2D/dlna2 over a^order.
 
     They are [nodes, 15], for all terms in order.
     """
     grid = _collocation(nodes)
     derivatives = []
-    for term, (g, dg, ddg) in _solve(Background(Cosmology(**parameters)), grid).items():
+    with arrays_within():
+        solutions = _solve(Background(cosmology), grid)
+    for term, (g, dg, ddg) in solutions.items():
         n = order_of(term)
         derivatives += [g, n * g + dg, n**2 * g + 2.0 * n * dg + ddg]
-    return tf.linalg.matmul(grid.to_coefficients, tf.stack(derivatives, axis=1))
+    return grid.to_coefficients @ columns(derivatives)
 
 
-_compiled_coefficients = tf.function(_coefficients, autograph=False)
-"""For cosmologies of tensors, which change with every evaluation of a posterior."""
+@tf.function(autograph=False)
+def _compiled_coefficients(parameters: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
+    """Returns `_coefficients`; for cosmologies of tensors, which change at every evaluation."""
+    return _coefficients(Cosmology(**parameters), nodes)
 
 
-def _solved(cosmology: Cosmology, nodes: int) -> tf.Tensor:
+def _solved(cosmology: Cosmology, nodes: int) -> Any:
     """Returns the coefficients of a cosmology; of plain numbers, those found before."""
     numbers = (cosmology.Omega_m, cosmology.w0, cosmology.wa)
-    if tf.executing_eagerly() and all(isinstance(number, float) for number in numbers):
+    if not any(map(is_tensor, numbers)):
         return _of_numbers(*numbers, nodes)
-    solved = _compiled_coefficients if cosmology.is_compiled else _coefficients
-    return solved(cosmology.parameters(), nodes)
+    if cosmology.is_compiled:
+        return _compiled_coefficients(cosmology.parameters(), nodes)
+    return _coefficients(cosmology, nodes)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_numbers(Omega_m: float, w0: float, wa: float, nodes: int) -> tf.Tensor:
+def _of_numbers(Omega_m: float, w0: float, wa: float, nodes: int) -> np.ndarray:
     # The others have no effect.
     cosmology = Cosmology(Omega_m, 0.1 * Omega_m, h=0.7, n_s=1.0, sigma8=0.8, w0=w0, wa=wa)
-    return _coefficients(cosmology.parameters(), nodes)
+    return _coefficients(cosmology, nodes)
 
 
 def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
@@ -235,7 +266,7 @@ def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
     first = solve(
         4.0 + slope,
         1.5 * dark * (1.0 - w),  # 3 + e - 1.5 Om, free of cancellation
-        tf.zeros_like(matter),
+        zeros_like(matter),
         *early[1],
     )
     g1 = first[0]
@@ -252,7 +283,7 @@ def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
     }
 
 
-def _early_times(background: Background) -> dict[Term, tuple[tf.Tensor, tf.Tensor]]:
+def _early_times(background: Background) -> dict[Term, tuple[Any, Any]]:
     """Returns (g, dg/dlna) at A_MIN for every term, to first order in dark energy ~ a^s.
 
     g = g0 (1 + c Omega_de), where c follows from the equation's terms that are linear in Omega_de.
@@ -266,7 +297,7 @@ def _early_times(background: Background) -> dict[Term, tuple[tf.Tensor, tf.Tenso
     c3a = (9.0 * (3.0 * c1 - 1.0) - 1.5 + 4.5 * w) / (third + 9.0)
     c3b = (9.0 * (2.4 * c1 + 0.3 * c2 - 1.0) - 1.5 + 4.5 * w) / (third + 9.0)
     c3c = (10.5 * (3.0 * c1 - 1.0) + 4.5 * w) / (third + 10.5)
-    terms: dict[Term, tuple[float, tf.Tensor]] = {
+    terms: dict[Term, tuple[float, Any]] = {
         1: (1.0, c1),
         2: (3.0 / 7.0, c2),
         "3a": (1.0 / 3.0, c3a),
@@ -277,24 +308,15 @@ def _early_times(background: Background) -> dict[Term, tuple[tf.Tensor, tf.Tenso
 
 
 def _solve_linear(
-    grid: _Collocation,
-    p: tf.Tensor,
-    q: tf.Tensor,
-    source: tf.Tensor,
-    start: tf.Tensor,
-    slope: tf.Tensor,
+    grid: _Collocation, p: Any, q: Any, source: Any, start: Any, slope: Any
 ) -> _Solution:
     """Solves g'' + p g' + q g = source from g, g' = start, slope at A_MIN; all [nodes]."""
     once, twice = grid.integrate, grid.integrate_twice
     line = start + slope * (grid.x - grid.start)
-    matrix = np.eye(len(grid.x)) + p[:, tf.newaxis] * once + q[:, tf.newaxis] * twice
+    matrix = np.eye(len(grid.x)) + p[:, np.newaxis] * once + q[:, np.newaxis] * twice
     right = source - p * slope - q * line
-    curvature = tf.linalg.solve(matrix, right[:, tf.newaxis])[:, 0]
-    return (
-        line + tf.linalg.matvec(twice, curvature),
-        slope + tf.linalg.matvec(once, curvature),
-        curvature,
-    )
+    curvature = solve(matrix, right[:, np.newaxis])[:, 0]
+    return line + total(twice * curvature), slope + total(once * curvature), curvature
 
 
 def order_of(term: Term) -> int:
@@ -302,8 +324,8 @@ def order_of(term: Term) -> int:
     return int(str(term)[0])
 
 
-def _checked(a: Any) -> tf.Tensor:
-    a = as_float64(a)
+def _checked(a: Any) -> Any:
+    a = as_array(a)
     known = tf.get_static_value(a)
     if known is not None and not np.all((known >= 0) & (known <= A_MAX)):
         raise ValueError(f"scale factors must lie between 0 and {A_MAX:g}, got {known}")

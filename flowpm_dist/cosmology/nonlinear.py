@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.camb_tables import camb_power_table
 from flowpm_dist.cosmology.options import SHAPE
-from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
 from flowpm_dist.cosmology.power import LinearPower, known_number, without_gradient
 
 _LN_K = np.linspace(np.log(1e-4), np.log(3e3), 1024)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_array, as_float64, exp, gives_tensor, is_tensor, sqrt
 from flowpm_dist.cosmology.options import (
     K_PIVOT,
     LATEST_DARK_ENERGY,
@@ -155,13 +156,15 @@ class Cosmology:
     @property
     def is_compiled(self) -> bool:
         """Whether growth and power of this cosmology are compiled, see `compiled_cosmologies`."""
-        return _compiled.get() and any(
-            isinstance(getattr(self, n), (tf.Tensor, tf.Variable)) for n in self.names
-        )
+        return _compiled.get() and any(is_tensor(getattr(self, n)) for n in self.names)
 
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
         return {name: as_float64(getattr(self, name)) for name in self.names}
+
+    def values(self) -> dict[str, Any]:
+        """The same as NumPy's numbers where they are plain numbers, for `cosmology.arrays`."""
+        return {name: as_array(getattr(self, name)) for name in self.names}
 
     def numbers(self) -> dict[str, Any]:
         """Returns plain numbers that make the same cosmology, as `Cosmology(**numbers)`."""
@@ -186,15 +189,8 @@ class Cosmology:
         return dataclasses.replace(self, **changes)
 
 
-def as_float64(value: Any) -> tf.Tensor:
-    """`value` (number, array or tensor of any shape) as a float64 tensor, differentiably."""
-    if isinstance(value, (tf.Tensor, tf.Variable)):
-        return tf.cast(value, tf.float64)
-    return tf.constant(np.asarray(value, dtype=np.float64))
-
-
 def _scalar(name: str, value: Any) -> Parameter:
-    if isinstance(value, (tf.Tensor, tf.Variable)):
+    if is_tensor(value):
         if not value.dtype.is_floating:
             raise TypeError(f"{name} must be a floating tensor, got {value.dtype.name}")
         if value.shape.rank not in (0, None):
@@ -210,7 +206,7 @@ def _scalar(name: str, value: Any) -> Parameter:
 
 def known_value(value: Any) -> float | None:
     """The number behind `value`, or None when a graph has yet to compute it."""
-    if isinstance(value, (tf.Tensor, tf.Variable)):
+    if is_tensor(value):
         known = tf.get_static_value(value.read_value() if hasattr(value, "read_value") else value)
         return None if known is None else float(known)
     return float(value)
@@ -227,46 +223,51 @@ class Background:
     """
 
     def __init__(self, cosmology: Cosmology) -> None:
-        values = cosmology.parameters()
+        values = cosmology.values()
         self.cosmology = cosmology
         self.Omega_m = values["Omega_m"]
         self.Omega_de = 1.0 - self.Omega_m
         self.w0 = values["w0"]
         self.wa = values["wa"]
 
-    def e(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def e(self, a: Any) -> Any:
         """Expansion rate E = H/H0 [1]."""
-        return tf.sqrt(self.e2(a))
+        return sqrt(self.e2(a))
 
-    def e2(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def e2(self, a: Any) -> Any:
         """E^2 = (H/H0)^2 [1]."""
-        a = as_float64(a)
+        a = as_array(a)
         return self.a3_e2(a) / a**3
 
-    def a3_e2(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def a3_e2(self, a: Any) -> Any:
         """a^3 E^2 [1], which stays finite at a = 0."""
-        return self.Omega_m + self._dark_energy(as_float64(a))
+        return self.Omega_m + self._dark_energy(as_array(a))
 
-    def dlne_dlna(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def dlne_dlna(self, a: Any) -> Any:
         """dlnE/dlna = dlnH/dlna [1]."""
-        a = as_float64(a)
+        a = as_array(a)
         return -1.5 * (1.0 + self.w(a) * self.omega_de(a))
 
-    def omega_m(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def omega_m(self, a: Any) -> Any:
         """Matter over the critical density at a [1]."""
         return self.Omega_m / self.a3_e2(a)
 
-    def omega_de(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def omega_de(self, a: Any) -> Any:
         """Dark energy over the critical density at a [1]."""
-        dark_energy = self._dark_energy(as_float64(a))
+        dark_energy = self._dark_energy(as_array(a))
         return dark_energy / (self.Omega_m + dark_energy)
 
-    def w(self, a: Any) -> tf.Tensor:
+    @gives_tensor
+    def w(self, a: Any) -> Any:
         """Equation of state of dark energy, pressure over density [1]."""
-        return self.w0 + self.wa * (1.0 - as_float64(a))
+        return self.w0 + self.wa * (1.0 - as_array(a))
 
-    def _dark_energy(self, a: tf.Tensor) -> tf.Tensor:
+    def _dark_energy(self, a: Any) -> Any:
         """Density of dark energy times a^3, over the critical density today."""
-        return (
-            self.Omega_de * a ** (-3.0 * (self.w0 + self.wa)) * tf.exp(-3.0 * self.wa * (1.0 - a))
-        )
+        return self.Omega_de * a ** (-3.0 * (self.w0 + self.wa)) * exp(-3.0 * self.wa * (1.0 - a))

@@ -11,11 +11,32 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import (
+    arrays_within,
+    as_array,
+    as_float64,
+    clip,
+    exp,
+    floor,
+    gives_tensor,
+    is_tensor,
+    log,
+    maximum,
+    minimum,
+    ones_like,
+    rows,
+    sin,
+    sqrt,
+    square,
+    total,
+    where,
+    zeros_like,
+)
 from flowpm_dist.cosmology.camb_tables import camb_spline
 from flowpm_dist.cosmology.distances import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.options import SHAPE
-from flowpm_dist.cosmology.parameters import Cosmology, as_float64, known_value
+from flowpm_dist.cosmology.parameters import Cosmology, known_value
 
 SIGMA8_RADIUS = 8.0
 """Radius of the spheres that define sigma8 [Mpc/h]."""
@@ -36,9 +57,6 @@ class LinearPower:
         cosmology: the parameters.
         growth: the growth of the cosmology, if it exists already.
 
-    Attributes:
-        A_s: the amplitude of the primordial spectrum, as given or as sigma8 implies it.
-
     Raises:
         ImportError: transfer="camb", and the package camb is missing.
         ValueError: transfer="camb", and parameters that only a graph knows (inside a tf.function).
@@ -47,52 +65,60 @@ class LinearPower:
     def __init__(self, cosmology: Cosmology, growth: Growth | None = None) -> None:
         self.cosmology = cosmology
         self.growth = Growth(cosmology) if growth is None else growth
-        self._d1_today = self.growth.d1(1.0)
-        self._shape = self._shape_of(cosmology)
-        self._unit = None if cosmology.A_s is not None else self._unit_sigma8()
-        self.A_s = self._amplitude()
+        with arrays_within():
+            self._d1_today = self.growth.d1(1.0)
+            self._shape = self._shape_of(cosmology)
+            self._unit = None if cosmology.A_s is not None else self._unit_sigma8()
+            self._amplitude = self._amplitude_of(cosmology)
 
-    def _shape_of(self, cosmology: Cosmology) -> Callable[[tf.Tensor], tf.Tensor]:
+    def _shape_of(self, cosmology: Cosmology) -> Callable[[Any], Any]:
         """Returns the power for A_s = 1 and D1 = 1 as a function of k > 0 [h/Mpc]."""
         if cosmology.transfer == "camb":
             return _CambShape(cosmology, self._d1_today)
         if cosmology.is_compiled:
-            return functools.partial(_compiled_shape, cosmology.parameters())
+            parameters = cosmology.parameters()
+            return lambda k: _compiled_shape(parameters, as_float64(k))
         return _EisensteinHuShape(cosmology)
 
     def rescaled(self, cosmology: Cosmology) -> LinearPower:
         """Returns the power of a cosmology that differs in A_s or sigma8 only."""
         other = copy.copy(self)
-        other.cosmology = cosmology
-        other.A_s = other._amplitude()
+        other.cosmology, other._amplitude = cosmology, self._amplitude_of(cosmology)
         return other
 
-    def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
+    @property
+    def A_s(self) -> tf.Tensor:
+        """The amplitude of the primordial spectrum, as given or as sigma8 implies it."""
+        return as_float64(self._amplitude)
+
+    @gives_tensor
+    def __call__(self, k: Any, a: Any = 1.0) -> Any:
         """Returns the linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
         return self.without_growth(k) * self.growth.d1(a) ** 2
 
-    def without_growth(self, k: Any) -> tf.Tensor:
+    @gives_tensor
+    def without_growth(self, k: Any) -> Any:
         """Returns the power without growth [(Mpc/h)^3]: P(k, a) = without_growth(k) D1(a)^2."""
-        k = as_float64(k)
+        k = as_array(k)
         positive = k > 0
         # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
-        power = self.A_s * self._shape(tf.where(positive, k, tf.ones_like(k)))
-        return tf.where(positive, power, tf.zeros_like(power))
+        power = self._amplitude * self._shape(where(positive, k, ones_like(k)))
+        return where(positive, power, zeros_like(power))
 
-    def sigma8(self, a: Any = 1.0) -> tf.Tensor:
+    @gives_tensor
+    def sigma8(self, a: Any = 1.0) -> Any:
         """Returns the rms linear overdensity in spheres of 8 Mpc/h at scale factor a [1]."""
-        return tf.sqrt(self.A_s) * self._unit_sigma8() * self.growth.d1(a)
+        return sqrt(self._amplitude) * self._unit_sigma8() * self.growth.d1(a)
 
-    def _amplitude(self) -> tf.Tensor:
-        """Returns A_s [1], as given or as sigma8 implies it."""
-        if self.cosmology.A_s is not None:
-            return as_float64(self.cosmology.A_s)
-        return (as_float64(self.cosmology.sigma8) / (self._unit * self._d1_today)) ** 2
+    def _amplitude_of(self, cosmology: Cosmology) -> Any:
+        if cosmology.A_s is not None:
+            return as_array(cosmology.A_s)
+        return (as_array(cosmology.sigma8) / (self._unit * self._d1_today)) ** 2
 
-    def _unit_sigma8(self) -> tf.Tensor:
+    def _unit_sigma8(self) -> Any:
         """Returns sigma8 for A_s = 1 without growth."""
         k, weights = _sigma8_quadrature()
-        return tf.sqrt(tf.reduce_sum(weights * self._shape(tf.constant(k))))
+        return sqrt(total(weights * self._shape(k)))
 
 
 def sigma8(cosmology: Cosmology) -> tf.Tensor:
@@ -115,7 +141,7 @@ class _EisensteinHuShape:
     """
 
     def __init__(self, cosmology: Cosmology) -> None:
-        values = cosmology.parameters()
+        values = cosmology.values()
         self._tilt = values["n_s"] - 1.0
         self._pivot = values["k_pivot"] / values["h"]  # [h/Mpc]
         self._amplitude = 0.32 * np.pi**2 * (HUBBLE_DISTANCE**2 / values["Omega_m"]) ** 2
@@ -123,23 +149,23 @@ class _EisensteinHuShape:
         self._h = values["h"]
         self._theta2 = (values["T_cmb"] / 2.7) ** 2
         self._matter = values["Omega_m"] * h2
-        self._baryons = tf.maximum(values["Omega_b"] * h2, _FEW_BARYONS)
+        self._baryons = maximum(values["Omega_b"] * h2, _FEW_BARYONS)
         self._baryon_fraction = values["Omega_b"] / values["Omega_m"]
         self._scales()
         self._cold_matter_shape()
         self._baryon_shape()
 
-    def __call__(self, k: tf.Tensor) -> tf.Tensor:
-        tilted = tf.exp(self._tilt * tf.math.log(k / self._pivot))
-        return self._amplitude * k * tilted * tf.square(self.transfer(k))
+    def __call__(self, k: Any) -> Any:
+        tilted = exp(self._tilt * log(k / self._pivot))
+        return self._amplitude * k * tilted * square(self.transfer(k))
 
-    def transfer(self, k: tf.Tensor) -> tf.Tensor:
-        """Returns T(k) (eq. 16) for wavenumbers k > 0 [h/Mpc], float64, any shape."""
+    def transfer(self, k: Any) -> Any:
+        """Returns T(k) (eq. 16) for wavenumbers k > 0 [h/Mpc], any shape."""
         k = k * self._h  # [1/Mpc]
         cold, baryon_start = self._pressureless_forms(k)
         ks = k * self._sound_horizon
         baryon = self._baryon(k, ks, baryon_start)
-        f = 1.0 / (1.0 + tf.square(tf.square(ks / 5.4)))
+        f = 1.0 / (1.0 + square(square(ks / 5.4)))
         cold_matter = f * cold[0] + (1.0 - f) * cold[1]  # eq. 17 and 18
         return cold_matter + self._baryon_fraction * (baryon - cold_matter)
 
@@ -156,10 +182,8 @@ class _EisensteinHuShape:
         self._sound_horizon = (
             2.0
             / (3.0 * self._k_equality)
-            * tf.sqrt(6.0 / r_equality)
-            * tf.math.log(
-                (tf.sqrt(1.0 + r_drag) + tf.sqrt(r_drag + r_equality)) / (1.0 + tf.sqrt(r_equality))
-            )
+            * sqrt(6.0 / r_equality)
+            * log((sqrt(1.0 + r_drag) + sqrt(r_drag + r_equality)) / (1.0 + sqrt(r_equality)))
         )
         self._k_silk = 1.6 * b**0.52 * m**0.73 * (1.0 + (10.4 * m) ** -0.95)
         self._r_drag = r_drag
@@ -178,31 +202,31 @@ class _EisensteinHuShape:
     def _baryon_shape(self) -> None:
         """alpha_b, beta_b and beta_node (eq. 14, 15, 23 and 24)."""
         m, fraction, y = self._matter, self._baryon_fraction, self._drag_ratio
-        root = tf.sqrt(1.0 + y)
-        g = y * (-6.0 * root + (2.0 + 3.0 * y) * tf.math.log((root + 1.0) / (root - 1.0)))
+        root = sqrt(1.0 + y)
+        g = y * (-6.0 * root + (2.0 + 3.0 * y) * log((root + 1.0) / (root - 1.0)))
         self._alpha_b = (
             2.07 * self._k_equality * self._sound_horizon * (1.0 + self._r_drag) ** -0.75 * g
         )
-        self._beta_b = 0.5 + fraction + (3.0 - 2.0 * fraction) * tf.sqrt((17.2 * m) ** 2 + 1.0)
+        self._beta_b = 0.5 + fraction + (3.0 - 2.0 * fraction) * sqrt((17.2 * m) ** 2 + 1.0)
         self._beta_node = 8.41 * m**0.435
 
-    def _baryon(self, k: tf.Tensor, ks: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    def _baryon(self, k: Any, ks: Any, start: Any) -> Any:
         """T_b(k) (eq. 21 and 22), given the pressureless T0(k; 1, 1)."""
-        ks2 = tf.square(ks)
+        ks2 = square(ks)
         ks3 = ks * ks2
         phase = ks2 / _power(self._beta_node**3 + ks3, 1.0 / 3.0)
         damping = self._alpha_b * ks3 / (self._beta_b**3 + ks3)
-        silk = tf.exp(-_power(k / self._k_silk, 1.4))
+        silk = exp(-_power(k / self._k_silk, 1.4))
         envelope = start / (1.0 + ks2 / 5.2**2) + damping * silk
-        return envelope * tf.sin(phase) / phase
+        return envelope * sin(phase) / phase
 
-    def _pressureless_forms(self, k: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _pressureless_forms(self, k: Any) -> tuple[list[Any], Any]:
         """T0(k; alpha, beta) (eq. 10, 19, 20): [(1, beta_c), (alpha_c, beta_c)] and (1, 1)."""
         q = k / (13.41 * self._k_equality)
-        q2 = tf.square(q)
+        q2 = square(q)
         bend = 386.0 / (1.0 + 69.9 * _power(q, 1.08))
-        with_beta = tf.math.log(math.e + 1.8 * self._beta_c * q)
-        without = tf.math.log(math.e + 1.8 * q)
+        with_beta = log(math.e + 1.8 * self._beta_c * q)
+        without = log(math.e + 1.8 * q)
         one, suppressed = (14.2 + bend) * q2, (14.2 / self._alpha_c + bend) * q2
         cold = [with_beta / (with_beta + one), with_beta / (with_beta + suppressed)]
         return cold, without / (without + one)
@@ -214,36 +238,35 @@ def _compiled_shape(parameters: Mapping[str, tf.Tensor], k: tf.Tensor) -> tf.Ten
     return _EisensteinHuShape(Cosmology(**parameters))(k)
 
 
-def _power(x: tf.Tensor, exponent: float) -> tf.Tensor:
+def _power(x: Any, exponent: float) -> Any:
     """x**exponent for x > 0, several times faster than tf.pow on large float64 fields."""
-    return tf.exp(exponent * tf.math.log(x))
+    return exp(exponent * log(x))
 
 
 class _CambShape:
     """The power for A_s = 1 and D1 = 1: CAMB's power today, log-log cubic in k, over D1(1)^2."""
 
-    def __init__(self, cosmology: Cosmology, d1_today: tf.Tensor) -> None:
+    def __init__(self, cosmology: Cosmology, d1_today: Any) -> None:
         parameters = {name: getattr(cosmology, name) for name in SHAPE}
         values = {name: known_number(name, parameter) for name, parameter in parameters.items()}
-        self._start, self._step, coefficients = camb_spline(**values)
-        self._coefficients = tf.constant(coefficients)
-        self._tilt = as_float64(parameters.pop("n_s")) - 1.0
+        self._start, self._step, self._coefficients = camb_spline(**values)
+        self._tilt = as_array(parameters.pop("n_s")) - 1.0
         self._ln_pivot = np.log(values["k_pivot"] / values["h"])
         self._guard = without_gradient(parameters)
         self._growth = d1_today**2
 
-    def __call__(self, k: tf.Tensor) -> tf.Tensor:
-        ln_k = tf.math.log(k)
+    def __call__(self, k: Any) -> Any:
+        ln_k = log(k)
         cells = self._coefficients.shape[0]
         position = (ln_k - self._start) / self._step
-        inside = tf.clip_by_value(position, 0.0, float(cells))
-        cell = tf.minimum(tf.cast(inside, tf.int32), cells - 1)
-        c = tf.gather(self._coefficients, cell)
-        u = inside - tf.cast(cell, tf.float64)
+        inside = clip(position, 0.0, float(cells))
+        cell = minimum(floor(inside), cells - 1.0)
+        c = rows(self._coefficients, cell)
+        u = inside - cell
         ln_power = c[..., 0] + u * (c[..., 1] + u * (c[..., 2] + u * c[..., 3]))
         end_slope = c[..., 1] + u * (2.0 * c[..., 2] + 3.0 * u * c[..., 3])
         ln_power += (position - inside) * end_slope
-        tilted = tf.exp(ln_power + self._tilt * (ln_k - self._ln_pivot))
+        tilted = exp(ln_power + self._tilt * (ln_k - self._ln_pivot))
         return tilted * self._guard / self._growth
 
 
@@ -262,17 +285,17 @@ def without_gradient(
     parameters: Mapping[str, object],
     power: str = "linear power",
     instead: str = 'transfer="eisenstein-hu"',
-) -> tf.Tensor:
-    """Returns 1, a float64 tensor whose gradient by a parameter that is a tensor is an error.
+) -> Any:
+    """Returns 1, whose gradient by a parameter that is a tensor is an error.
 
     Args:
         parameters: the parameters by name.
         power: what CAMB computes, for the message.
         instead: what has the gradients, for the message.
     """
-    guard = tf.constant(1.0, tf.float64)
+    guard = np.float64(1.0)
     for name, parameter in parameters.items():
-        if isinstance(parameter, (tf.Tensor, tf.Variable)):
+        if is_tensor(parameter):
             message = (
                 f"CAMB gives no derivative of the {power} by {name}: use {instead} for gradients "
                 "by it"

@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.parameters import as_float64
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 from flowpm_dist.observables.light_cone.flat import Layers

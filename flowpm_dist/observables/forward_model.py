@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.bias import Bias, bias_with
 from flowpm_dist.observables.options import DensityOptions, LineOfSight

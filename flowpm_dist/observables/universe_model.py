@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, as_float64, compiled_cosmologies
+from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, compiled_cosmologies
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window

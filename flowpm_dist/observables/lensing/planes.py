@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.distances import Distances, Power, lensing_weight, limber_power
 from flowpm_dist.cosmology.nonlinear import Halofit
-from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.observables.lensing.sources import (
     IntrinsicAlignment,

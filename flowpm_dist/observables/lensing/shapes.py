@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import as_float64
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.grid.flat_sky import FlatSky, SkyFilter, filter_maps, inverse_square, mixed_product
 from flowpm_dist.options import A_SEED
 from meshimpl import philox

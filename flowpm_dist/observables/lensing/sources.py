@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.distances import HUBBLE_DISTANCE, Distances
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.parameters import Cosmology, Parameter, as_float64
+from flowpm_dist.cosmology.parameters import Cosmology, Parameter
 from flowpm_dist.observables.lensing.options import (
     NODES,
     WEIGHTS,

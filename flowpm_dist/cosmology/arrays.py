@@ -1,0 +1,109 @@
+"""Arithmetic for formulas: NumPy's where all values are known numbers, TensorFlow's on tensors.
+
+TensorFlow takes tens of microseconds for an operation on a few numbers, and NumPy takes one.
+Formulas of these functions and of Python's operators are therefore cheap for a cosmology of plain
+numbers, and can be differentiated for a cosmology of tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec
+
+import numpy as np
+import tensorflow as tf
+
+LARGEST = 2**16
+"""Values of an array beyond which TensorFlow, which uses several threads, computes with it."""
+
+P = ParamSpec("P")
+_nested = ContextVar("nested", default=False)
+
+
+def is_tensor(value: Any) -> bool:
+    """Returns whether a value is a tensor or a variable."""
+    return isinstance(value, (tf.Tensor, tf.Variable))
+
+
+def as_float64(value: Any) -> tf.Tensor:
+    """`value` (number, array or tensor of any shape) as a float64 tensor, differentiably."""
+    if is_tensor(value):
+        return tf.cast(value, tf.float64)
+    return tf.constant(np.asarray(value, dtype=np.float64))
+
+
+def as_array(value: Any) -> Any:
+    """`value` as float64: a tensor where it is one or is larger than `LARGEST`, else an array."""
+    if is_tensor(value):
+        return tf.cast(value, tf.float64)
+    array = np.asarray(value, dtype=np.float64)
+    return array if array.size <= LARGEST else tf.constant(array)
+
+
+@contextmanager
+def arrays_within() -> Iterator[None]:
+    """Makes functions that are marked by `gives_tensor` return arrays where they can."""
+    token = _nested.set(True)
+    try:
+        with np.errstate(all="ignore"):  # as TensorFlow does
+            yield
+    finally:
+        _nested.reset(token)
+
+
+def gives_tensor(function: Callable[P, Any]) -> Callable[P, tf.Tensor]:
+    """Makes a function return a float64 tensor, but an array to those of its kind that call it."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        if _nested.get():
+            return function(*args, **kwargs)
+        with arrays_within():
+            value = function(*args, **kwargs)
+        return as_float64(value)
+
+    return call
+
+
+def _either(of_tensors: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any) -> Any:
+        return (of_tensors if any(map(is_tensor, values)) else of_arrays)(*values)
+
+    return call
+
+
+exp = _either(tf.exp, np.exp)
+log = _either(tf.math.log, np.log)
+sqrt = _either(tf.sqrt, np.sqrt)
+square = _either(tf.square, np.square)
+sin = _either(tf.sin, np.sin)
+cos = _either(tf.cos, np.cos)
+arccos = _either(tf.acos, np.arccos)
+floor = _either(tf.floor, np.floor)
+minimum = _either(tf.minimum, np.minimum)
+maximum = _either(tf.maximum, np.maximum)
+clip = _either(tf.clip_by_value, np.clip)
+where = _either(tf.where, np.where)
+solve = _either(tf.linalg.solve, np.linalg.solve)
+zeros_like = _either(tf.zeros_like, np.zeros_like)
+ones_like = _either(tf.ones_like, np.ones_like)
+stop_gradient = _either(tf.stop_gradient, lambda value: value)
+total = _either(lambda x: tf.reduce_sum(x, axis=-1), lambda x: np.sum(x, axis=-1))
+"""The sum along the last axis."""
+
+
+def columns(values: list[Any]) -> Any:
+    """Returns arrays or tensors [n] as the columns of one [n, columns]."""
+    if any(map(is_tensor, values)):
+        return tf.stack(values, axis=1)
+    return np.stack(values, axis=1)
+
+
+def rows(table: np.ndarray, numbers: Any) -> Any:
+    """Returns the rows of a table [n, columns] at whole numbers [...], as [..., columns]."""
+    if is_tensor(numbers):
+        return tf.gather(table, tf.cast(numbers, tf.int32))
+    return table[numbers.astype(np.int64)]
