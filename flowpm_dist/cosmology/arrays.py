@@ -8,7 +8,7 @@ numbers, and can be differentiated for a cosmology of tensors.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ParamSpec
@@ -87,7 +87,9 @@ minimum = _either(tf.minimum, np.minimum)
 maximum = _either(tf.maximum, np.maximum)
 clip = _either(tf.clip_by_value, np.clip)
 where = _either(tf.where, np.where)
-solve = _either(tf.linalg.solve, np.linalg.solve)
+reshape = _either(tf.reshape, np.reshape)
+product = _either(tf.linalg.matmul, lambda x, y: np.einsum("ij,jk->ik", x, y))
+"""The product of two matrices; that of arrays without BLAS, see `solve`."""
 zeros_like = _either(tf.zeros_like, np.zeros_like)
 ones_like = _either(tf.ones_like, np.ones_like)
 stop_gradient = _either(tf.stop_gradient, lambda value: value)
@@ -95,11 +97,23 @@ total = _either(lambda x: tf.reduce_sum(x, axis=-1), lambda x: np.sum(x, axis=-1
 """The sum along the last axis."""
 
 
-def columns(values: list[Any]) -> Any:
-    """Returns arrays or tensors [n] as the columns of one [n, columns]."""
-    if any(map(is_tensor, values)):
-        return tf.stack(values, axis=1)
-    return np.stack(values, axis=1)
+def stacked(values: Sequence[Any], axis: int) -> Any:
+    """Returns arrays or tensors of one shape along a new axis."""
+    return (tf.stack if any(map(is_tensor, values)) else np.stack)(values, axis=axis)
+
+
+def joined(values: Sequence[Any], axis: int) -> Any:
+    """Returns arrays or tensors one after another along an axis."""
+    return (tf.concat if any(map(is_tensor, values)) else np.concatenate)(values, axis=axis)
+
+
+def solve(matrix: Any, right: Any) -> Any:
+    """Returns the solution x [n, m] of matrix x = right."""
+    if is_tensor(matrix) or is_tensor(right):
+        return tf.linalg.solve(matrix, right)
+    # Not NumPy's: the threads of its BLAS keep cores busy while they wait.
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.linalg.solve(matrix, right).numpy()
 
 
 def rows(table: np.ndarray, numbers: Any) -> Any:

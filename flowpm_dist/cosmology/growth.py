@@ -29,14 +29,15 @@ from flowpm_dist.cosmology.arrays import (
     arrays_within,
     as_array,
     clip,
-    columns,
     cos,
     gives_tensor,
     is_tensor,
     log,
     maximum,
+    product,
     solve,
     sqrt,
+    stacked,
     total,
     zeros_like,
 )
@@ -230,7 +231,7 @@ def _coefficients(cosmology: Cosmology, nodes: int) -> Any:
     for term, (g, dg, ddg) in solutions.items():
         n = order_of(term)
         derivatives += [g, n * g + dg, n**2 * g + 2.0 * n * dg + ddg]
-    return grid.to_coefficients @ columns(derivatives)
+    return product(grid.to_coefficients, stacked(derivatives, 1))
 
 
 @tf.function(autograph=False)

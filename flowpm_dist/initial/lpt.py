@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import arrays_within, as_float64, stacked
 from flowpm_dist.cosmology.growth import TERMS, Growth, Term, order_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import inverse_square, to_field, to_spectrum, without_nyquist
@@ -204,7 +205,9 @@ def terms_of(order: int) -> tuple[Term, ...]:
 def growth_terms(growth: Growth, a: Any, order: int) -> tf.Tensor:
     """Returns D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms]."""
     terms = terms_of(order)
-    return tf.stack([[growth.factor(a, term, n) for term in terms] for n in (0, 1)])
+    with arrays_within():
+        both = [stacked([growth.factor(a, term, n) for term in terms], 0) for n in (0, 1)]
+    return as_float64(stacked(both, 0))
 
 
 def growth_terms_by_d1(growth: Growth, a: Any, order: int) -> tf.Tensor:
@@ -213,9 +216,9 @@ def growth_terms_by_d1(growth: Growth, a: Any, order: int) -> tf.Tensor:
     They are finite at a = 0.
     """
     terms = terms_of(order)
-    return tf.stack(
-        [[growth.factor(a, term) for term in terms], [growth.by_d1(a, term) for term in terms]]
-    )
+    with arrays_within():
+        both = [stacked([f(a, term) for term in terms], 0) for f in (growth.factor, growth.by_d1)]
+    return as_float64(stacked(both, 0))
 
 
 def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:

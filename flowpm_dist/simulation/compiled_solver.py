@@ -340,7 +340,7 @@ def _schedule(inputs: Inputs) -> Schedule:
     edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
     schedules = local.of_growths(lambda growth: integrator.schedule(growth, edges))
     operations = schedules[0].operations
-    factors = local.stack([schedule.factors for schedule in schedules])
+    factors = local.stack([as_float64(schedule.factors) for schedule in schedules])
     if inputs.from_particles:
         rows = local.of_growths(lambda growth: integrator.from_canonical(growth, edges[0]))
         if rows[0] is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, InstanceOf
@@ -174,23 +174,20 @@ class Integrator(Options, abc.ABC):
 
 def momentum_factor(growth: Growth, a: float | np.ndarray) -> tf.Tensor:
     """Returns a^2 E [1]: canonical velocity a^2 dx/dt over dx/dlna, in units of H0."""
-    import tensorflow as tf
+    from flowpm_dist.cosmology.arrays import sqrt
 
-    return a**2 * tf.sqrt(growth.background.e2(a))
-
-
-def rows(*columns: tf.Tensor | float) -> tf.Tensor:
-    """Returns factors [n, 4] from four columns, numbers or tensors [n]."""
-    import tensorflow as tf
-
-    count = max((c.shape[0] for c in columns if isinstance(c, tf.Tensor)), default=1)
-    full = [tf.broadcast_to(tf.cast(c, tf.float64), [count]) for c in columns]
-    return tf.stack(full, axis=1)
+    return a**2 * sqrt(growth.background.e2(a))
 
 
-def kick_drift_kick(
-    edges: Sequence[float], opening: tf.Tensor, drift: tf.Tensor, closing: tf.Tensor
-) -> Schedule:
+def rows(*columns: Any) -> Any:
+    """Returns factors [n, 4] from four columns: numbers, or arrays or tensors [n]."""
+    from flowpm_dist.cosmology.arrays import as_array, stacked
+
+    count = max((c.shape[0] for c in columns if np.ndim(c)), default=1)
+    return stacked([as_array(c) * np.ones(count) for c in columns], axis=1)
+
+
+def kick_drift_kick(edges: Sequence[float], opening: Any, drift: Any, closing: Any) -> Schedule:
     """Returns the schedule of kick-drift-kick steps.
 
     The closing kick of a step and the opening kick of the next use the same force, so they become a
@@ -200,21 +197,18 @@ def kick_drift_kick(
         edges: scale factors [n + 1].
         opening, drift, closing: factors [n, 4] of each step.
     """
-    import tensorflow as tf
+    from flowpm_dist.cosmology.arrays import as_float64, joined, reshape, stacked
 
-    joined = _in_turn(closing[:-1], opening[1:])
-    kicks = tf.concat([opening[:1], joined, closing[-1:]], axis=0)
+    kicks = joined([opening[:1], _in_turn(closing[:-1], opening[1:]), closing[-1:]], axis=0)
     operations = [Operation("kick", float(edges[0]), 1)]
     for step, a in enumerate(edges[1:], start=1):
         operations.append(Operation("drift", float(a), step))
         operations.append(Operation("kick", float(a), step, ends_step=True))
-    between = tf.reshape(tf.stack([drift, kicks[1:]], axis=1), [-1, 4])
-    return Schedule(tuple(operations), tf.concat([kicks[:1], between], axis=0))
+    between = reshape(stacked([drift, kicks[1:]], axis=1), [-1, 4])
+    return Schedule(tuple(operations), as_float64(joined([kicks[:1], between], axis=0)))
 
 
-def drift_kick_drift(
-    edges: Sequence[float], first: tf.Tensor, kick: tf.Tensor, second: tf.Tensor
-) -> Schedule:
+def drift_kick_drift(edges: Sequence[float], first: Any, kick: Any, second: Any) -> Schedule:
     """Returns the schedule of drift-kick-drift steps.
 
     The second drift of a step and the first drift of the next become a single drift.
@@ -223,16 +217,16 @@ def drift_kick_drift(
         edges: scale factors [n + 1].
         first, kick, second: factors [n, 4] of each step.
     """
-    import tensorflow as tf
+    from flowpm_dist.cosmology.arrays import as_float64, joined, reshape, stacked
 
-    drifts = tf.concat([first[:1], second[:-1] + first[1:], second[-1:]], axis=0)
+    drifts = joined([first[:1], second[:-1] + first[1:], second[-1:]], axis=0)
     a = np.asarray(edges, dtype=np.float64)
     operations = [Operation("drift", float(a[:2].mean()), 1)]
     for step in range(1, len(a)):
         operations.append(Operation("kick", float(a[step - 1 : step + 1].mean()), step))
         operations.append(Operation("drift", float(a[step]), step, ends_step=True))
-    between = tf.reshape(tf.stack([kick, drifts[1:]], axis=1), [-1, 4])
-    return Schedule(tuple(operations), tf.concat([drifts[:1], between], axis=0))
+    between = reshape(stacked([kick, drifts[1:]], axis=1), [-1, 4])
+    return Schedule(tuple(operations), as_float64(joined([drifts[:1], between], axis=0)))
 
 
 def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -310,23 +304,21 @@ def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
     return found
 
 
-def followed_by_velocity(schedule: Schedule, factors: tf.Tensor) -> Schedule:
+def followed_by_velocity(schedule: Schedule, factors: Any) -> Schedule:
     """Returns the schedule with a last operation on the velocity, with factors [1, 4]."""
-    import tensorflow as tf
+    from flowpm_dist.cosmology.arrays import joined
 
     last = schedule.operations[-1]
     operation = Operation("velocity", last.a, last.step)
-    return Schedule(
-        (*schedule.operations, operation), tf.concat([schedule.factors, factors], axis=0)
-    )
+    return Schedule((*schedule.operations, operation), joined([schedule.factors, factors], axis=0))
 
 
-def _in_turn(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+def _in_turn(first: Any, second: Any) -> Any:
     """Returns the factors [n, 4] of two kicks of one force as one kick."""
-    import tensorflow as tf
+    from flowpm_dist.cosmology.arrays import joined
 
     decay = second[:, :1]
-    return tf.concat([decay * first[:, :1], decay * first[:, 1:] + second[:, 1:]], axis=1)
+    return joined([decay * first[:, :1], decay * first[:, 1:] + second[:, 1:]], axis=1)
 
 
 INTEGRATORS: dict[str, type[Integrator]] = {}

@@ -44,16 +44,19 @@ class BullFrog(Integrator):
 
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`."""
+        from flowpm_dist.cosmology.arrays import arrays_within
+
         a = np.asarray(edges, dtype=np.float64)
-        d1, second = growth.d1(a), growth.d2(a)
-        slope = growth.by_d1(a, 2)
+        with arrays_within():
+            d1, second, slope = growth.d1(a), growth.d2(a), growth.by_d1(a, 2)
+            last = growth.g_drift(a[-1:])
         half = 0.5 * (d1[1:] - d1[:-1])
         middle = d1[:-1] + half
         force = (second[:-1] + slope[:-1] * half + middle**2) / middle
         alpha = (slope[1:] - force) / (slope[:-1] - force)
         drift = rows(1.0, half, 0.0, 0.0)
         kick = rows(alpha, (1.0 - alpha) / middle, 0.0, 0.0)
-        to_canonical = rows(growth.g_drift(a[-1:]), 0.0, 0.0, 0.0)
+        to_canonical = rows(last, 0.0, 0.0, 0.0)
         return followed_by_velocity(drift_kick_drift(edges, drift, kick, drift), to_canonical)
 
     def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:

@@ -11,7 +11,7 @@ Tassev, Zaldarriaga and Eisenstein 2013, JCAP 06, 036 (arXiv:1301.0322), appendi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -62,25 +62,27 @@ class COLA(Integrator):
 
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`."""
-        import tensorflow as tf
+        from flowpm_dist.cosmology.arrays import arrays_within
 
         a, n = np.asarray(edges, dtype=np.float64), self.exponent
         middle = half_step_times(edges, self.half_step)
-        rate = n * a**n * a * tf.sqrt(growth.background.e2(a))
+        with arrays_within():
+            rate = n * a ** (n - 1) * momentum_factor(growth, a)
+            d1, d2 = growth.d1(a), growth.d2(a)
+            residual = self._drifts(growth, a[:-1], a[1:], middle)
+            last = self._velocity_of_lpt(growth, float(a[-1]), 1.0)
         gravity = 1.5 * growth.background.Omega_m
-        d1, d2 = growth.d1(a), growth.d2(a)
         first, second = d1, d2 + d1**2
 
-        def kicks(change: np.ndarray, at: slice) -> tf.Tensor:
+        def kicks(change: np.ndarray, at: slice) -> Any:
             factor = gravity * change / rate[at]
             return rows(1.0, factor, -factor * first[at], -factor * second[at])
 
-        residual = self._drifts(growth, a[:-1], a[1:], middle)
         drifts = rows(1.0, residual, d1[1:] - d1[:-1], d2[1:] - d2[:-1])
         opening = kicks(middle**n - a[:-1] ** n, slice(None, -1))
         closing = kicks(a[1:] ** n - middle**n, slice(1, None))
         steps = kick_drift_kick(edges, opening, drifts, closing)
-        return followed_by_velocity(steps, self._velocity_of_lpt(growth, float(a[-1]), 1.0))
+        return followed_by_velocity(steps, last)
 
     def interpolation(
         self, growth: Growth, edges: Sequence[float], times: Sequence[float]
@@ -122,21 +124,21 @@ class COLA(Integrator):
         begin: np.ndarray,
         end: np.ndarray | tf.Tensor,
         middle: np.ndarray,
-    ) -> tf.Tensor:
-        import tensorflow as tf
+    ) -> Any:
+        from flowpm_dist.cosmology.arrays import sqrt, total
 
         half = 0.5 * (end - begin)
         times = 0.5 * (end + begin)[:, np.newaxis] + half[:, np.newaxis] * _NODES
-        integrand = times ** (self.exponent - 3) / tf.sqrt(growth.background.e2(times))
-        return tf.reduce_sum(integrand * _WEIGHTS, axis=1) * half / middle**self.exponent
+        integrand = times ** (self.exponent - 3) / sqrt(growth.background.e2(times))
+        return total(integrand * _WEIGHTS) * half / middle**self.exponent
 
-    def _velocity_of_lpt(self, growth: Growth, a: float, sign: float) -> tf.Tensor:
+    def _velocity_of_lpt(self, growth: Growth, a: float, sign: float) -> Any:
         """Factors [1, 4] that add `sign` times the canonical velocity of LPT."""
-        import tensorflow as tf
+        from flowpm_dist.cosmology.arrays import reshape
 
         scale = sign * momentum_factor(growth, a)
         first, second = scale * growth.d1_dlna(a), scale * growth.d2_dlna(a)
-        return rows(1.0, 0.0, *(tf.reshape(x, [1]) for x in (first, second)))
+        return rows(1.0, 0.0, *(reshape(x, [1]) for x in (first, second)))
 
     def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
         """See `Integrator.initial`; the velocity has only the terms beyond second order."""

@@ -54,9 +54,12 @@ class FastPM(Integrator):
 
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
         """See `Integrator.schedule`. The growth is evaluated for all times at once."""
+        from flowpm_dist.cosmology.arrays import arrays_within
+
         a = np.asarray(edges, dtype=np.float64)
-        D1, G_D, G_K = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
-        G_D_half = growth.g_drift(half_step_times(edges, self.half_step))
+        with arrays_within():
+            D1, G_D, G_K = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
+            G_D_half = growth.g_drift(half_step_times(edges, self.half_step))
         gravity = 1.5 * growth.background.Omega_m
         opening = gravity * (G_D_half - G_D[:-1]) / G_K[:-1]
         drift = (D1[1:] - D1[:-1]) / G_D_half
