@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -189,6 +190,11 @@ def checksum(array: Any) -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the installed packages that results depend on."""
+    return dict(_installed())
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
