@@ -6,13 +6,18 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
 from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges, StepOptions
-from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
+from flowpm_dist.evolution.corrections import (
+    CorrectionFileError,
+    PotentialFilter,
+    ResidualNetwork,
+    load_correction,
+)
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid, MeshFactor, mesh_factor_problem
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
@@ -34,6 +39,11 @@ from flowpm_dist.simulation.options import simulation_bytes
 
 COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""
+KINDS = {"filter": PotentialFilter, "network": ResidualNetwork}
+"""What can be learned."""
+RATES = {"filter": 0.01, "network": 0.003}
+DISPLACEMENTS = {"filter": 0.0, "network": 1.0}
+"""Learning rates and weights of the displacements where none are given."""
 SAME_TIMES = 1e-3
 """Least difference of two scale factors at which runs are compared."""
 
@@ -94,10 +104,15 @@ class EmulateOptions(Options):
     """The section [emulate]: how the correction is learned.
 
     Attributes:
+        kind: a filter of the potential, in every step, or a network that moves the particles of
+            states.
         iterations: the number of steps of Adam; each uses one universe.
-        rate: its first learning rate, which falls to 0 by half a cosine.
+        rate: its first learning rate, which falls to 0 by half a cosine; by default 0.01 for a
+            filter, 0.003 for a network.
         correlation: the weight of 1 - r^2 in the loss. The squared logarithm of the ratio of powers
             has the weight 1.
+        displacement: the weight of the mean squared distance of particles from those of the truth
+            [spacing^2]; by default 0 for a filter, 1 for a network.
         validation: the number of universes that are held out; of pairs, the last ones.
         validate_every: the number of iterations between validations.
         checkpoint_every: the number of iterations between checkpoints.
@@ -105,14 +120,31 @@ class EmulateOptions(Options):
         start_from: a correction to begin with.
     """
 
+    kind: Literal["filter", "network"] = Field(
+        default="filter", description='"filter" or "network"'
+    )
     iterations: int = count(300)
-    rate: float = Field(default=0.01, gt=0, le=1, description="a number above 0, at most 1")
+    rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
     correlation: float = Field(default=10.0, ge=0, description="a number of at least 0")
+    displacement: float | None = Field(default=None, ge=0, description="a number of at least 0")
     validation: int = count(2)
     validate_every: int = count(50)
     checkpoint_every: int = count(25)
     seed: Seed = Field(default=0, description=A_SEED)
     start_from: AnyPath | None = Field(default=None, description="the file of a correction")
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.start_from is None:
+            return
+        try:
+            found, kind = load_correction(self.start_from), KINDS[self.kind]
+        except CorrectionFileError as error:
+            yield Problem("start_from", str(error))
+            return
+        if not isinstance(found, kind):
+            what = f"{self.start_from} holds a {found.name}: kind = {self.kind!r} is a {kind.name}"
+            yield Problem("start_from", what)
 
 
 class EmulationOptions(SimulatedRun):
@@ -137,15 +169,12 @@ class EmulationOptions(SimulatedRun):
         """See `Options.problems`."""
         yield from super().problems()
         truth, steps, held = self.truth, self.evolution, self.emulate.validation
-        if steps.correction is not None:
+        solver = self.solver
+        made = solver.force_correction if self.emulate.kind == "filter" else solver.state_correction
+        if made is not None:
             yield Problem(
                 "evolution.correction", "is what this job makes: give it as emulate.start_from"
             )
-        if (path := self.emulate.start_from) is not None:
-            try:
-                load_correction(path)
-            except CorrectionFileError as error:
-                yield Problem("emulate.start_from", str(error))
         if truth.pairs:
             if held >= len(truth.pairs):
                 what = f"must be below the number of truth.pairs, {len(truth.pairs)}"

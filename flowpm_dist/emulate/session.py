@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +19,12 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
-from flowpm_dist.emulate.options import EmulationOptions
+from flowpm_dist.emulate.options import DISPLACEMENTS, KINDS, RATES, EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
     Correction,
-    PotentialFilter,
     Range,
+    StateCorrection,
     force_cell,
     load_correction,
 )
@@ -36,9 +38,11 @@ from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, StopError, StopRequest
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
+from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics import Bins, bin_contents
 from flowpm_dist.statistics.comparison import binned_compare
+from meshimpl.compat import mtf
 from meshimpl.process_mesh import ProcessMesh
 
 FINER = 2
@@ -51,10 +55,26 @@ SHOWN = (0.5, 1.0)
 """Wavenumbers whose scores are printed [h/Mpc]."""
 
 
-COLUMNS = (
-    "iteration", "universe", "loss", "ln P squared", "1 - r squared", "seconds", "held out",
-)  # fmt: skip
+TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared")
+"""The loss, and what it is a weighted sum of."""
+COLUMNS = ("iteration", "universe", *TERMS, "seconds", "held out")
 """The columns of iterations.csv."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A universe at some times, compared with the truth.
+
+    Attributes:
+        power: P over the truth's, float64 [time, bin].
+        correlation: r with the truth, float64 [time, bin].
+        distance: the mean squared distance of particles from the truth's, float64 [time]
+            [spacing^2].
+    """
+
+    power: tf.Tensor
+    correlation: tf.Tensor
+    distance: tf.Tensor
 
 
 class EmulationSession:
@@ -91,14 +111,27 @@ class EmulationSession:
         learned = options.emulate
         begin = learned.start_from
         self.correction: Correction = (
-            PotentialFilter.begun(learned.seed) if begin is None else load_correction(begin)
+            KINDS[learned.kind].begun(learned.seed) if begin is None else load_correction(begin)
         )
         # Its range is what is learned from here.
         self.correction = dataclasses.replace(
             self.correction, trained=None, scores={}, provenance={}
         )
+        self._weight = learned.displacement
+        if self._weight is None:
+            self._weight = DISPLACEMENTS[learned.kind]
+        self._kept: dict[str, list[State]] = {}
+        if isinstance(self.correction, StateCorrection):
+            force = self.simulation.options.force_correction
+            self.correction = dataclasses.replace(self.correction, force=force)
         theta = np.asarray(self.correction.theta, np.float64)
-        self.learner = Learner(theta, learned.rate, learned.iterations, mesh)
+        rate = RATES[learned.kind] if learned.rate is None else learned.rate
+        self.learner = Learner(theta, rate, learned.iterations, mesh)
+        self._distance = self.box.function(
+            lambda _, a, b: mtf.reduce_mean(mtf.square(a - b)),
+            ours=self.box.vector_shape,
+            theirs=self.box.vector_shape,
+        )
 
     def run(self, *, resume: bool) -> dict[str, Any]:
         """Learns to the end, or until a signal comes, and writes the results.
@@ -144,35 +177,54 @@ class EmulationSession:
 
     # Learning
 
-    def _compared(self, universe: Universe, theta: tf.Tensor | None) -> tf.Tensor:
-        """Returns P over the truth's and r, float64 [time, 2, bin]; of plain runs without theta."""
+    def _compared(self, universe: Universe, theta: tf.Tensor | None) -> Compared:
+        """Returns a universe compared with the truth; of the plain run without theta."""
         correction = None if theta is None else self.correction.with_theta(theta)
-        simulation, start = self.simulation.with_correction(correction), universe.start
+        if isinstance(self.correction, StateCorrection):
+            states = self._states(universe)
+            if isinstance(correction, StateCorrection):
+                states = [state.corrected(correction) for state in states]
+            found = [self._look(universe, state) for state in states]
+        else:
+            simulation = self.simulation.with_correction(correction)
+            look = functools.partial(self._look, universe)
+            found = self._run(simulation, universe, on_output=look)
+        return Compared(*(tf.stack(each) for each in zip(*found, strict=True)))
+
+    def _states(self, universe: Universe) -> list[State]:
+        """Returns the states of the run without what is learned, which is made once."""
+        if universe.name not in self._kept:
+            self._kept[universe.name] = self._run(self.simulation, universe)
+        return self._kept[universe.name]
+
+    def _run(self, simulation: Simulation, universe: Universe, **more: Any) -> list[Any]:
+        """Returns the cheap run at the times of the truth."""
+        start = universe.start
         given: dict[str, Any] = (
             {"seed": start}
             if isinstance(start, int)
             else {"particles": (start.displacement, start.velocity)}
         )
+        times, cosmology = sorted(universe.truth), universe.cosmology
+        return simulation.run(cosmology=cosmology, outputs=times, **given, **more)
 
-        def look(state: State) -> tf.Tensor:
-            truth = dataclasses.replace(state, displacement=Field(universe.at(state.a), self.box))
-            found = binned_compare(state.density(FINER), truth.density(FINER), bins=self.bins)
-            both = [found.transfer**2, found.correlation]
-            return tf.stack([tf.cast(x, tf.float64) for x in both])
+    def _look(self, universe: Universe, state: State) -> list[tf.Tensor]:
+        """Returns what `Compared` holds of one time."""
+        truth = dataclasses.replace(state, displacement=Field(universe.at(state.a), self.box))
+        found = binned_compare(state.density(FINER), truth.density(FINER), bins=self.bins)
+        distance = self._distance(state.displacement.block, truth.displacement.block)
+        spacing = force_cell(self.box.size, self.box.grid)
+        each = [found.transfer**2, found.correlation, 3.0 * distance / spacing**2]
+        return [tf.cast(x, tf.float64) for x in each]
 
-        times = sorted(universe.truth)
-        return tf.stack(
-            simulation.run(cosmology=universe.cosmology, outputs=times, on_output=look, **given)
-        )
-
-    def _plain(self, universe: Universe) -> tf.Tensor:
+    def _plain(self, universe: Universe) -> Compared:
         """Returns what `_compared` returns of the plain run.
 
         Raises:
             EmulationError: it and the truth are not of one white noise.
         """
         compared = self._compared(universe, None)
-        r = float(compared[0, 1, 0])
+        r = float(compared.correlation[0, 0])
         if not r > SAME_NOISE:
             raise EmulationError(
                 f"{universe.name}: the cheap run and the truth have r = {r:.2f} at "
@@ -181,23 +233,25 @@ class EmulationSession:
         self._end_if_stopped()
         return compared
 
-    def _losses(self, compared: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the loss, and its terms.
+    def _losses(self, compared: Compared) -> list[tf.Tensor]:
+        """Returns the loss, and its terms, which are means over times and bins; see `TERMS`."""
+        power = tf.reduce_mean(tf.math.log(compared.power) ** 2)
+        phases = tf.reduce_mean(1.0 - compared.correlation**2)
+        distance = tf.reduce_mean(compared.distance)
+        weights = (1.0, self.options.emulate.correlation, self._weight)
+        terms = (power, phases, distance)
+        # a term without weight has no gradient to be computed
+        total = sum(w * term for w, term in zip(weights, terms, strict=True) if w)
+        return [tf.convert_to_tensor(total), *terms]
 
-        These are the means of the squared logarithm of P over the truth's, and of 1 - r^2.
-        """
-        power = tf.reduce_mean(tf.math.log(compared[:, 0]) ** 2)
-        phases = tf.reduce_mean(1.0 - compared[:, 1] ** 2)
-        return power + self.options.emulate.correlation * phases, power, phases
-
-    def _mean_loss(self, compared: Sequence[tf.Tensor]) -> float:
+    def _mean_loss(self, compared: Sequence[Compared]) -> float:
         return float(np.mean([self._losses(each)[0].numpy() for each in compared]))
 
     def _learn(
         self,
         learned_from: Sequence[Universe],
         held_out: Sequence[Universe],
-        plain: Sequence[tf.Tensor],
+        plain: Sequence[Compared],
         opened: ExitStack,
     ) -> float | None:
         """Makes the iterations that are left; returns the median of their durations [s]."""
@@ -238,9 +292,10 @@ class EmulationSession:
         try:
             with tf.GradientTape() as tape:
                 tape.watch(theta)
-                losses = self._losses(self._compared(universe, theta))
+                turned = self.correction.turned(theta, self._symmetry())
+                losses = self._losses(self._compared(universe, turned))
                 share = losses[0] / self.mesh.size  # each rank has the same loss
-            gradient = tape.gradient(share, theta)
+            gradient = tf.convert_to_tensor(tape.gradient(share, theta))
             if not (np.isfinite(losses[0]) and np.isfinite(gradient).all()):
                 raise FloatingPointError("the loss or its gradient is not finite")
         except (FloatingPointError, HaloError) as error:  # on all ranks
@@ -254,9 +309,16 @@ class EmulationSession:
                 self._save()
             return {}
         self.learner.step(gradient)
-        return dict(zip(("loss", "ln P squared", "1 - r squared"), map(float, losses), strict=True))
+        return dict(zip(TERMS, map(float, losses), strict=True))
 
-    def _validate(self, held_out: Sequence[Universe], plain: Sequence[tf.Tensor]) -> float:
+    def _symmetry(self) -> int:
+        """Returns the symmetry of the cube by which the universe of an iteration is turned."""
+        x, y, z = self.box.cell
+        some = 48 if math.isclose(x, y) and math.isclose(y, z) else 8  # reflections alone
+        generator = np.random.default_rng([self.options.emulate.seed, self.learner.done, some])
+        return int(generator.integers(some))
+
+    def _validate(self, held_out: Sequence[Universe], plain: Sequence[Compared]) -> float:
         """Returns the loss of the universes held out; writes the correction if it is the best."""
         try:
             corrected = self._corrected(held_out, self.learner.theta)
@@ -267,7 +329,7 @@ class EmulationSession:
             self._write(self._judge(held_out, plain, corrected))
         return loss
 
-    def _corrected(self, universes: Sequence[Universe], theta: tf.Tensor) -> list[tf.Tensor]:
+    def _corrected(self, universes: Sequence[Universe], theta: tf.Tensor) -> list[Compared]:
         return [self._compared(universe, theta) for universe in universes]
 
     def _order(self, universes: Sequence[Universe]) -> Iterator[Universe]:
@@ -283,8 +345,8 @@ class EmulationSession:
     def _judge(
         self,
         held_out: Sequence[Universe],
-        plain: Sequence[tf.Tensor],
-        corrected: Sequence[tf.Tensor],
+        plain: Sequence[Compared],
+        corrected: Sequence[Compared],
     ) -> dict[str, Any]:
         """Returns the scores of a correction.
 
@@ -301,13 +363,12 @@ class EmulationSession:
                 "universe": universe.name,
                 "a": a,
                 "k [h/Mpc]": k,
-                "P plain": before[t, 0, i],
-                "P corrected": after[t, 0, i],
-                "1 - r plain": 1.0 - before[t, 1, i],
-                "1 - r corrected": 1.0 - after[t, 1, i],
+                "P plain": float(before.power[t, i]),
+                "P corrected": float(after.power[t, i]),
+                "1 - r plain": 1.0 - float(before.correlation[t, i]),
+                "1 - r corrected": 1.0 - float(after.correlation[t, i]),
             }
-            for universe, *both in zip(held_out, plain, corrected, strict=True)
-            for before, after in [[compared.numpy() for compared in both]]
+            for universe, before, after in zip(held_out, plain, corrected, strict=True)
             for t, a in enumerate(sorted(universe.truth))
             for i, k in enumerate(self.k.tolist())
         ]

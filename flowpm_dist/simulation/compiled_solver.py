@@ -174,7 +174,8 @@ def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
     the same functions in the same order.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
-    basis = None if options.correction is None else options.correction.basis
+    force_correction = options.force_correction
+    basis = None if force_correction is None else force_correction.basis
     return _solver(box, initial, force, options.integrator.uses_lpt, basis)
 
 
@@ -347,7 +348,7 @@ def _schedule(inputs: Inputs) -> Schedule:
             first = local.stack(rows)[..., tf.newaxis, :]
             operations = (Operation("velocity", edges[0], 1), *operations)
             factors = tf.concat([first, factors], axis=-2)
-    if (correction := inputs.options.correction) is not None:
+    if (correction := inputs.options.force_correction) is not None:
         theta = replicated(inputs.box.mesh, as_float64(correction.theta))
         mesh = inputs.box.finer(inputs.options.mesh_factor)
         cell = force_cell(mesh.size, mesh.grid)

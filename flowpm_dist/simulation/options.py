@@ -20,7 +20,12 @@ from flowpm_dist.evolution.adjoints import (
     AdjointChoice,
     ReversibleAdjoint,
 )
-from flowpm_dist.evolution.corrections import Correction, CorrectionChoice
+from flowpm_dist.evolution.corrections import (
+    Correction,
+    CorrectionChoice,
+    ForceCorrection,
+    StateCorrection,
+)
 from flowpm_dist.evolution.integrators import (
     INTEGRATORS,
     FastPM,
@@ -41,7 +46,8 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
         adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
             one in `ADJOINTS`.
-        correction: a `Correction` of the force, "default", or the path of a file; None for none.
+        correction: a `Correction` of the force or of the states that leave a run, "default", or
+            the path of a file; None for none.
     """
 
     integrator: IntegratorChoice = Field(
@@ -55,6 +61,16 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
     correction: CorrectionChoice | None = Field(
         default=None, description='a Correction, "default", or the path of a file'
     )
+
+    @property
+    def force_correction(self) -> ForceCorrection | None:
+        """What corrects the force of each kick, if anything does."""
+        return None if self.correction is None else self.correction.in_force
+
+    @property
+    def state_correction(self) -> StateCorrection | None:
+        """What corrects the states that leave a run, if anything does."""
+        return None if self.correction is None else self.correction.of_states
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.options import SAME
+from flowpm_dist.cosmology.parameters import as_float64
 from flowpm_dist.evolution.nbody import Particles, combine
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.grid.field import Field
@@ -57,6 +58,27 @@ def holds_tensors(value: Any) -> bool:
     )
 
 
+def state_leaving(
+    particles: Particles,
+    inputs: Inputs,
+    a: float,
+    halo: int,
+    timings: Mapping[str, Any] | None = None,
+) -> State:
+    """Returns the state that leaves a run; a correction of states has moved its particles.
+
+    Args:
+        particles: as the run has them, with their canonical velocity.
+        inputs: the run's inputs.
+        a: scale factor.
+        halo: the halo of the run [particle spacings].
+        timings: of the run, see `State`.
+    """
+    state = State.of(particles, inputs.box, a, inputs.provenance(halo), timings)
+    correction = inputs.options.state_correction
+    return state if correction is None else state.corrected(correction)
+
+
 class Outputs(Observer):
     """Makes a state for each of several scale factors, or what a function makes of it.
 
@@ -81,7 +103,10 @@ class Outputs(Observer):
         factors = local.stack([interpolation.factors for interpolation in found])
         self._parameters = local.tensors() if on_output else ()
         noise = inputs.source.white_noise if on_output else None
-        self.inputs = (factors, *self._parameters, *([] if noise is None else [noise]))
+        correction = inputs.options.state_correction if on_output else None
+        theta = [] if correction is None else [as_float64(correction.theta)]
+        self._has_theta = len(theta)
+        self.inputs = (factors, *theta, *self._parameters, *([] if noise is None else [noise]))
         self._made: dict[int, Any] = {}
         self._read_last: tuple[Any, Inputs] = (self.inputs, inputs)
 
@@ -148,16 +173,22 @@ class Outputs(Observer):
         return tf.nest.pack_sequence_as(self._made[i], filled)
 
     def _state(self, i: int, particles: Particles, inputs: Inputs) -> State:
-        return State.of(particles, inputs.box, self._times[i], inputs.provenance(self._halo))
+        return state_leaving(particles, inputs, self._times[i], self._halo)
 
     def _inputs_from(self, tensors: Sequence[tf.Tensor]) -> Inputs:
         """Returns the inputs of the run with these tensors for `self.inputs`."""
         if tensors is self._read_last[0]:
             return self._read_last[1]
-        count = 1 + len(self._parameters)
-        local = self._inputs.cosmologies.with_tensors(tensors[1:count])
+        options, begin = self._inputs.options, 1 + self._has_theta
+        count = begin + len(self._parameters)
+        local = self._inputs.cosmologies.with_tensors(tensors[begin:count])
         source = self._inputs.source
+        if self._has_theta:
+            assert options.correction is not None
+            own = options.correction.with_theta(tensors[1])
+            options = options.model_copy(update={"correction": own})
         if tensors[count:]:
             source = replace(source, white_noise=tensors[count])
-        self._read_last = tensors, replace(self._inputs, cosmologies=local, source=source)
+        read = replace(self._inputs, cosmologies=local, source=source, options=options)
+        self._read_last = tensors, read
         return self._read_last[1]

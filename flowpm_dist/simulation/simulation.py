@@ -47,7 +47,7 @@ from flowpm_dist.simulation.inputs import (
     source_of,
 )
 from flowpm_dist.simulation.options import SolverKeys, SolverOptions
-from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
+from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs, state_leaving
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
@@ -182,7 +182,7 @@ class Simulation:
         return other
 
     def with_correction(self, correction: Correction | str | Path | None) -> Simulation:
-        """Returns the same simulation with another correction of the force; see `SolverOptions`.
+        """Returns the same simulation with another correction; see `SolverOptions`.
 
         Raises:
             ValueError: it was trained with another force.
@@ -382,8 +382,8 @@ class Simulation:
         done, timings = evolve_particles(
             start, lpt, inputs, halo, clock, progress, observer, after_step
         )
-        end, provenance = float(self.edges[-1]), inputs.provenance(halo)
-        state = State.of(done.particles, inputs.box, end, provenance, timings)
+        end = float(self.edges[-1])
+        state = state_leaving(done.particles, inputs, end, halo, timings)
         return state, None if observer is None else observer.results(done.seen)
 
     def lpt(

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.evolution.corrections import StateCorrection, force_cell
 from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
@@ -37,6 +38,7 @@ from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solv
 from flowpm_dist.simulation.inputs import LocalCosmologies, Provenance, WhiteNoiseSource
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
+from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 Axis = Literal["x", "y", "z"]
@@ -141,6 +143,24 @@ class State:
         halo = int(about.get("halo", 1))
         provenance = Provenance(options, local, halo, WhiteNoiseSource.of_snapshot(snapshot))
         return cls.of(particles, box, float(about["a"]), provenance)
+
+    def corrected(self, correction: StateCorrection) -> State:
+        """Returns the state with its particles moved by a correction of states; differentiable.
+
+        Runs do this to the states that leave them. By the derivative of a state with respect to
+        the numbers of the correction each rank receives the complete gradient.
+
+        Args:
+            correction: the correction; its range is not looked at.
+        """
+        box, local = self.box, self._provenance.cosmologies
+        cell = force_cell(box.size, box.grid)
+        style = local.of_powers(lambda power: correction.style(power, cell, self.a))
+        theta = replicated(box.mesh, as_float64(correction.theta))
+        particles = Particles(self.displacement.block, self.velocity.block)
+        moved = correction.moved(theta, local.stack(style), particles, box)
+        displacement, velocity = Field(moved.displacement, box), Field(moved.velocity, box)
+        return replace(self, displacement=displacement, velocity=velocity)
 
     def save(
         self,

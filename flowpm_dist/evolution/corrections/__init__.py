@@ -1,4 +1,4 @@
-"""Corrections of the force: one scheme a file."""
+"""Corrections of runs, in the force or of the states that leave them: one scheme a file."""
 
 from flowpm_dist.evolution.corrections.base import (
     CORRECTIONS,
@@ -6,14 +6,17 @@ from flowpm_dist.evolution.corrections.base import (
     CorrectionChoice,
     CorrectionFileError,
     CorrectionWarning,
+    ForceCorrection,
     Range,
+    StateCorrection,
     file_of,
     force_cell,
     load_correction,
 )
 from flowpm_dist.evolution.corrections.potential_filter import PotentialFilter
+from flowpm_dist.evolution.corrections.residual_network import ResidualNetwork
 
-CORRECTIONS.update({kind.name: kind for kind in (PotentialFilter,)})
+CORRECTIONS.update({kind.name: kind for kind in (PotentialFilter, ResidualNetwork)})
 
 __all__ = [
     "CORRECTIONS",
@@ -21,8 +24,11 @@ __all__ = [
     "CorrectionChoice",
     "CorrectionFileError",
     "CorrectionWarning",
+    "ForceCorrection",
     "PotentialFilter",
     "Range",
+    "ResidualNetwork",
+    "StateCorrection",
     "file_of",
     "force_cell",
     "load_correction",

@@ -1,12 +1,15 @@
-"""The interface of a correction of the force: the potential times a sum of functions of k.
+"""The interfaces of corrections: of the force of each kick, and of the states that leave a run.
 
-With coefficients c that a correction gives for each kick, the potential's spectrum is multiplied by
-1 + sum_j c_j basis_j(k). Nothing here imports TensorFlow: run files name corrections.
+A correction of the force gives coefficients c for each kick, and the potential's spectrum is
+multiplied by 1 + sum_j c_j basis_j(k). A correction of states moves the particles of outputs and of
+the final state; the run itself does not know of it. Nothing here imports TensorFlow: run files name
+corrections.
 """
 
 from __future__ import annotations
 
 import abc
+import base64
 import dataclasses
 import json
 import math
@@ -24,10 +27,14 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.cosmology.power import LinearPower
+    from flowpm_dist.evolution.nbody import Particles
+    from flowpm_dist.grid.box import Box
     from flowpm_dist.particle_mesh.gravity import Basis
 
 VERSION = 1
 """The version of the files of corrections."""
+LISTED = 1000
+"""Most numbers that a file lists in decimals; more are base64 of float64, little-endian."""
 RANGE_TOLERANCE = 1e-3
 """Relative distance from a range that counts as inside."""
 
@@ -106,11 +113,11 @@ def force_cell(size: Sequence[float], cells: Sequence[int]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Correction(abc.ABC):
-    """A correction of the force, with the numbers that were learned.
+    """A correction of runs, with the numbers that were learned.
 
     Attributes:
         theta: the learned numbers, float64 [n]: an array, or a tensor or variable, with respect to
-            which runs can be differentiated. Zeros change nothing.
+            which runs can be differentiated.
         trained: what it was trained for; None if that is not known.
         scores: what was measured with it on universes that it was not trained on.
         provenance: where it comes from.
@@ -128,6 +135,56 @@ class Correction(abc.ABC):
     @abc.abstractmethod
     def begun(cls, seed: int = 0) -> Self:
         """Returns a correction that changes nothing yet, for training to begin with."""
+
+    @property
+    @abc.abstractmethod
+    def in_force(self) -> ForceCorrection | None:
+        """What corrects the force of each kick, if anything does."""
+
+    @property
+    @abc.abstractmethod
+    def of_states(self) -> StateCorrection | None:
+        """What corrects the states that leave a run, if anything does."""
+
+    def numbers(self) -> np.ndarray:
+        """Returns all learned numbers, float64 [n]."""
+        return np.asarray(self.theta, np.float64)
+
+    def with_theta(self, theta: Any) -> Self:
+        """Returns the same correction with other learned numbers."""
+        return dataclasses.replace(self, theta=theta)
+
+    def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
+        """Returns the numbers with which turned universes are corrected as theta corrects them.
+
+        Args:
+            theta: the learned numbers.
+            element: one of the 48 symmetries of the cube, 0 to 47.
+        """
+        return theta
+
+    def about(self) -> dict[str, Any]:
+        """Returns what the correction's file holds."""
+        theta = np.asarray(self.theta, "<f8")
+        text = base64.b64encode(theta.tobytes()).decode() if len(theta) > LISTED else None
+        return {
+            "kind": self.name,
+            "trained": None if self.trained is None else dataclasses.asdict(self.trained),
+            "scores": dict(self.scores),
+            "provenance": dict(self.provenance),
+            "theta": theta.tolist() if text is None else text,
+        }
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the correction to a file, which is replaced in one step; returns its path."""
+        about = {"flowpm_dist correction": VERSION, **self.about()}
+        write_text(Path(path), json.dumps(about, indent=1) + "\n")
+        return Path(path)
+
+
+@dataclass(frozen=True, eq=False)
+class ForceCorrection(Correction):
+    """A correction of the force of each kick. Zeros for theta change nothing."""
 
     @property
     @abc.abstractmethod
@@ -149,22 +206,74 @@ class Correction(abc.ABC):
             a: scale factors of the positions [times].
         """
 
-    def with_theta(self, theta: Any) -> Self:
-        """Returns the same correction with other learned numbers."""
-        return dataclasses.replace(self, theta=theta)
+    @property
+    def in_force(self) -> ForceCorrection | None:
+        """See `Correction.in_force`."""
+        return self
 
-    def save(self, path: str | Path) -> Path:
-        """Writes the correction to a file, which is replaced in one step; returns its path."""
-        about = {
-            "flowpm_dist correction": VERSION,
-            "kind": self.name,
-            "trained": None if self.trained is None else dataclasses.asdict(self.trained),
-            "scores": dict(self.scores),
-            "provenance": dict(self.provenance),
-            "theta": np.asarray(self.theta, np.float64).tolist(),
+    @property
+    def of_states(self) -> StateCorrection | None:
+        """See `Correction.of_states`."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class StateCorrection(Correction):
+    """A correction of the states that leave a run: of outputs and of the final state.
+
+    Attributes:
+        force: the correction of the force that its runs have; None for none.
+    """
+
+    force: ForceCorrection | None = None
+
+    @abc.abstractmethod
+    def style(self, power: LinearPower, cell: float, a: float) -> tf.Tensor:
+        """Returns numbers that describe the universe at a time, and their rates, float64 [2, n].
+
+        The rates are a^2 d/dt [H0], as the canonical velocity is. Differentiable with respect to
+        the cosmology.
+
+        Args:
+            power: the linear power of the universe, with its growth.
+            cell: the spacing of the particles [Mpc/h].
+            a: scale factor.
+        """
+
+    @abc.abstractmethod
+    def moved(
+        self, theta: tf.Tensor, style: tf.Tensor, particles: Particles, box: Box
+    ) -> Particles:
+        """Returns the particles where they ought to be; differentiable, on any mesh.
+
+        Args:
+            theta: the learned numbers, float64, from `replicated`.
+            style: of each universe of this rank, float64 [..., 2, n], see `style`.
+            particles: their displacement and canonical velocity.
+            box: the box of one universe, or of a batch.
+        """
+
+    @property
+    def in_force(self) -> ForceCorrection | None:
+        """See `Correction.in_force`."""
+        return self.force
+
+    @property
+    def of_states(self) -> StateCorrection | None:
+        """See `Correction.of_states`."""
+        return self
+
+    def numbers(self) -> np.ndarray:
+        """See `Correction.numbers`."""
+        own = super().numbers()
+        return own if self.force is None else np.concatenate([own, self.force.numbers()])
+
+    def about(self) -> dict[str, Any]:
+        """See `Correction.about`."""
+        return {
+            **super().about(),
+            "force": None if self.force is None else self.force.about(),
         }
-        write_text(Path(path), json.dumps(about, indent=1) + "\n")
-        return Path(path)
 
 
 CORRECTIONS: dict[str, type[Correction]] = {}
@@ -190,22 +299,32 @@ def load_correction(path: str | Path) -> Correction:
         about = json.loads(read_text(path))
         if about["flowpm_dist correction"] != VERSION:
             raise CorrectionFileError(f"{path} was written by another version of this package")
-        trained = about["trained"]
-        if trained is not None:
-            ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}
-            ends = {name: tuple(trained[name]) for name in ("a", "cell")}
-            trained = Range(**{**trained, **ends, "cosmology": ranges})
-        theta = np.array(about["theta"], np.float64)
-        if theta.ndim != 1 or not np.isfinite(theta).all():
-            raise CorrectionFileError(f"{path}: theta must be a list of finite numbers")
-        kind = CORRECTIONS[about["kind"]]
-        return kind(theta, trained, about["scores"], about["provenance"])
+        return _made_from(about, path)
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise CorrectionFileError(f"{path} cannot be read: {error}") from error
     except CorrectionFileError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CorrectionFileError(f"{path} holds no correction of a force") from error
+        raise CorrectionFileError(f"{path} holds no correction") from error
+
+
+def _made_from(about: Mapping[str, Any], path: Path) -> Correction:
+    trained, theta = about["trained"], about["theta"]
+    if trained is not None:
+        ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}
+        ends = {name: tuple(trained[name]) for name in ("a", "cell")}
+        trained = Range(**{**trained, **ends, "cosmology": ranges})
+    if isinstance(theta, str):
+        theta = np.frombuffer(base64.b64decode(theta, validate=True), "<f8")
+    theta = np.array(theta, np.float64)
+    if theta.ndim != 1 or not np.isfinite(theta).all():
+        raise CorrectionFileError(f"{path}: theta must be a list of finite numbers")
+    kind, more = CORRECTIONS[about["kind"]], {}
+    if issubclass(kind, StateCorrection) and about["force"] is not None:
+        more["force"] = _made_from(about["force"], path)
+        if not isinstance(more["force"], ForceCorrection):
+            raise CorrectionFileError(f"{path}: force must be a correction of the force")
+    return kind(theta, trained, about["scores"], about["provenance"], **more)
 
 
 DEFAULT = Path(__file__).parent / "default.json"

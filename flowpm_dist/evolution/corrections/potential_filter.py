@@ -1,31 +1,26 @@
 """A filter of the potential: splines in k, whose heights a small network gives.
 
 The idea is that of Lanzieri, Lanusse and Starck 2022 (arXiv:2207.05509), whose network sees the
-scale factor. This one sees how nonlinear the universe is at the scale of a cell, so that the same
-numbers may serve other cosmologies, times and cells:
-
-- s / (1 + s), where s is the rms linear overdensity, smoothed by a Gaussian of the side of a cell;
-- the slope of its square by the logarithm of that radius, as 1 + slope / 3;
-- Omega_m(a).
+scale factor. This one sees the numbers of `features`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
-from flowpm_dist.evolution.corrections.base import Correction
+from flowpm_dist.evolution.corrections.base import ForceCorrection
+from flowpm_dist.evolution.corrections.features import FEATURES, features
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.cosmology.power import LinearPower
 
-FEATURES, HIDDEN = 3, 16
+HIDDEN = 16
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class CubicSplines:
 
 
 @dataclass(frozen=True, eq=False)
-class PotentialFilter(Correction):
+class PotentialFilter(ForceCorrection):
     """A filter of the potential that a network of two layers of sines gives for each kick.
 
     Attributes:
@@ -94,11 +89,7 @@ class PotentialFilter(Correction):
         """See `Correction.coefficients`."""
         import tensorflow as tf
 
-        rms, slope = _at_scale(power, cell)
-        s = rms * power.growth.d1(a)
-        # the background's Omega_m(a) is 0 / 0 at a = 0
-        matter = power.growth.background.omega_m(np.maximum(a, 1e-6))
-        x = tf.stack([s / (1.0 + s), tf.ones_like(s) * (1.0 + slope / 3.0), matter], axis=-1)
+        x = features(power, cell, a)
         begin = 0
         for number, (inputs, outputs) in enumerate(_shapes()):
             end = begin + inputs * outputs
@@ -113,22 +104,3 @@ class PotentialFilter(Correction):
 def _shapes() -> list[tuple[int, int]]:
     """Returns inputs and outputs of each layer."""
     return [(FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CubicSplines().size)]
-
-
-def _at_scale(power: LinearPower, cell: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns rms and slope of the linear overdensity at the scale of a cell, without growth."""
-    import tensorflow as tf
-
-    k, weights = _quadrature(cell)
-    per_mode = power.without_growth(k) * weights
-    variance = tf.reduce_sum(per_mode)
-    slope = tf.reduce_sum(per_mode * (-2.0 * (k * cell) ** 2)) / variance
-    return tf.sqrt(variance), slope
-
-
-@functools.lru_cache(maxsize=64)
-def _quadrature(radius: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns k [h/Mpc] and weights [(h/Mpc)^3] of the variance under a Gaussian of a radius."""
-    ln_k = np.linspace(np.log(1e-3 / radius), np.log(6.0 / radius), 256)
-    k = np.exp(ln_k)
-    return k, (ln_k[1] - ln_k[0]) * k**3 / (2.0 * np.pi**2) * np.exp(-((k * radius) ** 2))
