@@ -13,6 +13,8 @@ from pydantic import Field
 
 from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges, StepOptions
 from flowpm_dist.evolution.corrections import (
+    LPT_ONLY,
+    Correction,
     CorrectionFileError,
     PotentialFilter,
     ResidualNetwork,
@@ -39,7 +41,7 @@ from flowpm_dist.simulation.options import simulation_bytes
 
 COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""
-KINDS = {"filter": PotentialFilter, "network": ResidualNetwork}
+KINDS: dict[str, type[Correction]] = {"filter": PotentialFilter, "network": ResidualNetwork}
 """What can be learned."""
 RATES = {"filter": 0.01, "network": 0.003}
 DISPLACEMENTS = {"filter": 0.0, "network": 1.0}
@@ -106,6 +108,8 @@ class EmulateOptions(Options):
     Attributes:
         kind: a filter of the potential, in every step, or a network that moves the particles of
             states.
+        structure: the cheap universes: runs of the particle mesh, or Lagrangian perturbation
+            theory of order 2 without any step, for a network.
         iterations: the number of steps of Adam; each uses one universe.
         rate: its first learning rate, which falls to 0 by half a cosine; by default 0.01 for a
             filter, 0.003 for a network.
@@ -123,6 +127,7 @@ class EmulateOptions(Options):
     kind: Literal["filter", "network"] = Field(
         default="filter", description='"filter" or "network"'
     )
+    structure: Literal["pm", "2lpt"] = Field(default="pm", description='"pm" or "2lpt"')
     iterations: int = count(300)
     rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
     correlation: float = Field(default=10.0, ge=0, description="a number of at least 0")
@@ -135,6 +140,8 @@ class EmulateOptions(Options):
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
+        if self.structure == LPT_ONLY and self.kind == "filter":
+            yield self.problem("structure", 'makes no steps; must be "pm" for a filter')
         if self.start_from is None:
             return
         try:
@@ -175,7 +182,13 @@ class EmulationOptions(SimulatedRun):
             yield Problem(
                 "evolution.correction", "is what this job makes: give it as emulate.start_from"
             )
+        if self.emulate.structure == LPT_ONLY and steps.correction is not None:
+            what = f'is of the force, which emulate.structure = "{LPT_ONLY}" does not have'
+            yield Problem("evolution.correction", what)
         if truth.pairs:
+            if self.emulate.structure == LPT_ONLY:
+                what = "needs the white noise: pairs give particles"
+                yield self.problem("emulate.structure", what)
             if held >= len(truth.pairs):
                 what = f"must be below the number of truth.pairs, {len(truth.pairs)}"
                 yield self.problem("emulate.validation", what)

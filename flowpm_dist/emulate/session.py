@@ -22,6 +22,7 @@ from flowpm_dist.emulate.learner import Learner
 from flowpm_dist.emulate.options import DISPLACEMENTS, KINDS, RATES, EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
+    LPT_ONLY,
     Correction,
     Range,
     StateCorrection,
@@ -206,6 +207,8 @@ class EmulationSession:
             else {"particles": (start.displacement, start.velocity)}
         )
         times, cosmology = sorted(universe.truth), universe.cosmology
+        if self.options.emulate.structure == LPT_ONLY:
+            return [simulation.lpt(a=a, cosmology=cosmology, **given) for a in times]
         return simulation.run(cosmology=cosmology, outputs=times, **given, **more)
 
     def _look(self, universe: Universe, state: State) -> list[tf.Tensor]:
@@ -410,12 +413,13 @@ class EmulationSession:
         cell = force_cell(self.box.size, options.force_cells)
         values = [_numbers(c) for c in self.options.cosmologies()[: -options.emulate.validation]]
         names = [name for name in values[0] if all(name in each for each in values)]
+        of_lpt = options.emulate.structure == LPT_ONLY
         return Range(
-            integrator=name_of(steps.integrator),
+            integrator=LPT_ONLY if of_lpt else name_of(steps.integrator),
             mesh_factor=steps.mesh_factor,
             deconvolve=steps.deconvolve,
             force_gradient=steps.force_gradient,
-            steps=steps.step_count,
+            steps=0 if of_lpt else steps.step_count,
             a=(float(edges[0]), float(edges[-1])),
             cell=(cell, cell),
             cosmology={n: (min(v[n] for v in values), max(v[n] for v in values)) for n in names},

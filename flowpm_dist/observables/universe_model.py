@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, compiled_cosmologies
+from flowpm_dist.evolution.corrections import LPT_ONLY
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window
@@ -156,6 +157,10 @@ class UniverseModel(abc.ABC):
         needed = self.formation.lpt_order
         if needed is not None and simulation.options.lpt_order != needed:
             raise ValueError(f"{structure} needs a simulation of lpt_order {needed}")
+        correction = simulation.options.state_correction
+        if correction is not None and correction.of_lpt == self.formation.makes_steps:
+            learned = LPT_ONLY if correction.of_lpt else "runs of the particle mesh"
+            raise ValueError(f"structure {structure!r}: the correction was learned from {learned}")
         self._may_grow = False
 
     @abc.abstractmethod
@@ -227,11 +232,12 @@ class UniverseModel(abc.ABC):
         """Returns the other parameters, and how many times larger linear fields are, float64 [...].
 
         That is None where the simulation's own sigma8 or A_s is not among them, and for a custom
-        structure, which may use it otherwise.
+        structure or with a correction, which may use it otherwise.
         """
         own = self.simulation.cosmology
         name = next(name for name in AMPLITUDES if getattr(own, name) is not None)
-        if name not in parameters or self.structure not in STRUCTURES:
+        known = self.structure in STRUCTURES and self.simulation.options.correction is None
+        if name not in parameters or not known:
             return parameters, None
         others = {key: value for key, value in parameters.items() if key != name}
         ratio = tf.cast(parameters[name], tf.float64) / as_float64(getattr(own, name))

@@ -23,6 +23,7 @@ from flowpm_dist.cosmology.options import (
     universe_problems,
 )
 from flowpm_dist.evolution.corrections import (
+    LPT_ONLY,
     Correction,
     CorrectionFileError,
     CorrectionWarning,
@@ -186,7 +187,9 @@ class SimulatedRun(RunFile):
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the values in these files, by key."""
         correction = self.evolution.loaded_correction
-        return {} if correction is None else {"evolution.correction": checksum(correction.theta)}
+        if correction is None:
+            return {}
+        return {"evolution.correction": checksum(correction.numbers())}
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -207,6 +210,20 @@ class SimulatedRun(RunFile):
         a = (steps.first, steps.last)
         found = correction.trained.outside(name, steps.step_count, a, cell, values)
         return tuple(f"evolution.correction: {each}" for each in found)
+
+    def _correction_problems(self) -> Iterator[Problem]:
+        """Yields the problems of a correction of states with what else is in the file."""
+        if (correction := self.solver.state_correction) is None:
+            return
+        key, path = "evolution.correction", self.evolution.correction
+        if getattr(self, "lightcone", None) is not None:
+            what = "moves the particles of states that leave a run; light cones see the run itself"
+            yield Problem(key, f"= {str(path)!r} {what}: give a correction of the force")
+        structure = getattr(getattr(self, "observation", None), "structure", "pm")
+        learned = LPT_ONLY if correction.of_lpt else "pm"
+        if structure in ("linear", "1lpt", "2lpt", "pm") and structure != learned:
+            what = f'was learned from {learned}: the structure is "{structure}"'
+            yield Problem(key, f"= {str(path)!r} {what}")
 
     @property
     def force_cells(self) -> list[int]:
@@ -243,6 +260,7 @@ class SimulatedRun(RunFile):
         """See `Options.problems`."""
         priors = getattr(self, "priors", None)
         yield from universe_problems(self.cosmology, priors)
+        yield from self._correction_problems()
         for problem in self.solver.problems():
             section = "initial" if problem.key == "lpt_order" else "evolution"
             yield Problem(f"{section}.{problem.key}", problem.what)

@@ -21,6 +21,7 @@ from flowpm_dist.evolution.adjoints import (
     ReversibleAdjoint,
 )
 from flowpm_dist.evolution.corrections import (
+    LPT_ONLY,
     Correction,
     CorrectionChoice,
     ForceCorrection,
@@ -84,6 +85,11 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
             force = dict(self.part(ForceOptions))
             for key, what in self.correction.trained.other_force(**force):
                 yield self.problem(key, what)
+        state = self.state_correction
+        if state is not None and state.of_lpt and self.lpt_order != 2:
+            yield self.problem(
+                "lpt_order", f"the correction was learned from {LPT_ONLY}; must be 2"
+            )
 
 
 class SolverKeys(TypedDict, total=False):

@@ -17,7 +17,7 @@ from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.options import StepOptions
 from flowpm_dist.cosmology.parameters import Cosmology, known_value
 from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.evolution.corrections import Correction, CorrectionWarning, force_cell
+from flowpm_dist.evolution.corrections import LPT_ONLY, Correction, CorrectionWarning, force_cell
 from flowpm_dist.evolution.integrators import FastPM, Integrator, name_of
 from flowpm_dist.evolution.nbody import Clock, StepCallback
 from flowpm_dist.evolution.observers import Observer, Observers
@@ -304,14 +304,17 @@ class Simulation:
     ) -> Any:
         """Simulates as `run` does, and returns the results of an observer.
 
+        The observer sees the particles of the run itself, without a correction of states.
+
         Args:
             observer: a function that makes an `evolution.Observer` from the run's inputs and its
                 halo.
             seed, progress, start: as for `run`.
 
         Raises:
-            ValueError, HaloError: as `run` does.
+            ValueError, HaloError: as `run` does; or the simulation has a correction of states.
         """
+        self._check_observers([observer])
         return self._run(Given(seed, **start), progress, observer)[1]
 
     def run_resumably(
@@ -346,8 +349,10 @@ class Simulation:
             The last state.
 
         Raises:
-            ValueError, HaloError: as `run`.
+            ValueError, HaloError: as `run`; or observers, where the simulation has a correction of
+                states.
         """
+        self._check_observers(observers)
         every = list(observers)
         if outputs is not None:
             every.append(self._outputs(outputs, on_output))
@@ -357,6 +362,14 @@ class Simulation:
         if on_seen is not None:
             on_seen([] if found is None else found[: len(observers)])
         return state
+
+    def _check_observers(self, observers: Sequence[ObserverOf]) -> None:
+        correction = self.options.state_correction
+        if correction is not None and observers:
+            raise ValueError(
+                f"correction: a {correction.name} moves the particles of states that leave a run; "
+                "light cones see the run itself: use a correction of the force alone"
+            )
 
     def _outputs(
         self, outputs: Sequence[float] | np.ndarray, on_output: OnOutput | None
@@ -374,7 +387,11 @@ class Simulation:
         resume: Resume | None = None,
     ) -> tuple[State, Any]:
         """Returns the last state, and what an observer made of what it saw."""
-        clock = Clock()
+        clock, correction = Clock(), self.options.state_correction
+        if correction is not None and correction.of_lpt:
+            raise ValueError(
+                f"correction: it was learned from {LPT_ONLY}: it corrects lpt, not runs"
+            )
         inputs = self._read(given, observer=observer_of, resume=resume is not None)
         start, lpt = first_particles(inputs, resume)
         halo = halo_for(start[0], inputs)
@@ -397,7 +414,7 @@ class Simulation:
 
         It makes no time step: it costs as much as the initial conditions of `run` and has the same
         gradients. Without `a` the universe is that of the last step, not of the first: initial
-        conditions for another code need `a`.
+        conditions for another code need `a`. A correction that was learned from LPT is applied.
 
         Args:
             seed, start: as for `run`, without particles.
@@ -417,7 +434,10 @@ class Simulation:
         inputs = self._read(given, a=a)
         found, _ = lpt_particles(inputs, a, FastPM())  # its velocity is the canonical one
         halo = inputs.solver.suggested_halo(found) if inputs.halo == "auto" else inputs.halo
-        return State.of(found, inputs.box, a, inputs.provenance(halo))
+        state = State.of(found, inputs.box, a, inputs.provenance(halo))
+        correction = self.options.state_correction
+        applies = correction is not None and correction.of_lpt
+        return state.corrected(correction) if correction and applies else state
 
     def _read(self, given: Given, **more: Any) -> Inputs:
         """Reads and checks all that a run is given; `more` must be the same on all ranks, too."""

@@ -2,6 +2,7 @@
 
 from flowpm_dist.evolution.corrections.base import (
     CORRECTIONS,
+    LPT_ONLY,
     Correction,
     CorrectionChoice,
     CorrectionFileError,
@@ -20,6 +21,7 @@ CORRECTIONS.update({kind.name: kind for kind in (PotentialFilter, ResidualNetwor
 
 __all__ = [
     "CORRECTIONS",
+    "LPT_ONLY",
     "Correction",
     "CorrectionChoice",
     "CorrectionFileError",

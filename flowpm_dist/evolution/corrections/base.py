@@ -35,6 +35,8 @@ VERSION = 1
 """The version of the files of corrections."""
 LISTED = 1000
 """Most numbers that a file lists in decimals; more are base64 of float64, little-endian."""
+LPT_ONLY = "2lpt"
+"""What a range has for the integrator where states of Lagrangian perturbation theory were seen."""
 RANGE_TOLERANCE = 1e-3
 """Relative distance from a range that counts as inside."""
 
@@ -44,7 +46,7 @@ class Range:
     """The runs that a correction was trained on.
 
     Attributes:
-        integrator: the name of the integrator.
+        integrator: the name of the integrator; "2lpt" where no steps were made.
         mesh_factor, deconvolve, force_gradient: see `ForceOptions`.
         steps: the number of steps.
         a: the first and the last scale factor.
@@ -63,6 +65,8 @@ class Range:
 
     def other_force(self, **ours: Any) -> Iterator[tuple[str, str]]:
         """Yields each option of the force that differs from ours, and what it must be."""
+        if self.integrator == LPT_ONLY:  # which knows no force
+            return
         for name in ("mesh_factor", "deconvolve", "force_gradient"):
             if (there := getattr(self, name)) != ours[name]:
                 text = str(there).lower() if isinstance(there, bool) else repr(there)
@@ -85,11 +89,13 @@ class Range:
             cell: the side of a cell of the force mesh [Mpc/h].
             parameters: values of parameters of the cosmology that occur.
         """
-        if integrator != self.integrator:
+        of_steps = self.integrator != LPT_ONLY
+        if of_steps and integrator != self.integrator:
             yield f"it was trained with {self.integrator}, not with {integrator}"
-        if steps != self.steps:
+        if of_steps and steps != self.steps:
             yield f"it was trained with {self.steps} steps, not with {steps}"
-        ours = {"a_start": a[0], "a_stop": a[1], "the force mesh's cell": cell}
+        ours = {"a_start": a[0]} if of_steps else {}
+        ours |= {"a_stop": a[1], "the force mesh's cell": cell}
         theirs = {"a_start": (self.a[0],) * 2, "a_stop": (self.a[1],) * 2}
         theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
         every = {**{name: [value] for name, value in ours.items()}, **parameters}
@@ -226,6 +232,11 @@ class StateCorrection(Correction):
     """
 
     force: ForceCorrection | None = None
+
+    @property
+    def of_lpt(self) -> bool:
+        """Whether it corrects states of Lagrangian perturbation theory, and not those of runs."""
+        return self.trained is not None and self.trained.integrator == LPT_ONLY
 
     @abc.abstractmethod
     def style(self, power: LinearPower, cell: float, a: float) -> tf.Tensor:

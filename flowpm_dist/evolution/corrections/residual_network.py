@@ -131,7 +131,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 def _symmetry(element: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns where each number of a turned theta comes from, and its sign."""
     axes = list(itertools.permutations(range(3)))[element // 8]
-    flips = [axis for axis in range(3) if element >> axis & 1]
+    flips = tuple(axis for axis in range(3) if element >> axis & 1)
     flipped = np.array([-1 if axis in flips else 1 for axis in range(3)])
     places, signs = [], []
     for numbers, sign, vector in _numbered():
