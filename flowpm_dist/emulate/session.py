@@ -184,7 +184,7 @@ class EmulationSession:
         if isinstance(self.correction, StateCorrection):
             states = self._states(universe)
             if isinstance(correction, StateCorrection):
-                states = [state.corrected(correction) for state in states]
+                states = [state.corrected(correction, velocities=False) for state in states]
             found = [self._look(universe, state) for state in states]
         else:
             simulation = self.simulation.with_correction(correction)

@@ -144,7 +144,7 @@ class State:
         provenance = Provenance(options, local, halo, WhiteNoiseSource.of_snapshot(snapshot))
         return cls.of(particles, box, float(about["a"]), provenance)
 
-    def corrected(self, correction: StateCorrection) -> State:
+    def corrected(self, correction: StateCorrection, *, velocities: bool = True) -> State:
         """Returns the state with its particles moved by a correction of states; differentiable.
 
         Runs do this to the states that leave them. By the derivative of a state with respect to
@@ -152,15 +152,17 @@ class State:
 
         Args:
             correction: the correction; its range is not looked at.
+            velocities: whether velocities are corrected as well; without them it takes less time.
         """
         box, local = self.box, self._provenance.cosmologies
         cell = force_cell(box.size, box.grid)
         style = local.of_powers(lambda power: correction.style(power, cell, self.a))
         theta = replicated(box.mesh, as_float64(correction.theta))
-        particles = Particles(self.displacement.block, self.velocity.block)
-        moved = correction.moved(theta, local.stack(style), particles, box)
-        displacement, velocity = Field(moved.displacement, box), Field(moved.velocity, box)
-        return replace(self, displacement=displacement, velocity=velocity)
+        names = VECTORS if velocities else VECTORS[:1]
+        blocks = [getattr(self, name).block for name in names]
+        moved = correction.moved(theta, local.stack(style), blocks, box)
+        fields = (Field(block, box) for block in moved)
+        return replace(self, **dict(zip(names, fields, strict=True)))
 
     def save(
         self,

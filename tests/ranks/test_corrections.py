@@ -1,5 +1,7 @@
-"""Corrections of the force: zeros change nothing; their gradients, on any mesh."""
+"""Corrections of force and states: zeros change nothing; their gradients, on any mesh."""
 
+import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +11,11 @@ from conftest import SIZE, by_rank_zero, shared_folder, solo
 
 import flowpm_dist as fpm
 from flowpm_dist.emulate.job import EmulationFolder
-from flowpm_dist.emulate.options import EmulationOptions
+from flowpm_dist.emulate.options import KINDS, EmulationOptions
 from flowpm_dist.emulate.session import EmulationSession
 from flowpm_dist.evolution.adjoints import DirectAdjoint
-from flowpm_dist.evolution.corrections import PotentialFilter, load_correction
+from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
+from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.progress import Progress
 
 pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(240, method="thread")]
@@ -20,8 +23,9 @@ pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(240, method="threa
 GRID, STEPS = 8, [0.1, 0.5, 1.0]
 BEGUN = PotentialFilter.begun(1)
 THETA = BEGUN.theta + 0.02 * np.random.default_rng(1).normal(size=BEGUN.theta.size)
+NETWORK = ResidualNetwork.begun(1)
+MOVING = NETWORK.theta + 0.03 * np.random.default_rng(4).normal(size=NETWORK.theta.size)
 NOISE, WEIGHTS, DIRECTION = np.random.default_rng(2).normal(size=(3, GRID, GRID, GRID))
-ALONG = np.random.default_rng(3).normal(size=THETA.size)
 
 
 def simulation(mesh, correction=None, **options):
@@ -42,10 +46,28 @@ def test_zeros_change_no_bit(mesh, precision):
     )
     np.testing.assert_array_equal(begun, plain)
     assert np.abs(other - plain).max() > 1e-3
+    before = simulation(mesh, precision=precision).run(seed=1)
+    after = simulation(mesh, NETWORK, precision=precision).run(seed=1)
+    for name in ("displacement", "velocity"):
+        values = (getattr(state, name).block.numpy() for state in (before, after))
+        np.testing.assert_array_equal(*values)
 
 
-def loss_of(mesh, noise, theta, omega, **options):
-    sim = simulation(mesh, PotentialFilter(theta), **options)
+def filtered(theta):
+    return PotentialFilter(theta)
+
+
+def moved(theta):
+    """A network on runs that have a correction of the force, whose numbers come first."""
+    filter_first = PotentialFilter(theta[: THETA.size])
+    return ResidualNetwork(theta[THETA.size :], force=filter_first)
+
+
+BOTH = np.concatenate([THETA, MOVING])
+
+
+def loss_of(mesh, noise, theta, omega, correction=filtered, **options):
+    sim = simulation(mesh, correction(theta), **options)
     cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8, Omega_m=omega)
     state = sim.run(white_noise=noise, cosmology=cosmology)
     weights = block_of(sim.box, WEIGHTS)[..., tf.newaxis]
@@ -54,7 +76,8 @@ def loss_of(mesh, noise, theta, omega, **options):
 
 def slopes(mesh, **options):
     """The loss and its slopes: by theta and Omega_m, and the block of the one by the noise."""
-    noise, theta = block_of(simulation(mesh).box, NOISE), tf.constant(THETA)
+    noise = block_of(simulation(mesh).box, NOISE)
+    theta = tf.constant(BOTH if options.get("correction") is moved else THETA)
     omega = tf.constant(0.3, tf.float64)
     with tf.GradientTape() as tape:
         tape.watch([noise, theta, omega])
@@ -70,9 +93,10 @@ def slopes(mesh, **options):
 
 CASES = {
     "bullfrog": {},
+    "network": {"correction": moved},
     "cola, spectral": {"integrator": "cola", "force_gradient": "spectral", "deconvolve": True},
 }
-HERE = list(CASES) if SIZE == 1 else ["bullfrog"]
+HERE = list(CASES) if SIZE == 1 else ["network"]
 
 
 @pytest.mark.parametrize("case", HERE)
@@ -85,18 +109,24 @@ def test_gradients(mesh, case):
     np.testing.assert_allclose(found["theta"], alone["theta"], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found["Omega_m"], alone["Omega_m"], rtol=1e-9)
     np.testing.assert_allclose(found["noise"], np.asarray(alone["noise"])[box.place], atol=1e-9)
-    if mesh.size == 1:
+    if mesh.size == 1 and case != "network":
         plain = slopes(mesh, **CASES[case], adjoint=DirectAdjoint())
         for name, value in found.items():
             np.testing.assert_allclose(value, plain[name], rtol=1e-8, atol=1e-9, err_msg=name)
+    first = BOTH if case == "network" else THETA
+    direction_of_theta = np.random.default_rng(3).normal(size=first.size)
     along = {
         "noise": float(mesh.world.allreduce(tf.reduce_sum(found["noise"] * NOISE[box.place]))),
-        "theta": float(found["theta"] @ ALONG),
+        "theta": float(found["theta"] @ direction_of_theta),
         "Omega_m": float(found["Omega_m"]),
     }
-    changes = {"noise": (1e-8, NOISE[box.place]), "theta": (1e-7, ALONG), "Omega_m": (1e-7, 1.0)}
+    changes = {
+        "noise": (1e-8, NOISE[box.place]),
+        "theta": (1e-7, direction_of_theta),
+        "Omega_m": (1e-7, 1.0),
+    }
     for name, (step, direction) in changes.items():
-        point = {"noise": NOISE[box.place], "theta": THETA, "omega": np.float64(0.3)}
+        point = {"noise": NOISE[box.place], "theta": first, "omega": np.float64(0.3)}
         key = "omega" if name == "Omega_m" else name
         values = []
         for sign in (1, -1):
@@ -120,6 +150,68 @@ def test_each_universe_of_a_batch_has_its_coefficients(mesh):
         np.testing.assert_allclose(both[n], one, atol=1e-10)
 
 
+def test_states_on_the_way_have_the_gradients_of_theta(mesh):
+    """What a function makes of outputs is differentiated as the states themselves are."""
+
+    def slope(**how):
+        theta = tf.constant(BOTH)
+        with tf.GradientTape() as tape:
+            tape.watch(theta)
+            found = simulation(mesh, moved(theta)).run(seed=1, outputs=[0.4, 1.0], **how)
+            found = [getattr(each, "displacement", each) for each in found]
+            loss = tf.add_n([tf.reduce_sum(each.block**2) for each in found])
+        return tape.gradient(loss, theta).numpy()
+
+    direct = slope()
+    assert np.abs(direct).max() > 1e-3
+    # a new field of it: on_output must return something else than a state's own
+    looked = slope(on_output=lambda state: state.displacement)
+    np.testing.assert_allclose(looked, direct, rtol=1e-9, atol=1e-9)
+
+
+def turned(values, element):
+    """A vector field [x, y, z, 3] under a symmetry of the cube that keeps the site 0."""
+    axes = list(itertools.permutations(range(3)))[element // 8]
+    values = np.transpose(values, (*axes, 3))[..., list(axes)]
+    for axis in range(3):
+        if element >> axis & 1:
+            values = np.roll(np.flip(values, axis), 1, axis)
+            values = values * np.where(np.arange(3) == axis, -1, 1)
+    return values
+
+
+def test_a_network_knows_no_place_and_its_velocity_is_the_rate_of_change(mesh):
+    sim, network = simulation(mesh), NETWORK.with_theta(MOVING)
+    state = sim.lpt(seed=1, a=0.5)
+    before = state.displacement.numpy()
+    after = state.corrected(network)
+    added = after.displacement.numpy() - before
+    assert np.abs(added).max() > 1e-3
+    shift = {"shift": (1, 3, 2), "axis": (0, 1, 2)}
+    cases = (
+        (0, np.roll(before, **shift), np.roll(added, **shift)),
+        (0, before + np.array([5.0, -1.0, 2.0]), added),  # a flow of all particles together
+        (13, turned(before, 13), turned(added, 13)),
+        (41, turned(before, 41), turned(added, 41)),
+    )
+    for element, other, expected in cases:
+        theta = network.turned(tf.constant(MOVING), element)
+        displacement = Field(block_of(state.box, other), state.box)
+        found = dataclasses.replace(state, displacement=displacement)
+        found = found.corrected(network.with_theta(theta), velocities=False)
+        np.testing.assert_allclose(found.displacement.numpy() - other, expected, atol=1e-12)
+    h, ends = 1e-5, []
+    for a in (0.5 + h, 0.5 - h):
+        there = sim.lpt(seed=1, a=a)
+        moved_there = there.corrected(network, velocities=False).displacement
+        ends.append(moved_there.numpy() - there.displacement.numpy())
+    rate = (ends[0] - ends[1]) / (2 * h)
+    cosmology = fpm.Cosmology.planck18()
+    expansion = np.sqrt(cosmology.Omega_m / 0.5**3 + 1 - cosmology.Omega_m)
+    kicked = after.velocity.numpy() - state.velocity.numpy()
+    np.testing.assert_allclose(kicked, 0.5**3 * expansion * rate, atol=1e-8)
+
+
 EMULATION = {
     "box": {"grid": GRID, "size": 16.0},
     "cosmology": {"Omega_b": 0.049, "h": 0.677, "n_s": 0.965, "sigma8": 0.81},
@@ -131,9 +223,10 @@ EMULATION = {
 }
 
 
-def learned(mesh, folder):
+def learned(mesh, folder, kind):
     """What an emulation learns in a folder."""
-    options = EmulationOptions.check(EMULATION, Path("run.toml"))
+    emulation = {**EMULATION, "emulate": {**EMULATION["emulate"], "kind": kind}}
+    options = EmulationOptions.check(emulation, Path("run.toml"))
     owner = EmulationFolder(folder)
     if mesh.rank == 0:
         owner.begin()
@@ -143,9 +236,10 @@ def learned(mesh, folder):
     return {"theta": load_correction(owner.correction).theta}
 
 
-def test_an_emulation_learns_the_same_on_any_mesh(mesh, tmp_path_factory):
+@pytest.mark.parametrize("kind", ["network" if SIZE == 2 else "filter"])
+def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
     folder = shared_folder(tmp_path_factory)
-    found = learned(mesh, folder / "here")["theta"]
-    assert np.abs(found - BEGUN.begun(0).theta).max() > 1e-3
-    alone = by_rank_zero("emulation", lambda: learned(solo(), folder / "alone"))["theta"]
-    np.testing.assert_allclose(found, alone, atol=1e-6)
+    found = learned(mesh, folder / "here", kind)["theta"]
+    assert np.abs(found - KINDS[kind].begun(0).theta).max() > 1e-3
+    alone = by_rank_zero(f"emulation-{kind}", lambda: learned(solo(), folder / "alone", kind))
+    np.testing.assert_allclose(found, alone["theta"], atol=1e-6)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.cosmology.power import LinearPower
-    from flowpm_dist.evolution.nbody import Particles
     from flowpm_dist.grid.box import Box
     from flowpm_dist.particle_mesh.gravity import Basis
 
@@ -253,14 +252,15 @@ class StateCorrection(Correction):
 
     @abc.abstractmethod
     def moved(
-        self, theta: tf.Tensor, style: tf.Tensor, particles: Particles, box: Box
-    ) -> Particles:
-        """Returns the particles where they ought to be; differentiable, on any mesh.
+        self, theta: tf.Tensor, style: tf.Tensor, fields: Sequence[tf.Tensor], box: Box
+    ) -> list[tf.Tensor]:
+        """Returns corrected displacements, and velocities if given; differentiable, on any mesh.
 
         Args:
             theta: the learned numbers, float64, from `replicated`.
             style: of each universe of this rank, float64 [..., 2, n], see `style`.
-            particles: their displacement and canonical velocity.
+            fields: displacement [Mpc/h], or displacement and canonical velocity [Mpc/h H0], blocks
+                [..., x, y, z, 3].
             box: the box of one universe, or of a batch.
         """
 

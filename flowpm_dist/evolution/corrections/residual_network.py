@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.cosmology.power import LinearPower
-    from flowpm_dist.evolution.nbody import Particles
     from flowpm_dist.grid.box import Box
 
 CHANNELS, HIDDEN = 8, 3
@@ -78,13 +77,12 @@ class ResidualNetwork(StateCorrection):
         return tf.stack([features(power, cell, at), feature_rates(power, cell, at)])
 
     def moved(
-        self, theta: tf.Tensor, style: tf.Tensor, particles: Particles, box: Box
-    ) -> Particles:
+        self, theta: tf.Tensor, style: tf.Tensor, fields: Sequence[tf.Tensor], box: Box
+    ) -> list[tf.Tensor]:
         """See `StateCorrection.moved`."""
         import tensorflow as tf
 
         from flowpm_dist.evolution.corrections.network_layers import network_function
-        from flowpm_dist.evolution.nbody import Particles
 
         parts, begin = {}, 0
         for name, shape in _shapes().items():
@@ -102,9 +100,10 @@ class ResidualNetwork(StateCorrection):
             [tf.reshape(tf.stack([scales, rates], axis=-2), flat), tf.stack(early, axis=-1)],
             axis=-1,
         )
-        function = network_function(box, CHANNELS, HIDDEN, force_cell(box.size, box.grid))
+        spacing, velocities = force_cell(box.size, box.grid), len(fields) > 1
+        function = network_function(box, CHANNELS, HIDDEN, spacing, velocities)
         inputs = [tf.cast(x, box.dtype) for x in (modulation, *parts.values())]
-        return Particles(*function(particles.displacement, particles.velocity, *inputs))
+        return list(function(*fields, *inputs))
 
     def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
         """See `Correction.turned`."""
