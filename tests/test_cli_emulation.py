@@ -1,6 +1,8 @@
-"""`flowpm-dist emulate`: learns, goes on, refuses; its result is used by `simulate`."""
+"""`flowpm-dist emulate`: learns, goes on, refuses; its result is used by other jobs."""
 
+import dataclasses
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,8 +12,15 @@ from commands import flowpm, flowpm_here, folder_with, plain
 
 import flowpm_dist as fpm
 from flowpm_dist.emulate.options import EmulationOptions
-from flowpm_dist.evolution.corrections import CorrectionWarning, load_correction
+from flowpm_dist.evolution.corrections import (
+    CorrectionWarning,
+    PotentialFilter,
+    ResidualNetwork,
+    load_correction,
+)
 from flowpm_dist.jobs.results import read_rows
+from flowpm_dist.observables import ForwardModel
+from flowpm_dist.simulate.options import SimulationOptions
 
 RUN = """[cosmology]
 Omega_b = 0.049
@@ -117,6 +126,100 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, monkeypatch):
     np.testing.assert_array_equal(*ends)
 
 
+@pytest.mark.budget(40)
+def test_a_network_on_2lpt_is_an_emulator(here, monkeypatch):
+    """A killed training goes on to the same bits; its result corrects 2LPT alone."""
+    from flowpm_dist.emulate.learner import Learner
+
+    words = ("emulate.kind=network", "emulate.structure=2lpt", "emulate.iterations=3")
+    more = [word for each in words for word in ("--set", each)]
+    real, calls = Learner.step, []
+
+    def step(self, gradient):
+        real(self, gradient)
+        calls.append(self.done)
+        if self.done == 3 and len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Learner, "step", step)
+    assert flowpm_here("emulate", "run.toml", "--output", "killed", *more).returncode != 0
+    assert (
+        flowpm_here("emulate", "run.toml", "--output", "killed", *more, "--resume").returncode == 0
+    )
+    assert calls == [1, 2, 3, 3]
+    assert flowpm_here("emulate", "run.toml", "--output", "whole", *more).returncode == 0
+    killed, whole = (load_correction(f"{name}/correction.json") for name in ("killed", "whole"))
+    np.testing.assert_array_equal(killed.theta, whole.theta)
+    assert np.abs(whole.theta - ResidualNetwork.begun(0).theta).max() > 1e-3
+    assert (whole.trained.integrator, whole.trained.steps) == ("2lpt", 0)
+
+    cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81)
+    sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction=whole)
+    state = sim.lpt(seed=1)
+    before = sim.with_correction(None).lpt(seed=1)
+    expected = before.corrected(whole).displacement.numpy()
+    np.testing.assert_array_equal(state.displacement.numpy(), expected)
+    assert np.abs(expected - before.displacement.numpy()).max() > 1e-4
+    seen = ForwardModel(sim, "2lpt")(before.white_noise.block, {})
+    np.testing.assert_array_equal(seen.numpy(), state.density().numpy())
+    with pytest.raises(ValueError, match="structure 'pm': the correction was learned from 2lpt"):
+        ForwardModel(sim, "pm")
+    with pytest.raises(ValueError, match="learned from 2lpt: it corrects lpt, not runs"):
+        sim.run(seed=1)
+    run = tomllib.loads(RUN.partition("[truth]")[0]) | {"initial": {"seed": 1}}
+    del run["priors"]
+    run["cosmology"]["Omega_m"] = 0.31
+    run["evolution"]["correction"] = "whole/correction.json"
+    with pytest.raises(ValueError, match='was learned from 2lpt: the structure is "pm"'):
+        SimulationOptions.check(run, Path("run.toml"))
+
+
+def test_what_a_network_cannot_do_is_refused_by_name(here):
+    """Light cones, other kinds, files of corrections in the wrong place."""
+    network = ResidualNetwork.begun(1)
+    made = dataclasses.replace(network, force=PotentialFilter.begun(2))
+    read = load_correction(made.save("network.json"))
+    np.testing.assert_array_equal(read.theta, made.theta)
+    np.testing.assert_array_equal(read.force.theta, made.force.theta)
+    assert read.in_force is read.force and read.of_states is read and len(read.numbers()) > 7000
+    cosmology = fpm.Cosmology.planck18()
+    sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction="network.json")
+    with pytest.raises(ValueError, match="light cones see the run itself"):
+        sim.observe(lambda inputs, halo: None, seed=1)
+    run = tomllib.loads(RUN.partition("[truth]")[0]) | {"initial": {"seed": 1}}
+    del run["priors"]
+    run["cosmology"]["Omega_m"] = 0.31
+    run["evolution"]["correction"] = "network.json"
+    SimulationOptions.check(run, Path("run.toml"))
+    run["lightcone"] = {"field_of_view": 2.0, "pixels": 8, "z_max": 0.1, "repeat": True}
+    run["lightcone"]["sources"] = [{"redshift": 0.05}]
+    with pytest.raises(ValueError, match="light cones see the run itself: give a correction of"):
+        SimulationOptions.check(run, Path("run.toml"))
+    with pytest.raises(ValueError, match="structure '2lpt': the correction was learned from runs"):
+        ForwardModel(sim, "2lpt")
+    table = tomllib.loads(RUN)
+    for changes, message in (
+        ({"start_from": "network.json"}, "network.json holds a residual-network: kind = 'filter'"),
+        ({"structure": "2lpt"}, 'makes no steps; must be "pm" for a filter'),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            EmulationOptions.check({**table, "emulate": {**table["emulate"], **changes}}, Path("r"))
+    table["evolution"]["correction"] = "network.json"
+    for kind in ("filter", "network"):
+        table["emulate"]["kind"] = kind
+        with pytest.raises(ValueError, match="is what this job makes"):
+            EmulationOptions.check(table, Path("run.toml"))
+    about = json.loads(Path("network.json").read_text())
+    for wrong, message in (
+        ({"force": about}, "force must be a correction of the force"),
+        ({"theta": about["theta"][:-4]}, "holds no correction"),
+        ({"theta": "!"}, "holds no correction"),
+    ):
+        Path("wrong.json").write_text(json.dumps({**about, **wrong}))
+        with pytest.raises(ValueError, match=f"wrong.json.*{message}|{message}"):
+            load_correction("wrong.json")
+
+
 def test_runs_that_fail_lose_no_good_numbers(here):
     """A step so large that runs fail is taken back; after five failures in a row the job ends."""
     options = ("--set", "emulate.rate=1", "--set", "emulate.iterations=7")
@@ -205,7 +308,7 @@ cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 
         ({"truth.a": [0.5, 0.5001]}, "two times must differ by 0.001"),
         ({"truth.mesh_factor": 1.3}, "truth.mesh_factor = 1.3"),
         ({"emulate.start_from": "run.toml"}, "emulate.start_from"),
-        ({"evolution.correction": "run.toml"}, "holds no correction of a force"),
+        ({"evolution.correction": "run.toml"}, "holds no correction"),
         ({"priors.Omega_m": [0.4, 0.3]}, "priors.Omega_m"),
     ],
 )

@@ -177,7 +177,7 @@ class EmulationOptions(SimulatedRun):
         yield from super().problems()
         truth, steps, held = self.truth, self.evolution, self.emulate.validation
         solver = self.solver
-        made = solver.force_correction if self.emulate.kind == "filter" else solver.state_correction
+        made = solver.correction if self.emulate.kind == "filter" else solver.state_correction
         if made is not None:
             yield Problem(
                 "evolution.correction", "is what this job makes: give it as emulate.start_from"
