@@ -1,1 +1,1 @@
-"""`flowpm-dist emulate`: learns a correction of the force from converged universes."""
+"""`flowpm-dist emulate`: learns a correction from converged universes."""

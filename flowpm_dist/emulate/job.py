@@ -51,7 +51,7 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
     """An emulation that was checked and can begin."""
 
     name = "emulate"
-    help = "Learn a correction of the force, with which cheap runs stand for converged ones."
+    help = "Learn a correction, with which cheap runs stand for converged ones."
     asks = "Cheap runs, the truth, and how to learn."
     example = "flowpm-dist emulate run.toml --ranks 2 --output learned"
     options_type, folder_type = EmulationOptions, EmulationFolder
@@ -67,10 +67,10 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
             several = f"{options.truth.universes} + {options.emulate.validation} universes"
             truth = f"{several}, {options.truth.steps} steps on a mesh {options.truth.mesh_factor}"
             truth += " times as fine"
-        return (
-            f"correction of {steps.step_count} steps at mesh_factor = {steps.mesh_factor:g}, "
-            f"{' x '.join(map(str, options.box.grid))}; from {truth}; mesh {self.mesh}"
-        )
+        what = f"{options.emulate.kind} for {options.emulate.structure}"
+        if options.emulate.structure == "pm":
+            what += f", {steps.step_count} steps at mesh_factor = {steps.mesh_factor:g}"
+        return f"{what}, {' x '.join(map(str, options.box.grid))}; from {truth}; mesh {self.mesh}"
 
     @property
     def demand(self) -> Demand:
@@ -129,7 +129,7 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
         ]
         path = self.folder.path
         return f"""
-Correction of the force in {path}:
+Correction, a {self.options.emulate.kind}, in {path}:
   correction.png      power and correlation with the truth, of the universes held out
   learning.png        how it was learned; a row for each iteration in iterations.csv
   correction.json     the correction: correction = "{self.folder.correction}" in [evolution]

@@ -37,7 +37,7 @@ from flowpm_dist.options import (
     table_of,
 )
 from flowpm_dist.simulate.options import SimulatedRun
-from flowpm_dist.simulation.options import simulation_bytes
+from flowpm_dist.simulation.options import NETWORK_GRADIENT, simulation_bytes
 
 COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""
@@ -262,10 +262,12 @@ class EmulationOptions(SimulatedRun):
         itemsize = np.dtype(self.precision).itemsize
         truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = simulation_bytes(truth, grid, axes, outputs=True) if not self.truth.pairs else 0
-        kept = (COMPARING + 4 * 8) * cells * itemsize
-        values = 3 * len(self.times) * len(self.cosmologies())
+        moving, times = self.emulate.kind == "network", len(self.times) * len(self.cosmologies())
+        kept = (COMPARING + 4 * 8 + moving * NETWORK_GRADIENT) * cells * itemsize
         if pairs := self.truth.pairs:
-            values = sum(6 + 3 * len(pair.final) for pair in pairs)
+            times = sum(len(pair.final) for pair in pairs)
+        # of the truth, of what pairs begin with, and of runs that are made only once
+        values = 3 * times + 6 * len(pairs) + 6 * moving * times
         states = values * cells * itemsize
         cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
         return process_bytes(axes) + max(made, math.ceil(cheap + kept)) + math.ceil(states)

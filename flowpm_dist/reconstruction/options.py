@@ -51,6 +51,7 @@ from flowpm_dist.options import (
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.simulate.options import SimulatedRun
+from flowpm_dist.simulation.options import NETWORK_GRADIENT
 
 Radius = Annotated[float, Field(ge=0)]
 Inflation = Annotated[float, Field(ge=1)]
@@ -370,6 +371,8 @@ class ReconstructionOptions(SimulatedRun):
         ranks, replicas = math.prod(axes.values()), axes.get("replica", 1)
         itemsize = np.dtype(self.run.precision).itemsize
         gradient = GRADIENT.get(self.observation.structure, GRADIENT["pm"])
+        if self.solver.state_correction is not None:
+            gradient += NETWORK_GRADIENT
         kept = OF_PAIR * self.search.history
         searching = (gradient + kept + (EXCHANGED if ranks > 1 else 0)) / ranks
         # A replica's chains go through the model together.

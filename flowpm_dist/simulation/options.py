@@ -129,6 +129,12 @@ CHUNKS = 512 * 2**20
 """That limit: chunks that are compressed at the same time [bytes]."""
 
 
+NETWORK = 110
+"""Values of a particle while a correction of states moves it."""
+NETWORK_GRADIENT = 870
+"""The same while that is differentiated."""
+
+
 OUTPUT = 20
 """Values of a particle while an output is measured: the state, its density, a spectrum."""
 
@@ -159,6 +165,7 @@ def simulation_bytes(
     force = FORCE[solver.force_gradient] * solver.mesh_factor**3
     lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
     held = max(force, OUTPUT) if outputs else force
+    held = held if solver.state_correction is None else max(held, NETWORK)
     values = max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
     itemsize = np.dtype(solver.precision).itemsize
     power = AMPLITUDE * itemsize * cells + power_bytes(grid, itemsize)
