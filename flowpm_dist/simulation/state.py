@@ -158,11 +158,10 @@ class State:
         cell = force_cell(box.size, box.grid)
         style = local.of_powers(lambda power: correction.style(power, cell, self.a))
         theta = replicated(box.mesh, as_float64(correction.theta))
-        names = VECTORS if velocities else VECTORS[:1]
-        blocks = [getattr(self, name).block for name in names]
-        moved = correction.moved(theta, local.stack(style), blocks, box)
-        fields = (Field(block, box) for block in moved)
-        return replace(self, **dict(zip(names, fields, strict=True)))
+        fields = [self.displacement, *([self.velocity] if velocities else [])]
+        moved = correction.moved(theta, local.stack(style), [each.block for each in fields], box)
+        displacement, velocity = (*(Field(block, box) for block in moved), self.velocity)[:2]
+        return replace(self, displacement=displacement, velocity=velocity)
 
     def save(
         self,
