@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.options import SAME
-from flowpm_dist.cosmology.parameters import as_float64
 from flowpm_dist.evolution.nbody import Particles, combine
 from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
 from flowpm_dist.grid.field import Field

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.parameters import Cosmology, as_float64
+from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.corrections import StateCorrection, force_cell
 from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box, check_same_box
