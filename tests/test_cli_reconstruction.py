@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flowpm_here, folder_with, plain
+from run_files import with_keys
 from test_config_reconstruction import GOOD
 
+from flowpm_dist.evolution.corrections import PotentialFilter
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.results import Table, read_rows
@@ -151,20 +153,25 @@ def test_files_of_a_resumed_run_must_not_have_changed(here):
     np.save(here / "data.npy", noise)
     np.save(here / "mask.npy", np.ones((8, 8, 8)))
     text = RUN.replace("mock_seed = 1", 'file = "data.npy"')
-    (here / "run.toml").write_text(text.replace("sigma = 0.2", 'sigma = 0.2\nmask = "mask.npy"'))
+    text = text.replace("sigma = 0.2", 'sigma = 0.2\nmask = "mask.npy"')
+    begin = PotentialFilter.begun()
+    begin.save(here / "c.json")
+    (here / "run.toml").write_text(with_keys(text, 'evolution.correction = "c.json"'))
     folder = begun(here)
     found = plan(here, resume=True).options.checksums()
-    assert found.keys() == {"data.file", "observation.mask"}
-    folder.write_checksums(found)
+    assert found.keys() == {"data.file", "observation.mask", "evolution.correction"}
+    folder.keep_checksums(found)
     np.save(here / "mask.npy", np.ones((8, 8, 8), np.float32))
     plan(here, resume=True)
     noise[3, 2, 1] += 1e-6
     np.save(here / "data.npy", noise)
+    begin.with_theta(begin.theta + 1e-12).save(here / "c.json")
     with pytest.raises(ConfigError) as caught:
         plan(here, resume=True)
-    (problem,) = caught.value.problems
     said = "it has other values than when the reconstruction in .* was begun"
-    assert re.match(f"data.file = .*data.npy.: {said}", str(problem))
+    problems = sorted(map(str, caught.value.problems))
+    for key, problem in zip(("data.file", "evolution.correction"), problems, strict=True):
+        assert re.match(f"{key} = .*: {said}", problem)
 
 
 def test_what_is_kept_of_one_that_was_stopped(here):

@@ -15,12 +15,13 @@ import h5py
 import numpy as np
 import pytest
 from commands import COMMAND, flowpm, flowpm_and_loaded, flowpm_here, folder_with, plain
-from run_files import PRIORS
+from run_files import PRIORS, with_keys
 
 from flowpm_dist.cosmoflow.planning.folder import MARK, TrainingFolder
 from flowpm_dist.cosmoflow.planning.memory import training_bytes
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
+from flowpm_dist.evolution.corrections import PotentialFilter
 from flowpm_dist.jobs.run_file import ConfigError
 from meshimpl import launch
 
@@ -266,11 +267,20 @@ def test_a_training_that_ranks_began_goes_on_to_the_same_losses(here, trained):
 
 @pytest.mark.budget(40)
 def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
+    """If the correction of its force is still the same."""
+    begin = PotentialFilter.begun()
+    begin.save("c.json")
+    Path("run.toml").write_text(with_keys(RUN, 'evolution.correction = "c.json"'))
     process = start_training(1, "killed", 4)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)
     (Path("killed") / "metrics.csv").open("a").write("4,10,6,0.1")  # cut short
-    done = flowpm_here("train", "run.toml", "--output", "killed", "--resume")
+    resume = ("train", "run.toml", "--output", "killed", "--resume")
+    begin.with_theta(begin.theta + 1e-12).save("c.json")
+    changed = told(flowpm_here(*resume))
+    assert 'c.json": it has other values than when the training in killed was begun' in changed
+    begin.save("c.json")
+    done = flowpm_here(*resume)
     assert done.returncode == 0, done.stderr
     assert re.search(r"training from step (3|6) of 12", done.stderr)
     assert [int(row["step"]) for row in rows(Path("killed"))] == list(range(STEPS))

@@ -18,6 +18,7 @@ from typing import IO, ClassVar
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, WriteError, human_size, read_json, write_text
 
+CHECKSUMS = "checksums.json"
 FIGURES_AND_TABLES = 16 * 2**20
 """Room that a job's figures, tables and logs take at most [bytes]."""
 
@@ -384,6 +385,22 @@ class WorkFolder(JobFolder):
             self.write_mark(
                 complete=False, **{name: mark[name] for name in self.kept if name in mark}
             )
+
+    def checksums(self) -> Mapping[str, str]:
+        """See `JobFolder.checksums`; they are kept where `CHECKSUMS` is among the `contents`."""
+        return read_json(self.path / CHECKSUMS)
+
+    def keep_checksums(self, found: Mapping[str, str]) -> None:
+        """Writes the checksums of the input files when the work begins. On rank 0.
+
+        Args:
+            found: the checksums by key of the run file.
+
+        Raises:
+            WriteError: they cannot be written.
+        """
+        if not self.checksums():
+            write_text(self.path / CHECKSUMS, json.dumps(dict(found), indent=1) + "\n")
 
     def write_mark(self, *, complete: bool, **more: object) -> None:
         """Writes the mark: whether the job is complete, and the entries `more`. On rank 0."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import read_json, write_text
+from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.estimate import Demand
-from flowpm_dist.jobs.folder import OutputError, WorkFolder, numbered_checkpoints
+from flowpm_dist.jobs.folder import (
+    CHECKSUMS,
+    OutputError,
+    WorkFolder,
+    numbered_checkpoints,
+)
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
@@ -25,7 +29,6 @@ from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mes
 from meshimpl import launch
 
 MARK = "reconstruction.json"
-CHECKSUMS = "checksums.json"
 FIELDS = "reconstruction.zarr"
 MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
 FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
@@ -55,18 +58,6 @@ class ReconstructionFolder(WorkFolder):
         self.iterations, self.draws = self.path / "iterations.csv", self.path / "draws.csv"
         self.fields, self.chains = self.path / FIELDS, self.path / "chains"
         self.result = self.path / "result.json"
-
-    def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the files that were read at the beginning, by key."""
-        return read_json(self.path / CHECKSUMS)
-
-    def write_checksums(self, found: Mapping[str, str]) -> None:
-        """Writes the checksums of the files that are read, by key of the run file. On rank 0.
-
-        Raises:
-            WriteError: they cannot be written.
-        """
-        write_text(self.path / CHECKSUMS, json.dumps(dict(found), indent=1) + "\n")
 
     def last_move(self) -> int | None:
         """Returns the move of the chains' latest checkpoint, or None if there is none."""
@@ -196,8 +187,8 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         from meshimpl.process_mesh import ProcessMesh
 
         options, folder = self.options, self.folder
-        if launch.detect().rank == 0 and options.files and not folder.checksums():
-            folder.write_checksums(options.checksums())
+        if launch.detect().rank == 0 and options.files:
+            folder.keep_checksums(options.checksums())
         whole = search_mesh(self.mesh)  # all ranks, for one universe
         mesh = ProcessMesh(whole)
         is_searched = self.resume and bool(folder.mark().get("searched"))

@@ -66,29 +66,31 @@ def moved(theta):
 BOTH = np.concatenate([THETA, MOVING])
 
 
-def loss_of(mesh, noise, theta, omega, correction=filtered, **options):
+def loss_of(mesh, noise, theta, omega, sigma8, correction=filtered, **options):
     sim = simulation(mesh, correction(theta), **options)
-    cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8, Omega_m=omega)
+    cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, sigma8=sigma8, Omega_m=omega)
     state = sim.run(white_noise=noise, cosmology=cosmology)
     weights = block_of(sim.box, WEIGHTS)[..., tf.newaxis]
     return tf.reduce_sum((state.displacement.block + 0.1 * state.velocity.block) * weights)
 
 
 def slopes(mesh, **options):
-    """The loss and its slopes: by theta and Omega_m, and the block of the one by the noise."""
-    noise = block_of(simulation(mesh).box, NOISE)
-    theta = tf.constant(BOTH if options.get("correction") is moved else THETA)
-    omega = tf.constant(0.3, tf.float64)
+    """The loss and its slopes; that by the noise is the block of this rank."""
+    inputs = inputs_of(simulation(mesh).box, **options)
+    point = {key: tf.constant(value) for key, value in inputs.items()}
     with tf.GradientTape() as tape:
-        tape.watch([noise, theta, omega])
-        part = loss_of(mesh, noise, theta, omega, **options)
-    found = tape.gradient(part, [noise, theta, omega])
-    return {
-        "loss": mesh.world.allreduce(part).numpy(),
-        "noise": found[0],
-        "theta": found[1].numpy(),
-        "Omega_m": found[2].numpy(),
-    }
+        tape.watch(point)
+        part = loss_of(mesh, **point, **options)
+    found = tape.gradient(part, point)
+    whole = {key: found[key].numpy() for key in ("theta", "omega", "sigma8")}
+    return {"loss": mesh.world.allreduce(part).numpy(), "noise": found["noise"], **whole}
+
+
+def inputs_of(box, correction=filtered, **_):
+    """What the loss depends on."""
+    theta = BOTH if correction is moved else THETA
+    omega, sigma8 = np.float64(0.3), np.float64(0.8)
+    return {"noise": NOISE[box.place], "theta": theta, "omega": omega, "sigma8": sigma8}
 
 
 CASES = {
@@ -107,36 +109,30 @@ def test_gradients(mesh, case):
     alone = by_rank_zero(f"corrected-{case}", lambda: slopes(solo(), **CASES[case]))
     np.testing.assert_allclose(found["loss"], alone["loss"], rtol=1e-11)
     np.testing.assert_allclose(found["theta"], alone["theta"], rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(found["Omega_m"], alone["Omega_m"], rtol=1e-9)
+    for name in ("omega", "sigma8"):
+        np.testing.assert_allclose(found[name], alone[name], rtol=1e-9)
     np.testing.assert_allclose(found["noise"], np.asarray(alone["noise"])[box.place], atol=1e-9)
     if mesh.size == 1 and case != "network":
         plain = slopes(mesh, **CASES[case], adjoint=DirectAdjoint())
         for name, value in found.items():
             np.testing.assert_allclose(value, plain[name], rtol=1e-8, atol=1e-9, err_msg=name)
-    first = BOTH if case == "network" else THETA
-    direction_of_theta = np.random.default_rng(3).normal(size=first.size)
-    along = {
-        "noise": float(mesh.world.allreduce(tf.reduce_sum(found["noise"] * NOISE[box.place]))),
-        "theta": float(found["theta"] @ direction_of_theta),
-        "Omega_m": float(found["Omega_m"]),
-    }
-    changes = {
-        "noise": (1e-8, NOISE[box.place]),
-        "theta": (1e-7, direction_of_theta),
-        "Omega_m": (1e-7, 1.0),
-    }
-    for name, (step, direction) in changes.items():
-        point = {"noise": NOISE[box.place], "theta": first, "omega": np.float64(0.3)}
-        key = "omega" if name == "Omega_m" else name
+    point = inputs_of(box, **CASES[case])
+    along = np.random.default_rng(3).normal(size=point["theta"].size)
+    directions = {"noise": NOISE[box.place], "theta": along, "omega": 1.0, "sigma8": 1.0}
+    steps = {"noise": 1e-8, "theta": 1e-7, "omega": 1e-7, "sigma8": 1e-7}
+    for name, step in steps.items():
+        slope = float(np.sum(found[name] * directions[name]))
+        if name == "noise":
+            slope = float(mesh.world.allreduce(tf.constant(slope, tf.float64)))
         values = []
         for sign in (1, -1):
-            moved = {**point, key: point[key] + sign * step * direction}
-            inputs = {key: tf.constant(value) for key, value in moved.items()}
+            there = {**point, name: point[name] + sign * step * directions[name]}
+            inputs = {key: tf.constant(value) for key, value in there.items()}
             part = loss_of(mesh, **inputs, **CASES[case])
             values.append(float(mesh.world.allreduce(part)))
         difference = (values[0] - values[1]) / (2 * step)
         rounding = 1e-13 * abs(values[0]) / step
-        assert along[name] == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
+        assert slope == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
 
 
 def test_each_universe_of_a_batch_has_its_coefficients(mesh):

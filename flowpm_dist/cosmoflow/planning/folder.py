@@ -9,7 +9,7 @@ from typing import Any
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import read_json, write_text
-from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
 
 MARK = "training.json"
 OPENINGS = "test-set.json"
@@ -19,6 +19,7 @@ CONTENTS = (
     MARK, "run.toml", "metrics.csv", "phases.json", "checkpoints", "tensorboard", "held-out",
     "statistics", "evaluation", "evaluation-validation", "training.png", "phases.png", "draws.json",
     BEST, OPENINGS, "mlperf.log", "summaries", "posterior", "predictions", FRESH,
+    CHECKSUMS,
 )  # fmt: skip
 
 

@@ -173,6 +173,8 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         from meshimpl.process_mesh import ProcessMesh
 
         mesh = ProcessMesh(self.mesh)
+        if mesh.rank == 0 and self.options.files:
+            self.folder.keep_checksums(self.options.checksums())
         stage_files(self.options, mesh, progress)
         return TrainingSession(self.options, mesh, self.folder, progress).run(resume=self.resume)
 
