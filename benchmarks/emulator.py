@@ -1,11 +1,18 @@
 """Judges a correction of the force by TreePM runs that it was not trained on.
 
     python benchmarks/emulator.py [--correction default] [--output emulator] [--repeat 3]
+    python benchmarks/emulator.py --universes FILES [--steps 10]
+    python benchmarks/emulator.py --reconstruct 200 --universes FILE
 
 The truth is the same as in benchmarks/accuracy.py: MP-Gadget's runs from the same particles, 64^3
-in 128 Mpc/h, at a = 0.5 and 1. Each row is ten BullFrog steps: plain, with `deconvolve`, corrected,
-and on finer force meshes. The cost is the median of runs in turns, divided by the plain run's. The
-results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
+in 128 Mpc/h, at a = 0.5 and 1; or other runs in files of the same kind. Each row is BullFrog's
+steps: plain, with `deconvolve`, corrected, and on finer force meshes. The cost is the median of
+runs in turns, divided by the plain run's. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On
+one rank.
+
+With --reconstruct, the density of a TreePM run at a = 1, on the particles' lattice and with noise
+of a tenth of the mean, is fitted in so many gradients by each kind of steps. The model's error is
+0.3 as in benchmarks/other_universes.py. The script prints r(k) and T(k) of the linear fields.
 """
 
 from __future__ import annotations
@@ -19,9 +26,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from accuracy import FOLDER, GRID, near
+from accuracy import FOLDER, near
 
 import flowpm_dist as fpm
+from flowpm_dist import reconstruction as rec
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import (
     COLOURS,
@@ -31,16 +39,21 @@ from flowpm_dist.io.figures import (
     save_figure,
     style_axes,
 )
+from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.statistics import Comparison, bispectrum, compare, density_histogram
 from flowpm_dist.statistics.angular_power import angular_power
 
-AT = (0.2, 0.5, 1.0, 1.5)
+AT = np.array([0.4, 1.0, 2.0, 3.0])
+"""Wavenumbers of the tables [1 / particle spacing]; the Nyquist wavenumber is pi."""
 TIMES = (0.5, 1.0)
 DENSITIES = np.geomspace(0.2, 10.0, 9)
-TRIANGLES = [0.2, 0.5, 0.8]
+TRIANGLES = np.array([0.4, 1.0, 1.6])
+"""Edges of the bins of the bispectrum [1 / particle spacing]."""
 EDGES = [200, 400, 700, 1000, 1400, 2000, 2800]
+SIGMA = 0.1
+"""Noise of a density that is reconstructed [mean density]."""
 NAMES = ("Omega_m", "Omega_b", "h", "n_s", "sigma8")
 
 
@@ -49,29 +62,37 @@ class Universe:
 
     Args:
         path: file of the reference data.
+        steps: the number of steps of runs from its particles.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, steps: int) -> None:
+        self.name = path.stem.removeprefix("treepm_")
+        self._edges = fpm.scale_factor_steps(0.1, 1.0, steps)
         with np.load(path, allow_pickle=False) as data:
             self.cosmology = fpm.Cosmology(**{name: float(data[name]) for name in NAMES})
             self.size = float(data["box_size"])
             self.start = (data["displacement_initial"], data["velocity_initial"])
             finals = data["displacement_final"]
-        plain = self.run({})
-        self.truth = [
-            Measured(replace(state, displacement=Field(tf.constant(final), state.box)))
-            for state, final in zip(plain, finals, strict=True)
+            self._seed = int(data["white_noise_seed"])
+        self._grid = len(finals[0])
+        self.spacing = self.size / self._grid
+        self.states = [
+            replace(state, displacement=Field(tf.constant(final), state.box))
+            for state, final in zip(self.run({}), finals, strict=True)
         ]
 
     def simulation(self, options: Mapping[str, Any]) -> fpm.Simulation:
         """Returns the simulation of a row."""
-        steps = fpm.scale_factor_steps(0.1, 1.0, 10)
-        more = {"integrator": "bullfrog", **options}
-        return fpm.Simulation(self.cosmology, GRID, self.size, steps, **more)
+        more = {"integrator": "bullfrog", "lpt_order": 3, **options}
+        return fpm.Simulation(self.cosmology, self._grid, self.size, self._edges, **more)
 
     def run(self, options: Mapping[str, Any]) -> list[fpm.State]:
         """Returns the states at the times of the truth."""
         return self.simulation(options).run(particles=self.start, outputs=TIMES)
+
+    def linear_delta(self) -> Field:
+        """Returns the linear overdensity from which it began."""
+        return self.simulation({}).lpt(seed=self._seed).linear_delta
 
     def seconds(self, options: Mapping[str, Any]) -> float:
         """Returns the duration of the steps of a run [s]."""
@@ -85,13 +106,34 @@ class Measured:
         self.densities = state.density(4), state.density(4, shift=0.5)
         coarse = state.density(1)
         self.histogram = density_histogram(coarse, DENSITIES).counts / coarse.box.cells
-        found = bispectrum(coarse, bins=TRIANGLES)
+        spacing = coarse.box.cell[0]
+        found = bispectrum(coarse, bins=(TRIANGLES / spacing).tolist())
         self.bispectrum = np.asarray(found.bispectrum)
 
     def against(self, truth: Measured) -> Comparison:
         """Returns P(k) and r(k) of this and of the truth."""
         both = (self.densities[1], truth.densities[1])
         return compare(self.densities[0], truth.densities[0], window="cic", interlaced=both)
+
+
+def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradients: int) -> None:
+    """Prints r(k) and T(k) of the linear field that each kind of steps finds for a universe."""
+    density = universe.states[-1].density().numpy()
+    noisy = density + SIGMA * np.random.default_rng(0).normal(size=density.shape)
+    truth = universe.linear_delta()
+    for number, (name, options) in enumerate(rows.items()):
+        model = ForwardModel(universe.simulation(options), "pm")
+        model.hold_halo()
+        data = tf.constant(noisy, model.box.dtype)
+        likelihood = rec.Gaussian(model.box, data, sigma=SIGMA, error=0.3)
+        posterior = rec.Posterior(model, likelihood)
+        stages = rec.default_stages(posterior, evaluations=gradients)
+        found = rec.Search(posterior, rec.LBFGS(), stages).run(lambda row, point: None)
+        both = compare(model.run(found.field, {}).linear_delta, truth)
+        if number == 0:
+            print("k [h/Mpc] | | " + " | ".join(f"{k:.2f}" for k in both.k))
+        for sign, values in (("r", both.correlation), ("T", both.transfer)):
+            print(f"{name} | {sign} | " + " | ".join(f"{x:.3f}" for x in values), flush=True)
 
 
 def light_cone(correction: str) -> None:
@@ -109,7 +151,7 @@ def light_cone(correction: str) -> None:
     for name, options in rows.items():
         steps = fpm.scale_factor_steps(0.1, 1.0, options.pop("steps", 10))
         more = {"integrator": "bullfrog", **options}
-        simulation = fpm.Simulation(cosmology, GRID, 128.0, steps, **more)
+        simulation = fpm.Simulation(cosmology, 64, 128.0, steps, **more)
         maps = [cone.convergence(simulation, [SourcePlane(0.5)], seed=seed) for seed in (1, 2)]
         spectra = [angular_power(m.kappa, m.sky.fov, EDGES, window="bilinear") for m in maps]
         found[name] = np.array([np.asarray(spectrum.power).reshape(-1) for spectrum in spectra])
@@ -123,7 +165,16 @@ def main() -> None:
     parser.add_argument("--correction", default="default", help="its file")
     parser.add_argument("--output", type=Path, default=Path("emulator"), help="stem of the files")
     parser.add_argument("--repeat", type=int, default=3, help="runs that are timed")
+    parser.add_argument("--steps", type=int, default=10, help="steps of each run")
+    parser.add_argument(
+        "--universes",
+        type=Path,
+        nargs="+",
+        default=[FOLDER / f"treepm_P{number}.npz" for number in (1, 2)],
+        help="files of TreePM runs, of one particle spacing",
+    )
     parser.add_argument("--light-cone", action="store_true", help="C_l of maps instead")
+    parser.add_argument("--reconstruct", type=int, default=0, metavar="GRADIENTS")
     parser.add_argument("--meshes", type=float, nargs="+", default=[2], help="finer meshes")
     arguments = parser.parse_args()
     if arguments.light_cone:
@@ -133,20 +184,25 @@ def main() -> None:
         "`deconvolve`": {"deconvolve": True},
         "corrected": {"deconvolve": True, "correction": arguments.correction},
     }
+    universes = [Universe(path, arguments.steps) for path in arguments.universes]
+    if arguments.reconstruct:
+        return reconstruct(universes[0], rows, arguments.reconstruct)
     for mesh in arguments.meshes:
         whole = int(mesh) if mesh == int(mesh) else mesh
         rows[f"B = {mesh:g}, `deconvolve`"] = {"mesh_factor": whole, "deconvolve": True}
-    universes = [Universe(FOLDER / f"treepm_P{number}.npz") for number in (1, 2)]
+    truths = {u.name: [Measured(state) for state in u.states] for u in universes}
     found: list[dict[str, Any]] = []
     for name, options in rows.items():
-        for number, universe in enumerate(universes, start=1):
-            for a, state, truth in zip(TIMES, universe.run(options), universe.truth, strict=True):
+        for universe in universes:
+            for a, state, truth in zip(
+                TIMES, universe.run(options), truths[universe.name], strict=True
+            ):
                 measured = Measured(state)
                 spectra = measured.against(truth)
-                row: dict[str, Any] = {"run": name, "universe": f"P{number}", "a": a}
-                for k in AT:
-                    row[f"P {k}"] = near(spectra, spectra.transfer**2, k)
-                    row[f"1 - r {k}"] = 1 - near(spectra, spectra.correlation, k)
+                row: dict[str, Any] = {"run": name, "universe": universe.name, "a": a}
+                for k in AT / universe.spacing:
+                    row[f"P {k:g}"] = near(spectra, spectra.transfer**2, k)
+                    row[f"1 - r {k:g}"] = 1 - near(spectra, spectra.correlation, k)
                 row["histogram"] = float(np.abs(measured.histogram / truth.histogram - 1).max())
                 row["bispectrum"] = float(
                     np.nanmedian(np.abs(measured.bispectrum / truth.bispectrum - 1))
@@ -159,25 +215,30 @@ def main() -> None:
         for name, options in rows.items():
             seconds[name].append(universes[0].seconds(options))
     cost = {name: float(np.median(each)) for name, each in seconds.items()}
-    write(found, {name: each / cost["plain"] for name, each in cost.items()}, arguments.output)
+    relative = {name: each / cost["plain"] for name, each in cost.items()}
+    write(found, relative, universes[0].spacing, arguments.output)
 
 
-def write(found: list[dict[str, Any]], cost: Mapping[str, float], output: Path) -> None:
+def write(
+    found: list[dict[str, Any]], cost: Mapping[str, float], spacing: float, output: Path
+) -> None:
     """Writes the tables and the figure."""
     columns = [name for name in found[0] if name != "curves"]
     with output.with_suffix(".csv").open("w", newline="") as file:
         table = csv.DictWriter(file, [*columns, "cost"], extrasaction="ignore")
         table.writeheader()
         table.writerows([{**row, "cost": cost[row["run"]]} for row in found])
-    heads = [f"P, k = {k:g}" for k in AT] + [f"1 - r, k = {k:g}" for k in AT]
+    measures = [name for first in "P1" for name in columns if name[0] == first]
+    heads = [name.replace("P ", "P, k = ").replace("r ", "r, k = ") for name in measures]
     lines = [f"| | a | cost | {' | '.join(heads)} | histogram | bispectrum |"]
     lines.append("|---" * (len(heads) + 5) + "|")
     for name, factor in cost.items():
         for a in TIMES:
             here = [row for row in found if row["run"] == name and row["a"] == a]
             mean = {c: np.mean([row[c] for row in here]) for c in columns if c[0] in "P1hb"}
-            cells = [f"{100 * (mean[f'P {k}'] - 1):+.1f}" for k in AT]
-            cells += [f"{mean[f'1 - r {k}']:.1e}" for k in AT]
+            cells = [
+                f"{100 * (mean[c] - 1):+.1f}" if c[0] == "P" else f"{mean[c]:.1e}" for c in measures
+            ]
             cells += [f"{100 * mean[name_]:.0f} %" for name_ in ("histogram", "bispectrum")]
             lines.append(f"| {name} | {a:g} | {factor:.2f} | {' | '.join(cells)} |")
     output.with_suffix(".md").write_text("\n".join(lines) + "\n")
@@ -193,7 +254,7 @@ def write(found: list[dict[str, Any]], cost: Mapping[str, float], output: Path) 
         column[0].set_title(f"a = {a:g}")
         column[0].axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
         column[0].set_ylim(0.6, 1.1)
-        column[0].set_xlim(0.05, 1.6)
+        column[0].set_xlim(k[0], 3.2 / spacing)
         column[1].set_yscale("log")
         column[1].set_ylim(1e-6, 0.1)
         column[1].set_xlabel("k [h/Mpc]")

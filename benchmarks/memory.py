@@ -1,6 +1,7 @@
 """Peak memory of a gradient by its number of steps, of a large run, and of each job.
 
     python benchmarks/memory.py [--grid 128]        gradients through 10, 40 and 160 steps
+    python benchmarks/memory.py --corrected 64      the same with a correction, 5, 10 and 20 steps
     python benchmarks/memory.py --large 512         a run of 10 steps on 2 ranks of one thread
     python benchmarks/memory.py --jobs 64 128 256   each job of the command line on 1 and 2 ranks
 
@@ -130,14 +131,24 @@ def print_jobs(grids: list[int], kinds: list[str]) -> None:
                 print(f"| {kind} | {grid}^3 | {ranks} | {figures} |", flush=True)
 
 
-def worker(grid: int, steps: int, adjoint: str) -> None:
-    """One run, or one value and gradient; peak memory over all ranks."""
+def worker(grid: int, steps: int, adjoint: str, corrected: bool) -> None:
+    """One run, or one value and gradient; peak memory over all ranks.
+
+    Args:
+        grid: cells along each side.
+        steps: the number of steps.
+        adjoint: its name, or "none" for a run alone.
+        corrected: whether the force has a correction, whose numbers have a gradient, too.
+    """
     launch.configure_threads()
     import tensorflow as tf
 
     import flowpm_dist as fpm
+    from flowpm_dist.evolution.corrections import PotentialFilter
 
     options: Any = {} if adjoint == "none" else {"adjoint": adjoint}
+    correction = PotentialFilter.begun()
+    theta = tf.constant(correction.theta + 0.01)
     sim = fpm.Simulation(
         fpm.Cosmology.planck18(),
         grid,
@@ -150,10 +161,12 @@ def worker(grid: int, steps: int, adjoint: str) -> None:
     else:
         noise = sim.run(seed=1).white_noise.block
         with tf.GradientTape() as tape:
-            tape.watch(noise)
+            tape.watch([noise, theta])
+            if corrected:
+                sim = sim.with_correction(correction.with_theta(theta))
             state = sim.run(white_noise=noise)
             loss = tf.reduce_sum(state.density().block ** 2)
-        tape.gradient(loss, noise)
+        tape.gradient(loss, [noise, theta])
         timings = state.timings
     together = int(sim.box.mesh.world.allreduce(tf.constant(peak(), tf.int64)))
     report({"peak": together, "step": timings["evolution"] / steps, "initial": timings["initial"]})
@@ -169,6 +182,7 @@ def main() -> None:
     )
     parser.add_argument("role", nargs="?", default="driver", choices=["driver", "worker"])
     parser.add_argument("--grid", type=int, default=128)
+    parser.add_argument("--corrected", type=int, default=0, metavar="GRID")
     parser.add_argument("--large", type=int, default=0, metavar="GRID")
     parser.add_argument("--jobs", type=int, nargs="+", default=[], metavar="GRID")
     parser.add_argument("--only", choices=list(JOBS), help="this job alone")
@@ -176,7 +190,7 @@ def main() -> None:
     parser.add_argument("--adjoint", default="reversible", choices=["none", *ADJOINTS])
     options = parser.parse_args()
     if options.role == "worker":
-        worker(options.grid, options.steps, options.adjoint)
+        worker(options.grid, options.steps, options.adjoint, bool(options.corrected))
         return
     if options.jobs:
         print_jobs(options.jobs, [options.only] if options.only else list(JOBS))
@@ -187,6 +201,7 @@ def main() -> None:
             f"--grid={grid}",
             f"--steps={steps}",
             f"--adjoint={adjoint}",
+            f"--corrected={options.corrected}",
         ]
         return start_worker(sys.argv[0], arguments, ranks, threads)
 
@@ -199,9 +214,13 @@ def main() -> None:
             f"{found['initial']:.1f} s before the first"
         )
         return
-    for adjoint, numbers in (("reversible", (10, 40, 160)), ("direct", (10, 40))):
+    rows: dict[str, tuple[int, ...]] = {"reversible": (10, 40, 160), "direct": (10, 40)}
+    if options.corrected:
+        rows = dict.fromkeys(rows, (5, 10, 20))
+    for adjoint, numbers in rows.items():
         for steps in numbers:
-            found = measured(options.grid, steps, adjoint, 1, launch.available_cores())
+            grid = options.corrected or options.grid
+            found = measured(grid, steps, adjoint, 1, launch.available_cores())
             print(f"{adjoint:10s} {steps:4d} steps: {found['peak'] / 2**20:.0f} MiB")
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from commands import flowpm, flowpm_here, folder_with, plain
 
 import flowpm_dist as fpm
+from flowpm_dist.emulate.job import CONVERGED, EmulationJob
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.evolution.corrections import (
     CorrectionWarning,
@@ -18,9 +20,12 @@ from flowpm_dist.evolution.corrections import (
     ResidualNetwork,
     load_correction,
 )
+from flowpm_dist.jobs.estimate import kind_of, record_rate
+from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.simulate.options import SimulationOptions
+from meshimpl.launch import user_cache
 
 RUN = """[cosmology]
 Omega_b = 0.049
@@ -68,6 +73,7 @@ def test_a_correction_is_learned_goes_on_and_is_used(here):
         assert Path("whole", name).stat().st_size > 5000
     done = flowpm_here("emulate", "run.toml", "--output", "whole", "--resume")
     assert "whole is complete" in done.stdout
+    check_estimates()
 
     run = RUN.partition("[priors]")[0] + "Omega_m = 0.31\n[initial]\nseed = 1\n"
     run += '[box]\ngrid = 8\nsize = 16.0\n[evolution]\nintegrator = "bullfrog"\nsteps = 2\n'
@@ -95,6 +101,23 @@ def test_a_correction_is_learned_goes_on_and_is_used(here):
     assert "the correction was trained with deconvolve = false" in plain(other.stderr)
     with pytest.raises(ValueError, match="deconvolve = true: the correction was trained with"):
         fpm.Simulation(sim.cosmology, 8, 16.0, [0.1, 1.0], correction=whole, deconvolve=True)
+
+
+def check_estimates():
+    """Times of 2 s for an iteration and 10 s for a converged run make those of emulations."""
+    rates = json.loads((user_cache() / "rates.json").read_text())
+    for work, cells, seconds in (("emulate", 8**3 * 2, 2.0), (CONVERGED, 16**3 * 3, 10.0)):
+        assert str(cells) in rates[kind_of(work, 1)]  # the runs have measured theirs
+        record_rate(kind_of(work, 1), cells, seconds / cells)
+
+    def seconds(folder, **more):
+        request = Request(Path("run.toml"), 1, Path(folder), **more)
+        return EmulationJob.plan(request).estimate.seconds
+
+    assert seconds("next") == pytest.approx(5 * 2 + 3 * 10)
+    assert seconds("whole", resume=True) == 0
+    shutil.rmtree("whole/truth/001-a_1.0000")
+    assert seconds("whole", resume=True) == pytest.approx(10)
 
 
 @pytest.mark.budget(40)

@@ -5,19 +5,25 @@ Nothing here imports TensorFlow before the work begins.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from flowpm_dist.emulate.options import EmulationOptions
-from flowpm_dist.io.files import read_json
-from flowpm_dist.jobs.estimate import Demand
+from flowpm_dist.grid.decomposition import finer_grid
+from flowpm_dist.io.files import read_json, snapshot_attributes
+from flowpm_dist.jobs.estimate import Demand, Estimate, kind_of, measured_rate, record_rate
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
+from flowpm_dist.simulate.options import output_name
 
 MARK, CORRECTION = "emulation.json", "correction.json"
+CONVERGED = "emulate, converged runs"
+"""The name under which their speed is kept."""
 FIGURES = ("correction.png", "learning.png")
 
 
@@ -45,6 +51,22 @@ class EmulationFolder(WorkFolder):
         self.iterations, self.truth = self.path / "iterations.csv", self.path / "truth"
         self.checkpoint, self.correction = self.path / "checkpoint.npz", self.path / CORRECTION
         self.scores = self.path / "scores.csv"
+
+    def states(self, number: int, times: Iterable[float]) -> dict[float, Path]:
+        """Returns the folders of the states of a converged run, by scale factor.
+
+        Args:
+            number: of the run, from 0.
+            times: scale factors.
+        """
+        return {a: self.truth / f"{number:03d}-{output_name(a)}" for a in times}
+
+    def has_states(self, number: int, times: Iterable[float]) -> bool:
+        """Returns whether all these states are there; see `states`."""
+        return all(
+            (snapshot_attributes(path / "snapshot.zarr") or {}).get("complete")
+            for path in self.states(number, times).values()
+        )
 
 
 class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
@@ -97,6 +119,32 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
         """See `Job.seconds_per_piece`."""
         seconds: float | None = result.get("seconds_per_iteration")
         return seconds
+
+    @property
+    def estimate(self) -> Estimate:
+        """See `Job.estimate`; the converged runs that are left to be made are included."""
+        found, options, cells = super().estimate, self.options, self._converged_cells
+        left = 0 if options.truth.pairs else options.universes
+        if self.resume:
+            left = sum(not self.folder.has_states(n, options.times) for n in range(left))
+        if not left or found.seconds is None:
+            return found
+        rate = measured_rate(kind_of(CONVERGED, self.ranks), cells)
+        seconds = None if rate is None else found.seconds + left * rate * cells
+        return dataclasses.replace(found, seconds=seconds)
+
+    def remember(self, result: dict[str, Any]) -> None:
+        """See `Job.remember`; the speed of converged runs is kept, too."""
+        super().remember(result)
+        if (seconds := result["seconds_per_converged_run"]) is not None:
+            cells = self._converged_cells
+            record_rate(kind_of(CONVERGED, self.ranks), cells, seconds / cells)
+
+    @property
+    def _converged_cells(self) -> int:
+        """The cells of a converged run: of its force mesh, times its steps."""
+        truth = self.options.truth
+        return math.prod(finer_grid(self.options.box.grid, truth.mesh_factor)) * truth.steps
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `Job.last_checkpoint`."""

@@ -46,6 +46,8 @@ KINDS: dict[str, type[Correction]] = {"filter": PotentialFilter, "network": Resi
 RATES = {"filter": 0.01, "network": 0.003}
 DISPLACEMENTS = {"filter": 0.0, "network": 1.0}
 """Learning rates and weights of the displacements where none are given."""
+FINER = 2
+"""Cells of the mesh on which densities are compared, per particle spacing."""
 SAME_TIMES = 1e-3
 """Least difference of two scale factors at which runs are compared."""
 
@@ -246,6 +248,11 @@ class EmulationOptions(SimulatedRun):
         return found
 
     @property
+    def universes(self) -> int:
+        """The number of universes, those that are held out included."""
+        return len(self.truth.pairs) or self.truth.universes + self.emulate.validation
+
+    @property
     def times(self) -> tuple[float, ...]:
         """The scale factors at which universes made here are compared, increasing."""
         return tuple(sorted(self.truth.a or (self.evolution.last,)))
@@ -262,12 +269,12 @@ class EmulationOptions(SimulatedRun):
         itemsize = np.dtype(self.precision).itemsize
         truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = simulation_bytes(truth, grid, axes, outputs=True) if not self.truth.pairs else 0
-        moving, times = self.emulate.kind == "network", len(self.times) * len(self.cosmologies())
+        moving, times = self.emulate.kind == "network", len(self.times) * self.universes
         kept = (COMPARING + 4 * 8 + moving * NETWORK_GRADIENT) * cells * itemsize
         if pairs := self.truth.pairs:
             times = sum(len(pair.final) for pair in pairs)
-        # of the truth, of what pairs begin with, and of runs that are made only once
-        values = 3 * times + 6 * len(pairs) + 6 * moving * times
+        # of the truth and its density, of what pairs begin with, and of runs that are made only once
+        values = (3 + FINER**3) * times + 6 * len(pairs) + 6 * moving * times
         states = values * cells * itemsize
         cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
         return process_bytes(axes) + max(made, math.ceil(cheap + kept)) + math.ceil(states)
@@ -285,5 +292,5 @@ class EmulationOptions(SimulatedRun):
         """The size of what is written [bytes]."""
         itemsize = np.dtype(self.precision).itemsize
         each = snapshot_bytes(self.box.grid, itemsize, VECTORS)
-        made = 0 if self.truth.pairs else each * len(self.times) * len(self.cosmologies())
+        made = 0 if self.truth.pairs else each * len(self.times) * self.universes
         return made + FIGURES_AND_TABLES

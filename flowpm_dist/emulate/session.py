@@ -19,7 +19,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
-from flowpm_dist.emulate.options import DISPLACEMENTS, KINDS, RATES, EmulationOptions
+from flowpm_dist.emulate.options import DISPLACEMENTS, FINER, KINDS, RATES, EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
@@ -46,8 +46,6 @@ from flowpm_dist.statistics.comparison import binned_compare
 from meshimpl.compat import mtf
 from meshimpl.process_mesh import ProcessMesh
 
-FINER = 2
-"""Cells of the mesh on which densities are compared, per particle spacing."""
 BINS = 16
 """Bins of wavenumber up to the particles' Nyquist wavenumber."""
 SAME_NOISE = 0.9
@@ -122,6 +120,7 @@ class EmulationSession:
         if self._weight is None:
             self._weight = DISPLACEMENTS[learned.kind]
         self._kept: dict[str, list[State]] = {}
+        self._painted: dict[tuple[str, float], Field] = {}
         if isinstance(self.correction, StateCorrection):
             force = self.simulation.options.force_correction
             self.correction = dataclasses.replace(self.correction, force=force)
@@ -143,7 +142,7 @@ class EmulationSession:
             resume: whether to go on from the checkpoint, if there is one.
 
         Returns:
-            The scores, see `_judge`, and the seconds of an iteration.
+            The scores, see `_judge`, and the seconds of an iteration and of a converged run.
         """
         if self.mesh.rank == 0:
             write_run_file(self.folder.run_file, self.options.resolved())
@@ -152,7 +151,7 @@ class EmulationSession:
             truth = Truth(
                 self.options,
                 self.simulation,
-                self.folder.truth,
+                self.folder,
                 self.progress,
                 self._end_if_stopped,
             )
@@ -174,7 +173,11 @@ class EmulationSession:
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=True, iteration=self.learner.done)
         self.mesh.barrier()
-        return {**scores, "seconds_per_iteration": seconds}
+        return {
+            **scores,
+            "seconds_per_iteration": seconds,
+            "seconds_per_converged_run": truth.seconds,
+        }
 
     # Learning
 
@@ -213,8 +216,12 @@ class EmulationSession:
 
     def _look(self, universe: Universe, state: State) -> list[tf.Tensor]:
         """Returns what `Compared` holds of one time."""
-        truth = dataclasses.replace(state, displacement=Field(universe.at(state.a), self.box))
-        found = binned_compare(state.density(FINER), truth.density(FINER), bins=self.bins)
+        a = nearest(list(universe.truth), state.a)
+        truth = dataclasses.replace(state, displacement=Field(universe.truth[a], self.box))
+        key = universe.name, a
+        if key not in self._painted:
+            self._painted[key] = truth.density(FINER)
+        found = binned_compare(state.density(FINER), self._painted[key], bins=self.bins)
         distance = self._distance(state.displacement.block, truth.displacement.block)
         spacing = force_cell(self.box.size, self.box.grid)
         each = [found.transfer**2, found.correlation, 3.0 * distance / spacing**2]

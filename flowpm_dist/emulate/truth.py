@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.options import EmulationOptions, PairFiles
 from flowpm_dist.evolution.integrators import BullFrog
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.simulate.options import output_name
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 
@@ -49,10 +49,6 @@ class Universe:
     start: int | State
     truth: dict[float, tf.Tensor]
 
-    def at(self, a: float) -> tf.Tensor:
-        """Returns the displacement of the truth at the time nearest to a scale factor."""
-        return self.truth[nearest(list(self.truth), a)]
-
 
 class Truth:
     """The universes of an emulation, on all ranks together.
@@ -60,22 +56,29 @@ class Truth:
     Args:
         options: the checked run file.
         simulation: the cheap runs.
-        folder: where converged runs are kept, for sessions to come.
+        folder: the emulation's folder, which keeps converged runs for sessions to come.
         progress: the progress of this rank.
         after_step: called after each step of a converged run; an exception from it ends the work.
+
+    Attributes:
+        seconds: the median of the durations of the converged runs that were made [s]; None if none
+            was.
     """
+
+    seconds: float | None = None
 
     def __init__(
         self,
         options: EmulationOptions,
         simulation: Simulation,
-        folder: Path,
+        folder: EmulationFolder,
         progress: Progress,
         after_step: Callable[[], None],
     ) -> None:
         self._options, self._simulation, self._folder = options, simulation, folder
         self._progress, self._after_step = progress, after_step
         self._box = simulation.box
+        self._laps: list[float] = []
 
     def universes(self, cosmologies: Sequence[Cosmology]) -> list[Universe]:
         """Returns the universes of cosmologies, in their order.
@@ -139,8 +142,8 @@ class Truth:
         """Returns a universe made here; its converged run is on the disk, or is made now."""
         times, mesh = self._options.times, self._box.mesh
         seed = self._options.truth.seed + number
-        paths = {a: self._folder / f"{number:03d}-{output_name(a)}" for a in times}
-        missing = not all(map(_is_whole, paths.values()))
+        paths = self._folder.states(number, times)
+        missing = not self._folder.has_states(number, times)
         if bool(mesh.world.broadcast(tf.constant(missing))):
             if mesh.rank == 0:  # what a killed session has left
                 for path in paths.values():
@@ -158,7 +161,10 @@ class Truth:
                 self._after_step()
 
             run = self._converged(cosmology).run
+            begin = time.perf_counter()
             run(seed=seed, outputs=times, on_output=save, progress=shown)
+            self._laps.append(time.perf_counter() - begin)
+            self.seconds = float(np.median(self._laps))
         truth = {a: self._read(path / "snapshot.zarr", cosmology) for a, path in paths.items()}
         blocks = {a: state.displacement.block for a, state in truth.items()}
         return Universe(f"universe {number}", cosmology, seed, blocks)
@@ -175,11 +181,6 @@ class Truth:
         return Simulation(
             cosmology, options.box.grid, options.box.size, edges, mesh=self._box.mesh, **solver
         )
-
-
-def _is_whole(path: Path) -> bool:
-    about = snapshot_attributes(path / "snapshot.zarr") or {}
-    return bool(about.get("complete"))
 
 
 def nearest(values: Sequence[float], wanted: float) -> float:
