@@ -128,10 +128,12 @@ def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradi
         likelihood = rec.Gaussian(model.box, data, sigma=SIGMA, error=0.3)
         posterior = rec.Posterior(model, likelihood)
         stages = rec.default_stages(posterior, evaluations=gradients)
-        found = rec.Search(posterior, rec.LBFGS(), stages).run(lambda row, point: None)
+        search = rec.Search(posterior, rec.LBFGS(), stages)
+        found = search.run(lambda row, point: None)
         both = compare(model.run(found.field, {}).linear_delta, truth)
         if number == 0:
             print("k [h/Mpc] | | " + " | ".join(f"{k:.2f}" for k in both.k))
+        print(f"{name}: {search.outcome}, left {search.progress.left:.2g}")
         for sign, values in (("r", both.correlation), ("T", both.transfer)):
             print(f"{name} | {sign} | " + " | ".join(f"{x:.3f}" for x in values), flush=True)
 

@@ -132,7 +132,7 @@ class EmulateOptions(Options):
     structure: Literal["pm", "2lpt"] = Field(default="pm", description='"pm" or "2lpt"')
     iterations: int = count(300)
     rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
-    correlation: float = Field(default=10.0, ge=0, description="a number of at least 0")
+    correlation: float = Field(default=1.0, ge=0, description="a number of at least 0")
     displacement: float | None = Field(default=None, ge=0, description="a number of at least 0")
     validation: int = count(2)
     validate_every: int = count(50)
