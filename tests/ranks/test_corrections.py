@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import SIZE, by_rank_zero, shared_folder, solo
+from conftest import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 
 import flowpm_dist as fpm
 from flowpm_dist.emulate.job import EmulationFolder
@@ -17,6 +17,7 @@ from flowpm_dist.evolution.adjoints import DirectAdjoint
 from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
 from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables import ForwardModel
 
 pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(240, method="thread")]
 
@@ -206,6 +207,34 @@ def test_a_network_knows_no_place_and_its_velocity_is_the_rate_of_change(mesh):
     expansion = np.sqrt(cosmology.Omega_m / 0.5**3 + 1 - cosmology.Omega_m)
     kicked = after.velocity.numpy() - state.velocity.numpy()
     np.testing.assert_allclose(kicked, 0.5**3 * expansion * rate, atol=1e-8)
+
+
+@pytest.mark.ranks(1)
+def test_a_normalisation_that_is_searched_for_enters_the_correction(mesh):
+    """A forward model with a sigma8 as a parameter is the run of that sigma8."""
+    sim = simulation(mesh, PotentialFilter(THETA))
+    noise = tf.constant(NOISE)
+    seen = ForwardModel(sim, "pm")(noise, {"sigma8": tf.constant(0.6, tf.float64)})
+    state = sim.run(white_noise=noise, cosmology=sim.cosmology.replace(sigma8=0.6))
+    np.testing.assert_allclose(seen.numpy(), state.density().numpy(), atol=1e-10)
+
+
+@pytest.mark.ranks(2)
+def test_a_network_and_universes_of_several_replicas():
+    """Each universe of a batch has its style, on the replica that holds it."""
+    mesh, network = process_mesh("replica:2"), NETWORK.with_theta(MOVING)
+    several = [fpm.Cosmology.planck18().replace(sigma8=s) for s in (0.6, 0.7, 0.8, 0.9)]
+    state = simulation(mesh).lpt(seed=[1, 2, 3, 4], cosmology=several).corrected(network)
+
+    def alone():
+        sim = simulation(solo())
+        states = [sim.lpt(seed=n + 1, cosmology=c) for n, c in enumerate(several)]
+        return {str(n): state.corrected(network).velocity.numpy() for n, state in enumerate(states)}
+
+    expected = by_rank_zero("replicas", alone)
+    for n, found in enumerate(state.velocity.block.numpy()):
+        other = expected[str(state.box.batch_offset + n)]
+        np.testing.assert_allclose(found, other, atol=1e-12)
 
 
 EMULATION = {
