@@ -277,7 +277,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
     (Path("killed") / "metrics.csv").open("a").write("4,10,6,0.1")  # cut short
     resume = ("train", "run.toml", "--output", "killed", "--resume")
     begin.with_theta(begin.theta + 1e-12).save("c.json")
-    changed = told(flowpm_here(*resume))
+    changed = error_of(flowpm_here(*resume))
     assert 'c.json": it has other values than when the training in killed was begun' in changed
     begin.save("c.json")
     done = flowpm_here(*resume)

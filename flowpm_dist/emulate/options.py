@@ -273,7 +273,7 @@ class EmulationOptions(SimulatedRun):
         kept = (COMPARING + 4 * 8 + moving * NETWORK_GRADIENT) * cells * itemsize
         if pairs := self.truth.pairs:
             times = sum(len(pair.final) for pair in pairs)
-        # of the truth and its density, of what pairs begin with, and of runs that are made only once
+        # of the truth and its density, of what pairs begin with, and of runs that are made once
         values = (3 + FINER**3) * times + 6 * len(pairs) + 6 * moving * times
         states = values * cells * itemsize
         cheap = simulation_bytes(self.solver, grid, axes, outputs=True)

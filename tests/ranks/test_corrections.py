@@ -136,6 +136,7 @@ def test_gradients(mesh, case):
         assert slope == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
 
 
+@pytest.mark.dealt
 def test_each_universe_of_a_batch_has_its_coefficients(mesh):
     """Two cosmologies at once are the two alone."""
     sim = simulation(mesh, BEGUN.with_theta(THETA))
@@ -147,6 +148,7 @@ def test_each_universe_of_a_batch_has_its_coefficients(mesh):
         np.testing.assert_allclose(both[n], one, atol=1e-10)
 
 
+@pytest.mark.dealt
 def test_states_on_the_way_have_the_gradients_of_theta(mesh):
     """What a function makes of outputs is differentiated as the states themselves are."""
 
@@ -177,6 +179,7 @@ def turned(values, element):
     return values
 
 
+@pytest.mark.dealt
 def test_a_network_knows_no_place_and_its_velocity_is_the_rate_of_change(mesh):
     sim, network = simulation(mesh), NETWORK.with_theta(MOVING)
     state = sim.lpt(seed=1, a=0.5)
@@ -261,6 +264,7 @@ def learned(mesh, folder, kind):
     return {"theta": load_correction(owner.correction).theta}
 
 
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("kind", ["network" if SIZE == 2 else "filter"])
 def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
     folder = shared_folder(tmp_path_factory)
