@@ -175,6 +175,14 @@ def test_a_network_on_2lpt_is_an_emulator(here, monkeypatch):
     np.testing.assert_array_equal(killed.theta, whole.theta)
     assert np.abs(whole.theta - ResidualNetwork.begun(0).theta).max() > 1e-3
     assert (whole.trained.integrator, whole.trained.steps) == ("2lpt", 0)
+    row = read_rows(Path("whole/iterations.csv"))[0]  # before anything is learned
+    number = int(row["universe"].split()[-1])
+    (path,) = Path("whole/truth").glob(f"{number:03d}-*")
+    truth = fpm.State.from_snapshot(path)
+    plain_sim = fpm.Simulation(truth.cosmology, 8, 16.0, [0.1, 1.0])
+    apart = plain_sim.lpt(seed=number).displacement.numpy() - truth.displacement.numpy()
+    distance = (apart**2).sum(-1).mean() / 2.0**2
+    assert float(row["distance squared"]) == pytest.approx(distance, rel=1e-4)
 
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81)
     sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction=whole)
