@@ -240,6 +240,7 @@ def test_a_training_is_not_replaced_unless_asked_and_ends_once(trained):
     assert (folder / "metrics.csv").read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.budget(70)
 @needs_ranks
 def test_a_training_that_ranks_began_goes_on_to_the_same_losses(here, trained):

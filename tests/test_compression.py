@@ -38,6 +38,7 @@ def sufficient(sets: list[Summaries]) -> list[Summaries]:
     ]
 
 
+@pytest.mark.long
 def test_what_many_features_cost_and_that_compressing_them_does_not_cost_more():
     """k slopes of each of p parameters, from n data sets, cost p k / 2n, compressed or not."""
     sets = [drawn(COUNT, 1), drawn(200, 2), drawn(2000, 3)]

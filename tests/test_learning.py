@@ -111,6 +111,7 @@ def fresh_score(parts, labels=None):
     return score(found, regressor.standardiser.centre)["sigma8"], losses
 
 
+@pytest.mark.long
 @pytest.mark.budget(30)
 def test_a_network_learns_sigma8(parts):
     found, losses = fresh_score(parts)
@@ -120,6 +121,7 @@ def test_a_network_learns_sigma8(parts):
     assert max(losses[20:]) < 3 * 0.5
 
 
+@pytest.mark.long
 def test_nothing_is_learnt_from_labels_of_other_universes(parts):
     order = np.random.default_rng(0).permutation(256)
     found, _ = fresh_score(parts, parts.maker.priors.draw("train", 0, 256)[order])

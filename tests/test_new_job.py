@@ -15,7 +15,7 @@ flowpm = partial(commands.flowpm, program=[sys.executable, "-m", "counting"], pa
 
 
 @pytest.mark.budget(60)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
     """It is planned, refused, checked, stopped, listed and resumed, and replaced only if asked."""
     needs_horovod(ranks)
