@@ -107,8 +107,8 @@ class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
     integrator: Annotated[
         InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
     ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
-    correction: Literal["default"] | AnyPath | None = Field(
-        default=None, description='"default", or the file of a correction of the force'
+    correction: Literal["default", "network"] | AnyPath | None = Field(
+        default=None, description='"default", "network", or the file of a correction'
     )
 
     @functools.cached_property

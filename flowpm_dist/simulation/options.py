@@ -47,8 +47,8 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
         adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
             one in `ADJOINTS`.
-        correction: a `Correction` of the force or of the states that leave a run, "default", or
-            the path of a file; None for none.
+        correction: a `Correction` of the force or of the states that leave a run, "default",
+            "network", or the path of a file; None for none.
     """
 
     integrator: IntegratorChoice = Field(
@@ -60,7 +60,7 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         description=f"an Adjoint or one of {', '.join(map(repr, ADJOINTS))}",
     )
     correction: CorrectionChoice | None = Field(
-        default=None, description='a Correction, "default", or the path of a file'
+        default=None, description='a Correction, "default", "network", or the path of a file'
     )
 
     @property

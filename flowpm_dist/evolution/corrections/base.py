@@ -338,13 +338,13 @@ def _made_from(about: Mapping[str, Any], path: Path) -> Correction:
     return kind(theta, trained, about["scores"], about["provenance"], **more)
 
 
-DEFAULT = Path(__file__).parent / "default.json"
-"""The correction that comes with the package."""
+SHIPPED = {name: Path(__file__).parent / f"{name}.json" for name in ("default", "network")}
+"""The corrections that come with the package: a filter of the force, and a network."""
 
 
 def file_of(name: str | Path) -> Path:
-    """Returns the path of a correction's file: "default", or a path."""
-    return DEFAULT if name == "default" else Path(name)
+    """Returns the path of a correction's file: "default", "network", or a path."""
+    return SHIPPED.get(str(name), Path(name))
 
 
 def _chosen(value: Any) -> Any:
@@ -352,4 +352,4 @@ def _chosen(value: Any) -> Any:
 
 
 CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(_chosen)]
-"""A correction, or "default", or the path of its file."""
+"""A correction, or "default" or "network", or the path of its file."""
