@@ -124,7 +124,7 @@ def test_hdf5_and_a_file_each_hold_the_same(folder, channels):
         np.testing.assert_array_equal(arrays.read(5), volumes[5].reshape(32, 32, 32, -1))
         assert all(path.exists() for path in arrays.files)
     np.save(folder / "3/df.npy", volumes[3][:16])
-    with pytest.raises(RecordError, match=r"3/df.npy has the shape \[16, 32, 32.*that of the fir"):
+    with pytest.raises(RecordError, match=r"3/df.npy has the shape \[16, 32, 32.*like the fir"):
         arrays.read(3)
     (folder / "3/df.npy").unlink()
     assert re.search("3/df.npy is missing; .* has 20 rows", problem(folder, volumes="{}/df.npy"))
