@@ -99,7 +99,8 @@ CASES = {
     "network": {"correction": moved},
     "cola, spectral": {"integrator": "cola", "force_gradient": "spectral", "deconvolve": True},
 }
-HERE = list(CASES) if SIZE == 1 else ["network"]
+NETWORK_CASE = pytest.param("network", marks=[pytest.mark.long] if SIZE == 4 else [])
+HERE = list(CASES) if SIZE == 1 else [NETWORK_CASE]
 
 
 @pytest.mark.parametrize("case", HERE)
