@@ -251,7 +251,8 @@ def write(
         for name, colour in zip(cost, (MUTED, *COLOURS), strict=False):
             here = [row["curves"] for row in found if row["run"] == name and row["a"] == a]
             k = here[0][0]
-            column[0].plot(k, np.mean([c[1] for c in here], axis=0), color=colour, label=name)
+            label = name.replace("`", "")
+            column[0].plot(k, np.mean([c[1] for c in here], axis=0), color=colour, label=label)
             column[1].plot(k, np.mean([c[2] for c in here], axis=0), color=colour)
         column[0].set_title(f"a = {a:g}")
         column[0].axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
