@@ -99,8 +99,8 @@ CASES = {
     "network": {"correction": moved},
     "cola, spectral": {"integrator": "cola", "force_gradient": "spectral", "deconvolve": True},
 }
-NETWORK_CASE = pytest.param("network", marks=[pytest.mark.long] if SIZE == 4 else [])
-HERE = list(CASES) if SIZE == 1 else [NETWORK_CASE]
+DEAR = [pytest.mark.long] if SIZE == 4 else []
+HERE = list(CASES) if SIZE == 1 else [pytest.param("network", marks=DEAR)]
 
 
 @pytest.mark.parametrize("case", HERE)
@@ -266,7 +266,7 @@ def learned(mesh, folder, kind):
 
 
 @pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize("kind", ["network" if SIZE == 2 else "filter"])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=DEAR) for kind in KINDS])
 def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
     folder = shared_folder(tmp_path_factory)
     found = learned(mesh, folder / "here", kind)["theta"]
