@@ -120,8 +120,9 @@ def check_estimates():
     assert seconds("whole", resume=True) == pytest.approx(10)
 
 
-@pytest.mark.budget(40)
-def test_a_killed_emulation_goes_on_to_the_same_bits(here, monkeypatch):
+@pytest.fixture
+def interrupted(monkeypatch):
+    """The numbers of the iterations that are made; the third is interrupted at its first time."""
     from flowpm_dist.emulate.learner import Learner
 
     real, calls = Learner.step, []
@@ -133,6 +134,11 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Learner, "step", step)
+    return calls
+
+
+@pytest.mark.budget(40)
+def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
     assert flowpm_here("emulate", "run.toml", "--output", "killed").returncode != 0
     resume = ("emulate", "run.toml", "--output", "killed", "--resume")
     kept = Path("killed/checkpoint.npz").read_bytes()
@@ -143,33 +149,22 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, monkeypatch):
     assert "of 2 iterations is missing or damaged" in plain(flowpm_here(*resume).stderr)
     Path("killed/checkpoint.npz").write_bytes(kept)
     assert flowpm_here(*resume).returncode == 0
-    assert calls == [1, 2, 3, 3, 4, 5]  # the last checkpoint was of 2
+    assert interrupted == [1, 2, 3, 3, 4, 5]  # the last checkpoint was of 2
     assert flowpm_here("emulate", "run.toml", "--output", "whole").returncode == 0
     ends = [load_correction(f"{name}/correction.json").theta for name in ("killed", "whole")]
     np.testing.assert_array_equal(*ends)
 
 
 @pytest.mark.budget(40)
-def test_a_network_on_2lpt_is_an_emulator(here, monkeypatch):
+def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     """A killed training goes on to the same bits; its result corrects 2LPT alone."""
-    from flowpm_dist.emulate.learner import Learner
-
     words = ("emulate.kind=network", "emulate.structure=2lpt", "emulate.iterations=3")
     more = [word for each in words for word in ("--set", each)]
-    real, calls = Learner.step, []
-
-    def step(self, gradient):
-        real(self, gradient)
-        calls.append(self.done)
-        if self.done == 3 and len(calls) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Learner, "step", step)
     assert flowpm_here("emulate", "run.toml", "--output", "killed", *more).returncode != 0
     assert (
         flowpm_here("emulate", "run.toml", "--output", "killed", *more, "--resume").returncode == 0
     )
-    assert calls == [1, 2, 3, 3]
+    assert interrupted == [1, 2, 3, 3]
     assert flowpm_here("emulate", "run.toml", "--output", "whole", *more).returncode == 0
     killed, whole = (load_correction(f"{name}/correction.json") for name in ("killed", "whole"))
     np.testing.assert_array_equal(killed.theta, whole.theta)

@@ -436,8 +436,9 @@ class Simulation:
         halo = inputs.solver.suggested_halo(found) if inputs.halo == "auto" else inputs.halo
         state = State.of(found, inputs.box, a, inputs.provenance(halo))
         correction = self.options.state_correction
-        applies = correction is not None and correction.of_lpt
-        return state.corrected(correction) if correction and applies else state
+        if correction is None or not correction.of_lpt:
+            return state
+        return state.corrected(correction)
 
     def _read(self, given: Given, **more: Any) -> Inputs:
         """Reads and checks all that a run is given; `more` must be the same on all ranks, too."""
