@@ -10,7 +10,7 @@ and of their squares, which say how well widths are known; the gradients of both
 --structure gaussian the posterior is a unit normal in numpy, of as many unknowns, on which the same
 samplers move. The mean and the variance are known there, so the errors of the chains' own means and
 variances, over all unknowns, give a second count. Compare each sampler at its best setting:
-`--leaps` sets the length of a move of "hmc", and `--length` that of the others. The leaps of
+`--leaps` sets the length of a move of "hmc", and `--length` the length for the others. The leaps of
 "microcanonical" only set how far apart draws are.
 """
 
