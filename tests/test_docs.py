@@ -43,7 +43,7 @@ from flowpm_dist.simulate.options import SimulationOptions
 from meshimpl.process_mesh import ProcessMesh
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # By a section that only it has among those not looked for before.
 LOADERS = {
     "truth": EmulationOptions.load,
@@ -115,7 +115,7 @@ def blocks_of(text: str) -> list[Block]:
 def marked(documents: list[Path], languages: tuple[str, ...]) -> list[object]:
     """The documents that have blocks in these languages."""
     return [
-        pytest.param(path, id=path.stem)
+        pytest.param(path, id=path.relative_to(ROOT).with_suffix("").as_posix())
         for path in documents
         if any(block.language in languages for block in blocks_of(path.read_text()))
     ]
