@@ -51,7 +51,10 @@ class BlockOperation(mtf.Operation):
         results = results if isinstance(results, (tuple, list)) else [results]
         for output, result in zip(self.outputs, results, strict=True):
             if not isinstance(result, mtf.LazyAllreduceSum):
-                result = LaidOutTensor([tf.reshape(result, impl.slice_shape(output.shape))])
+                shape = impl.slice_shape(output.shape)
+                if result.shape.rank is None or result.shape.as_list() != shape:
+                    result = tf.reshape(result, shape)
+                result = LaidOutTensor([result])
             lowering.set_tensor_lowering(output, result)
 
 

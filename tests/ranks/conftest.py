@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import re
 import tempfile
 import time
 import zlib
@@ -51,6 +52,7 @@ NETWORK_SHAPES = {
     2: ["replica:2,row:1,col:1", "row:2", "row:1,col:2"],
     4: ["row:2,col:2", "replica:2,row:2"],
 }
+SHAPE = re.compile(r"\w+:\d+(,\w+:\d+)*$")
 MESHES = ("mesh", "any_mesh", "network_mesh")
 """The fixtures that are meshes of all ranks."""
 RANK, SIZE = launch.detect().rank, launch.detect().size
@@ -98,25 +100,26 @@ def ranks_of(item: pytest.Item) -> tuple[int, ...]:
 def leave_out_dealt(items: list[pytest.Item]) -> None:
     """Make a test marked `dealt` a long one where another mesh has its case.
 
-    The cases go in turn to the numbers of ranks, the largest first, and on each to its meshes.
-    Their order is as if by chance: neighbours differ in one parameter, and each of its values is to
-    meet each mesh.
+    The cases go in turn to the numbers of ranks, one rank last, and on each to its meshes. Their
+    order and the first number are as if by chance: neighbours differ in one parameter, and each of
+    its values is to meet each mesh.
     """
     tests: dict[str, list[tuple[pytest.Item, str, str]]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("dealt") is not None:
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            given = [str(parameters[name]) for name in (*MESHES, "shape") if name in parameters]
-            shape = given[0] if given else ""
+            shape = next(filter(SHAPE.match, map(str, parameters.values())), "")
             case = item.name.replace(shape, "") if shape else item.name
             tests[item.nodeid.partition("[")[0]].append((item, shape, case))
-    for found in tests.values():
+    for test, found in tests.items():
         shapes = list(dict.fromkeys(shape for _, shape, _ in found))
         cases = sorted({case for *_, case in found}, key=lambda name: zlib.crc32(name.encode()))
         for item, shape, case in found:
-            ranks = ranks_of(item)
-            turn, place = divmod(cases.index(case), len(ranks))
-            if ranks[-1 - place] != SIZE or shapes[-1 - turn % len(shapes)] != shape:
+            several = [number for number in ranks_of(item) if number > 1]
+            first = zlib.crc32(test.encode()) % max(len(several), 1)
+            numbers = [*several[first:], *several[:first], *({1} & {*ranks_of(item)})]
+            turn, place = divmod(cases.index(case), len(numbers))
+            if numbers[place] != SIZE or shapes[-1 - turn % len(shapes)] != shape:
                 item.add_marker(pytest.mark.long)
 
 

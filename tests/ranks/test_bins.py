@@ -71,6 +71,7 @@ ON_RANKS = ("edges", "logarithmic")
 ALONE = [pytest.param(c, marks=pytest.mark.ranks(1)) for c in CHOICES if c not in ON_RANKS]
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("choice", [*ON_RANKS, *ALONE])
 def test_chosen_bins_are_numpys(box, choice):
@@ -103,6 +104,7 @@ def test_modes_on_an_edge_are_in_the_bin_above(line):
     np.testing.assert_array_equal(found.modes, expected)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_wedges_are_numpys_and_add_up_to_the_monopole(box):
     """The line of sight is the second axis, and modes with mu = 1 are in the last wedge."""

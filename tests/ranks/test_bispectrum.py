@@ -21,7 +21,7 @@ from numpy_modes import (
 from flowpm_dist.grid.field import Field
 from flowpm_dist.statistics import Bins, binned_bispectrum, bispectrum
 
-pytestmark = pytest.mark.ranks(1, 4)
+pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.dealt]
 
 GRID, SIDES = (8, 8, 10), (20.0, 16.0, 20.0)
 EDGES = np.array([0.2, 0.35, 0.52, 0.75])

@@ -32,18 +32,19 @@ ELSEWHERE = {
     "StackedVariable": "test_mesh_impl.py",
     "Variable": "test_mesh_impl.py",
 }
-# Where ranks exchange, in a line of four as well.
-MESHES = {1: ["row:1,col:1"], 4: ["row:2,col:2", "row:4"]}
+SHAPES = {1: ["row:1,col:1"], 4: ["row:2,col:2", "row:4"]}.get(SIZE, [f"row:{SIZE}"])
+# Each case on one of the meshes in turn; on the others it is a long test.
+ON_MESHES = [
+    pytest.param(case, shape, marks=[] if turn == number % len(SHAPES) else pytest.mark.long)
+    for number, case in enumerate(CASES)
+    for turn, shape in enumerate(SHAPES)
+]
 TABLE = Path(__file__).parents[2] / "docs" / "mesh_operations.md"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_same_as_one_device(case: Case) -> None:
-    shapes = MESHES.get(SIZE, [f"row:{SIZE}"])
-    if case in cases_elementwise.cases.all:
-        shapes = shapes[:1]
-    meshes = [process_mesh(shape) for shape in shapes]
-    found = differences(case, meshes)
+@pytest.mark.parametrize("case, shape", ON_MESHES, ids=lambda x: getattr(x, "name", x))
+def test_same_as_one_device(case: Case, shape: str) -> None:
+    found = differences(case, process_mesh(shape))
     assert not found, "\n".join(found)
 
 

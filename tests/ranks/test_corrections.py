@@ -39,7 +39,10 @@ def block_of(box, whole):
     return tf.constant(whole[box.place])
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"] if SIZE == 1 else ["float32"])
+@pytest.mark.dealt
+@pytest.mark.parametrize(
+    "precision", ["float32", pytest.param("float64", marks=pytest.mark.ranks(1))]
+)
 def test_zeros_change_no_bit(mesh, precision):
     plain, begun, other = (
         simulation(mesh, c, precision=precision).run(seed=1).displacement.block.numpy()

@@ -367,6 +367,7 @@ def test_mesh_that_is_chosen(training, monkeypatch):
         asking_mesh(read, 8, 5, "replica:8")
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("shape", MESHES)
 def test_volumes_of_users(shape, shared, training, known):
     """In every format; counts are divided by their mean."""

@@ -10,7 +10,7 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import fft
 from meshimpl.operations.fft import irfft3d, rfft3d
 
-pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split]
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split, pytest.mark.dealt]
 
 LAYOUT = {"row": "x:row;ky:row", "col": "y:col;kz:col"}
 # Unequal sides, half axes that do not divide by 2 or 4, ky that does not divide by 4.

@@ -118,6 +118,7 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     np.testing.assert_allclose(kappa, expected, atol=1e-7 * np.abs(expected).max())
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     """Each copy once, at its crossing: painted they give a shell, and states their columns."""
@@ -153,6 +154,7 @@ def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
             np.testing.assert_allclose(ours, theirs[same], atol=1e-7 * np.abs(theirs).max())
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize(("kind", "added"), [("maps", 1e20), ("particles", np.nan)])
 def test_a_particle_without_a_place_ends_the_run_on_all_ranks(mesh, kind, added, tmp_path_factory):
@@ -233,6 +235,7 @@ class MatterOfShells:
         return types.SimpleNamespace(kappa=delta)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 def test_gradients_of_shells(mesh):
     runs = dataclasses.replace(RUNS, cone=MatterOfShells())

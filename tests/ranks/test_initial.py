@@ -69,6 +69,7 @@ def test_a_plane_wave_has_no_higher_orders(mesh):
     assert max(np.abs(psi).max() for psi in [first[..., 1:], *others]) < 1e-13
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_crossed_plane_waves(mesh):
     """delta = a cos x + b cos y, in closed form to third order."""
@@ -285,6 +286,7 @@ def expected_mode(seed, grid, n):
     return (real + np.sign(leading) * 1j * imaginary) / np.sqrt(2)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_nested_noise_has_the_modes_that_its_documentation_names(mesh):
     """On any layout; self-conjugate modes, the planes of conjugate pairs, and ordinary modes."""

@@ -9,7 +9,7 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.noise import white_noise
 
-pytestmark = pytest.mark.ranks(1, 4)
+pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.dealt]
 
 LAYOUT = {"row": "x:row", "col": "y:col"}
 

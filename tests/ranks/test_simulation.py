@@ -112,6 +112,7 @@ def test_same_universe_as_on_one_rank(shape, tmp_path_factory, gradient):
         assert relative_rms(found.numpy(), expected[f"{gradient} {name}"]) < 1e-11
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_halo_that_was_asked_for_does(mesh):
     """The halo that the error names is enough, and changes nothing; one wider than a block too."""

@@ -54,6 +54,7 @@ def test_density(mesh_factor, shift):
     np.testing.assert_allclose(whole, expected, atol=1e-12 * mesh_factor**3)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("axis", ["x", "y", "z"])
 def test_redshift_space(axis):
@@ -72,6 +73,7 @@ def test_redshift_space(axis):
     np.testing.assert_allclose(found, (CELL * SITES + displacement) % LENGTH, atol=1e-12)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_positions():
     """Lattice and displacement, in the box or not; painted where they are, they are the density."""
@@ -83,6 +85,7 @@ def test_positions():
     np.testing.assert_allclose(painted_of(wrapped - CELL * SITES), state().density(), atol=1e-11)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_peculiar_velocity_of_linear_theory():
     """v = a H f psi, with H = 100 E km/s/(Mpc/h) of a flat universe; f by differences of D1."""
@@ -97,6 +100,7 @@ def test_peculiar_velocity_of_linear_theory():
     assert 50 < np.sqrt((velocity**2).sum(-1).mean()) < 1000
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_gradients_of_positions_velocities_and_overdensities():
     """To the white noise, against a central difference."""
@@ -117,6 +121,7 @@ def test_gradients_of_positions_velocities_and_overdensities():
     check_slope(loss, [noise], [direction], sim.box, 1e-6, rtol=1e-6)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("batch", [None, 2])
 def test_overdensities_and_arrays_on_every_mesh(batch):
@@ -173,6 +178,7 @@ def test_interlacing_removes_aliases():
     assert errors[1] < 0.25 * errors[0]
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("integrator", ["fastpm", "bullfrog"])
 def test_a_run_goes_on_from_its_particles(integrator):
@@ -187,6 +193,7 @@ def test_a_run_goes_on_from_its_particles(integrator):
         assert relative_rms(found, expected) < 1e-12
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("mesh_factor, halo", [(1.5, 1), (1.25, 3)])
 @pytest.mark.parametrize("side", [-1, 1])
@@ -236,6 +243,7 @@ def copy(request, saved):
     return pickle.loads(pickle.dumps(read)) if request.param == "a pickled snapshot" else read
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 def test_a_copy_measures_as_the_state_that_a_run_left(copy):
     fresh = state()
@@ -253,6 +261,7 @@ def test_a_copy_measures_as_the_state_that_a_run_left(copy):
     np.testing.assert_allclose(copy.linear_growth, fresh.linear_growth, rtol=1e-14)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_a_run_starts_from_a_snapshot(tmp_path_factory):
     first = simulation().with_steps(simulation().edges[:3]).run(seed=6)
@@ -266,6 +275,7 @@ def test_a_run_starts_from_a_snapshot(tmp_path_factory):
     np.testing.assert_allclose(expected, state().displacement.numpy(), atol=1e-12)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_fields_of_another_mesh_go_to_the_ranks_that_hold_their_cells():
     """On four ranks blocks of the two meshes have the same shape, but other cells."""

@@ -45,6 +45,7 @@ def batch_mesh(request):
     return process_mesh(request.param)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_two_fields_are_numpys(mesh):
     box, modes = box_on(mesh), Modes()
@@ -224,6 +225,7 @@ def test_histogram_is_numpys(mesh, log):
     assert float(tf.reduce_sum(soft)) == pytest.approx(density.size, rel=1e-13)
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("mean_count", [None, 2.5])
 def test_histograms_of_what_is_seen_are_numpys(mesh, mean_count):

@@ -226,6 +226,7 @@ def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):
     assert np.isfinite(kernel).all()
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(2, 4)
 def test_views_of_split_volumes(network_mesh):
     """All 48 orientations differ, keep the values, and do not depend on the split."""
