@@ -118,8 +118,8 @@ def estimated(kind: str, grid: int, ranks: int) -> int:
 
 
 def print_jobs(grids: list[int], kinds: list[str]) -> None:
-    """Print a row of the table of docs/performance.md for each job, grid and number of ranks."""
-    print("| job | grid | ranks | told [MiB] | measured [MiB] | told / measured |")
+    """Print a row of docs/measurements/memory.md for each job, grid and number of ranks."""
+    print("| job | grid | ranks | estimated [MiB] | measured [MiB] | estimated / measured |")
     print("|---|---|---|---|---|---|")
     for kind in kinds:
         for grid in grids:

@@ -501,7 +501,7 @@ def test_nothing_heavy_is_imported(tmp_path):
     ("grid", "structure", "peak"), [(96, "1lpt", 993), (128, "1lpt", 1371), (96, "pm", 1002)]
 )
 def test_a_dataset_takes_the_memory_that_was_measured(tmp_path, grid, structure, peak):
-    """Of batches of four on one rank, to 5 % [MiB]; see docs/performance.md."""
+    """Of batches of four on one rank, to 5 % [MiB]; see docs/measurements/memory.md."""
     requested = f'[observation]\nstructure = "{structure}"\n[network]'
     plan = TrainingPlan.load(write(tmp_path, changed(("[network]", requested))))
     message = dataset_memory(plan, (grid,) * 3, {"row": 1, "col": 1})

@@ -179,7 +179,7 @@ TAKES: dict[str, Callable[[Kind], bool]] = {
 WITHOUT_DERIVATIVE = ("Omega_m", "Omega_b", "h", "w0", "wa")
 """Parameters for which there are no gradients with CAMB."""
 
-# Memory and disk, in values of a cell; measured, see docs/performance.md.
+# Memory and disk, in values of a cell; measured, see docs/measurements/memory.md.
 GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
 """Values while a gradient is computed, by the structure of the model."""
 EXCHANGED = 24

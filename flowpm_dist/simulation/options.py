@@ -1,8 +1,8 @@
 """The options of a simulation, whatever its universe and its box, and the memory that it takes.
 
 The memory is estimated before TensorFlow is loaded, from the values that lie in memory at the same
-time, by particle. These numbers were measured; docs/performance.md compares the estimates with what
-runs take.
+time, by particle. These numbers were measured; docs/measurements/memory.md compares the
+estimates with what runs take.
 """
 
 from __future__ import annotations

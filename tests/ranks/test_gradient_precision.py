@@ -41,7 +41,7 @@ CASES = [
     for row in ROWS
     for steps in (FEW, MANY)
 ]
-TABLE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+TABLE = Path(__file__).parents[2] / "docs" / "measurements" / "accuracy.md"
 NOISE, WEIGHTS = np.random.default_rng(3).normal(size=(2, N, N, N)).astype(np.float32)
 TOLERANCE = 2e-5
 

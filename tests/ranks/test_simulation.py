@@ -201,8 +201,8 @@ def beside_treepm(mesh, **options):
 def test_treepm(mesh):
     """Another method from the same particles: its power and phases on large scales.
 
-    docs/accuracy.md has the errors: 0.5 % of P at k = 0.2 h/Mpc, where the TreePM run is good to
-    0.1 %.
+    docs/measurements/accuracy.md has the errors: 0.5 % of P at k = 0.2 h/Mpc, where the TreePM run
+    is good to 0.1 %.
     """
     found = beside_treepm(mesh, mesh_factor=2)
     large = found.k < 0.2

@@ -1,7 +1,7 @@
 """The mesh of ranks of a training, and the memory and disk space that the training takes.
 
-The numbers were measured; docs/performance.md compares the estimates with what runs take. Nothing
-here imports TensorFlow, Horovod or MPI.
+The numbers were measured; docs/measurements/memory.md compares the estimates with what runs take.
+Nothing here imports TensorFlow, Horovod or MPI.
 """
 
 from __future__ import annotations
