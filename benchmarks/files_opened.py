@@ -5,8 +5,8 @@
     python benchmarks/files_opened.py gradient    # a gradient of a reconstruction's log posterior
 
 A file counts if a function in it runs; files that are only imported do not. The work is small and
-on one rank, so the count depends neither on the machine nor on the size. docs/architecture.md lists
-the results.
+on one rank, so the count depends neither on the machine nor on the size.
+docs/explanations/architecture.md lists the results.
 """
 
 from __future__ import annotations

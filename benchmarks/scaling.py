@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: time, memory and messages of a step on any number of ranks.
+"""The model of docs/explanations/scaling.md: time, memory and messages of a step on any ranks.
 
     python benchmarks/scaling.py                     the tables, and docs/images/scaling.png
     python benchmarks/scaling.py --measure 128 256   steps of whole runs here, on 1 and 2 ranks
@@ -74,7 +74,7 @@ MACHINES = {
 }
 """A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs.
 
-docs/scaling.md gives the sources of the numbers.
+docs/explanations/scaling.md gives the sources of the numbers.
 """
 FITTED = (256, 1)
 MEASURED = {

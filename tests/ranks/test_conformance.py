@@ -39,7 +39,7 @@ ON_MESHES = [
     for number, case in enumerate(CASES)
     for turn, shape in enumerate(SHAPES)
 ]
-TABLE = Path(__file__).parents[2] / "docs" / "mesh_operations.md"
+TABLE = Path(__file__).parents[2] / "docs" / "reference" / "mesh_operations.md"
 
 
 @pytest.mark.parametrize("case, shape", ON_MESHES, ids=lambda x: getattr(x, "name", x))

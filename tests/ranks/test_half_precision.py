@@ -104,7 +104,7 @@ NOISE, WEIGHTS = np.random.default_rng(3).normal(size=(2, 16, 16, 16)).astype(np
 
 @pytest.mark.ranks(2)
 def test_a_run(line: ProcessMesh) -> None:
-    """docs/scaling.md has the errors of longer ones."""
+    """docs/measurements/scaling.md has the errors of longer ones."""
     exact, half = (
         simulation(line, exchange=x).run(white_noise=NOISE).density().numpy()
         for x in ("exact", "float16")
@@ -115,7 +115,7 @@ def test_a_run(line: ProcessMesh) -> None:
 @pytest.mark.long
 @pytest.mark.ranks(2)
 def test_gradients_of_a_run(line: ProcessMesh) -> None:
-    """The gradient of the rounded run by either adjoint; docs/scaling.md gives the errors."""
+    """Errors of the gradient, by either adjoint, are in docs/measurements/scaling.md."""
 
     def gradient(**options: str) -> np.ndarray:
         sim = simulation(line, **options)

@@ -1,4 +1,4 @@
-"""What docs/mesh_operations.md says an operation cannot do: an error, or a known value."""
+"""Limits of operations in docs/reference/mesh_operations.md: an error, or a known value."""
 
 from __future__ import annotations
 
