@@ -232,7 +232,7 @@ def observed(
     """Returns the convergence [source, x, y] that light cones have of one universe, float64."""
     maps: list[Any] = []
     observers = [view.convergence_observer(SOURCES) for view in views]
-    sim.run_resumably(seed, paired=paired, observers=observers, on_seen=maps.extend)
+    sim.run_resumably(seed, paired=paired, observers=observers, on_results=maps.extend)
     return [each.kappa.numpy().astype(np.float64) for each in maps]
 
 
@@ -281,7 +281,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
             outputs=times,
             on_output=measure,
             observers=[view.convergence_observer(sources) for view in views],
-            on_seen=keep,
+            on_results=keep,
         )
         print(f"{seed + 1} of {seeds}", flush=True)
     view = cone_of(box, 2 * grid, 0)
@@ -294,7 +294,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
     whole, resolved, held = (
         expected(power, view, edges, sources)[0] for power in (theory, own, of_box)
     )
-    mean, error = mean_and_error(powers)  # of fields, of which several see one universe
+    mean, error = mean_and_error(powers)  # of fields; several fields observe the same universe
     multipoles = angular_power(np.zeros([view.sky.pixels] * 2), view.sky.fov, edges).ell
     half = [wavenumbers[np.argmax(row < 0.5)] if np.any(row < 0.5) else np.inf for row in ratio]
     found = (f"{k:.2f} (a = {a:.2f})" for k, a in zip(half, times, strict=True))

@@ -56,15 +56,15 @@ def main() -> None:
     squares, sizes = [], []
     for number in range(int(chi[0] / box * grid)):
         plane, distance = number % grid, (number + 0.5) * box / grid
-        seen = np.full((grid, grid), np.interp(distance, chi[::-1], fine[::-1]))
-        early, late = np.full_like(seen, times[0]), np.ones_like(seen)
+        observed = np.full((grid, grid), np.interp(distance, chi[::-1], fine[::-1]))
+        early, late = np.full_like(observed, times[0]), np.ones_like(observed)
         for _ in range(HALVINGS):
             middle = (early + late) / 2
             # Light at this time is farther away than the particle: it has yet to be crossed.
             yet = np.interp(middle, fine, chi) > distance + at(plane, middle)[..., 2]
             early, late = np.where(yet, middle, early), np.where(yet, late, middle)
         inside = (early > times[0] + 1e-3) & (late < 1 - 1e-3)
-        shown = at(plane, seen)
+        shown = at(plane, observed)
         off = (shown - at(plane, (early + late) / 2))[inside]
         squares.append(off**2)
         sizes.append(np.sum(shown[inside] ** 2, -1))

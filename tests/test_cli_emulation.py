@@ -186,8 +186,8 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     expected = before.corrected(whole).displacement.numpy()
     np.testing.assert_array_equal(state.displacement.numpy(), expected)
     assert np.abs(expected - before.displacement.numpy()).max() > 1e-4
-    seen = ForwardModel(sim, "2lpt")(before.white_noise.block, {})
-    np.testing.assert_array_equal(seen.numpy(), state.density().numpy())
+    density = ForwardModel(sim, "2lpt")(before.white_noise.block, {})
+    np.testing.assert_array_equal(density.numpy(), state.density().numpy())
     with pytest.raises(ValueError, match="structure 'pm': the correction was learned from 2lpt"):
         ForwardModel(sim, "pm")
     with pytest.raises(ValueError, match="learned from 2lpt: it corrects lpt, not runs"):
@@ -210,7 +210,7 @@ def test_what_a_network_cannot_do_is_refused_by_name(here):
     assert read.in_force is read.force and read.of_states is read and len(read.numbers()) > 7000
     cosmology = fpm.Cosmology.planck18()
     sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction="network.json")
-    with pytest.raises(ValueError, match="light cones see the run itself"):
+    with pytest.raises(ValueError, match="light cones observe the run itself"):
         sim.observe(lambda inputs, halo: None, seed=1)
     run = tomllib.loads(RUN.partition("[truth]")[0]) | {"initial": {"seed": 1}}
     del run["priors"]
@@ -219,7 +219,9 @@ def test_what_a_network_cannot_do_is_refused_by_name(here):
     SimulationOptions.check(run, Path("run.toml"))
     run["lightcone"] = {"field_of_view": 2.0, "pixels": 8, "z_max": 0.1, "repeat": True}
     run["lightcone"]["sources"] = [{"redshift": 0.05}]
-    with pytest.raises(ValueError, match="light cones see the run itself: give a correction of"):
+    with pytest.raises(
+        ValueError, match="light cones observe the run itself: give a correction of"
+    ):
         SimulationOptions.check(run, Path("run.toml"))
     with pytest.raises(ValueError, match="structure '2lpt': the correction was learned from runs"):
         ForwardModel(sim, "2lpt")

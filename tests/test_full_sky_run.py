@@ -81,7 +81,7 @@ def test_the_resolved_run_file_is_the_same_run(here):
 
 
 def test_what_is_costly_or_too_fine_is_told(here):
-    """A pixel finer than the mesh, and a box that is seen very often."""
+    """A pixel finer than the mesh, and a box that is repeated very often."""
     text = TEXT.replace("nside = 8", "nside = 64").replace("size = 400.0", "size = 100.0")
     text = text.replace("200.0, 100.0, 0.0", "50.0, 0.0, 0.0")
     fine, often = checked(text).light_cone.warnings
@@ -144,7 +144,7 @@ def test_maps_and_spectra_are_those_of_python(done):
 
 
 def test_a_run_that_goes_on_has_the_same_maps(here, done, monkeypatch):
-    """To the bit, from a checkpoint before the light that is seen and one after some of it."""
+    """To the bit, from a checkpoint before the observed light, and one after some of it."""
     stopped(monkeypatch, 3)
     finished = flowpm_here("simulate", "run.toml", "--output", "out", "--resume")
     assert finished.returncode == 0, finished.stderr

@@ -36,10 +36,10 @@ from flowpm_dist.observables.lensing import (
     shear,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerLook, OwnLayers
+from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerCrossing, OwnLayers
 from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.plan import RECORDING_BYTES
-from flowpm_dist.observables.light_cone.sphere import SphereGeometry, SphereLook
+from flowpm_dist.observables.light_cone.sphere import SphereCrossing, SphereGeometry
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
@@ -229,8 +229,8 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     assert memory[1] - memory[0] == of_maps + 160 * 2**20
     disk = [output_bytes(each, ranks=2) for each in both]
     # Seven numbers of each particle in a pyramid of this height and field.
-    seen = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.chi_max**3 / 3
-    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * (seen + 2 * ROWS))
+    expected = 8**3 / 64**3 * np.deg2rad(1.5) ** 2 * config.light_cone.chi_max**3 / 3
+    assert disk[1] - disk[0] == (3 * 3 + planes) * pixels * 4 + int(7 * 4 * (expected + 2 * ROWS))
     output = config.output.model_copy(update={"checkpoint_every": 1})
     often = config.model_copy(update={"output": output})
     assert particle_files(often, ranks=2) == 2 * 4  # none at the end but the last
@@ -238,7 +238,7 @@ def test_memory_and_disk_have_room_for_the_maps(here):
 
 
 def geometries(n, far):
-    """Both skies and their looks at a plane of n^2 particles, all at the scale factor 0.5."""
+    """Both skies, and a plane of n^2 particles, all at the scale factor 0.5."""
     flat = FlatGeometry.__new__(FlatGeometry)
     flat.end, flat._a, flat._moved = far + 1.0, np.array([0.5]), np.ones((1, 4))
     flat._speed = flat._moved
@@ -249,17 +249,17 @@ def geometries(n, far):
     zero = np.zeros(1, int)
     places = np.array([[0, 1, 2, 0, 1, 0]])
     directions = np.array([[-n / 2, 1, -n / 2, 1, 1, -np.inf, np.inf]])
-    flat._own = lambda look, reach: OwnLayers(zero, np.array([far]), places, directions)
+    flat._own = lambda crossing, reach: OwnLayers(zero, np.array([far]), places, directions)
     sphere = SphereGeometry.__new__(SphereGeometry)
     edges = np.array([0.0, 200.0, 400.0])
     given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1)
     given |= dict(borders=edges, step=1.0, power=0, depth=1.0, near=0.0, far=400.0)
     given |= dict(observer=(n / 2, n / 2, 0.0), copies=np.zeros((1, 3), np.int32), edges=edges)
     sphere.end, sphere.box = 400.0, flat.box
-    sphere._ball = lambda look, reach: (0, Ball(**given))
+    sphere._ball = lambda crossing, reach: (0, Ball(**given))
     factors = np.eye(4)[np.zeros((2, 9), int)]  # of 1
-    of_all = SphereLook(edges, 0, zero, slice(0, 2), factors)
-    return (flat, LayerLook(zero, zero)), (sphere, of_all)
+    of_all = SphereCrossing(edges, 0, zero, slice(0, 2), factors)
+    return (flat, LayerCrossing(zero, zero)), (sphere, of_all)
 
 
 def test_particles_are_written_in_the_memory_that_is_told():
@@ -269,9 +269,9 @@ def test_particles_are_written_in_the_memory_that_is_told():
     lattice = np.arange(n) - 512
     square = (np.abs(lattice) <= 0.05 * far).sum() ** 2
     disc = (lattice**2 + lattice[:, np.newaxis] ** 2 < 400**2).sum()
-    for (sky, look), count in zip(geometries(n, far), (square, disc), strict=True):
+    for (sky, crossing), count in zip(geometries(n, far), (square, disc), strict=True):
         tracemalloc.start()
-        found = sum(len(a) for *_, a in sky.record(look, field, [field] * 4))
+        found = sum(len(a) for *_, a in sky.record(crossing, field, [field] * 4))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert found == count and peak < RECORDING_BYTES
@@ -282,8 +282,8 @@ def test_particles_without_a_place_are_written_as_such(moved):
     """Those displaced by more than ten times the side of the box, which is 8."""
     field = np.zeros((8, 8, 1, 3), np.float32)
     field[3, 4, 0, 2] = moved
-    for sky, look in geometries(8, 2000.0):
-        places = np.concatenate([p for p, *_ in sky.record(look, field, [0 * field] * 4)])
+    for sky, crossing in geometries(8, 2000.0):
+        places = np.concatenate([p for p, *_ in sky.record(crossing, field, [0 * field] * 4)])
         assert np.isnan(places).any() == (abs(moved) > 80)
 
 
@@ -419,7 +419,7 @@ def test_rays_are_those_of_python(here):
 
 
 def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):
-    """To the bit, from a checkpoint on either side of the light that is seen."""
+    """To the bit, from a checkpoint before the observed light, and one after some of it."""
     stopped(monkeypatch, 3)
     done = stopped(monkeypatch, 1, "--resume")
     assert "after step 4 of 4" in done.stderr
@@ -447,7 +447,7 @@ def assert_same_light_cones(found, expected):
 
 
 def test_maps_of_an_older_run_do_not_stay(tmp_path):
-    """They would look like those of the new one."""
+    """Those files would look like files of the new run."""
     folder = SimulationFolder(tmp_path / "out")
     (folder.path / LIGHT_CONE).mkdir(parents=True)
     (folder.path / "convergence.png").touch()

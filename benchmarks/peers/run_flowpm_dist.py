@@ -63,12 +63,12 @@ def main() -> None:
         return loss.numpy(), tape.gradient(loss, noise).numpy()
 
     k = np.geomspace(1e-3, 20, 400)
-    seen = options.task.startswith("lensing")
+    has_maps = options.task.startswith("lensing")
     worker.serve(
         "flowpm_dist",
         options,
-        lensing if seen else forward,
-        lensing_gradient if seen else gradient,
+        lensing if has_maps else forward,
+        lensing_gradient if has_maps else gradient,
         version=version("flowpm-dist"),
         beside=f"tensorflow {tf.__version__}",
         scheme=f"2LPT, FastPM leapfrog, finite-difference force, {options.steps + 1} forces",

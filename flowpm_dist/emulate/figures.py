@@ -27,10 +27,10 @@ def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     times = sorted({row["a"] for row in rows})
     figure = new_figure(4.6 * len(times) + 0.4, 6.4)
     axes = figure.subplots(2, len(times), squeeze=False, sharex=True, sharey="row")
-    looks = (("plain", MUTED), ("corrected", COLOURS[0]))
+    lines = (("plain", MUTED), ("corrected", COLOURS[0]))
     for column, a in zip(axes.T, times, strict=True):
         for panel, quantity in zip(column, ("P", "1 - r"), strict=True):
-            for name, colour in looks:
+            for name, colour in lines:
                 k, each = _curves(rows, a, f"{quantity} {name}")
                 for values in each:
                     panel.plot(k, values, color=colour, alpha=0.35, linewidth=0.8)
@@ -57,12 +57,12 @@ def learning_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
     """
     figure = new_figure(6.4, 4.0)
     panel = figure.subplots()
-    for name, look in (
+    for name, style in (
         ("loss", {"color": MUTED, "linewidth": 0.8, "label": "each"}),
         ("held out", {"color": COLOURS[0], "marker": "o", "label": "held out"}),
     ):
         points = [(int(row["iteration"]), float(row[name])) for row in rows if row[name]]
-        panel.plot(*zip(*points, strict=True), **look)
+        panel.plot(*zip(*points, strict=True), **style)
     style_axes(panel)
     panel.set_yscale("log")
     panel.set_xlabel("iteration")

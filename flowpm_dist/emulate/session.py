@@ -188,11 +188,11 @@ class EmulationSession:
             states = self._states(universe)
             if isinstance(correction, StateCorrection):
                 states = [state.corrected(correction, velocities=False) for state in states]
-            found = [self._look(universe, state) for state in states]
+            found = [self._compare_state(universe, state) for state in states]
         else:
             simulation = self.simulation.with_correction(correction)
-            look = functools.partial(self._look, universe)
-            found = self._run(simulation, universe, on_output=look)
+            compare = functools.partial(self._compare_state, universe)
+            found = self._run(simulation, universe, on_output=compare)
         return Compared(*(tf.stack(each) for each in zip(*found, strict=True)))
 
     def _states(self, universe: Universe) -> list[State]:
@@ -214,8 +214,8 @@ class EmulationSession:
             return [simulation.lpt(a=a, cosmology=cosmology, **given) for a in times]
         return simulation.run(cosmology=cosmology, outputs=times, **given, **more)
 
-    def _look(self, universe: Universe, state: State) -> list[tf.Tensor]:
-        """Returns what `Compared` holds of one time."""
+    def _compare_state(self, universe: Universe, state: State) -> list[tf.Tensor]:
+        """Returns the values of `Compared` at the time of a state."""
         a = nearest(list(universe.truth), state.a)
         truth = dataclasses.replace(state, displacement=Field(universe.truth[a], self.box))
         key = universe.name, a

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from flowpm_dist.evolution.integrators import Operation
-from flowpm_dist.evolution.observers import Moment, Observer, Seen, add_to
+from flowpm_dist.evolution.observers import Measured, Moment, Observer, add_to
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import (
     MaxDisplacement,
@@ -56,7 +56,8 @@ class MidRun:
         particles: their velocity is the integrator's own.
         halo: the halo of the run [particle spacings]; None if it is not chosen yet.
         timings: "steps" and "phases" of the steps that are done, as a `State` has them.
-        seen: returns what observers have seen so far, see `Observer.pack`; on all ranks together.
+        measured: returns the observers' measurements so far, see `Observer.pack`; on all ranks
+            together.
     """
 
     done: int
@@ -65,7 +66,7 @@ class MidRun:
     particles: Particles
     halo: int | None = None
     timings: Mapping[str, Any] = field(default_factory=dict)
-    seen: Callable[[], Mapping[str, tf.Tensor]] = dict
+    measured: Callable[[], Mapping[str, tf.Tensor]] = dict
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,13 @@ class EvolutionPlan:
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
         progress: called after each step.
-        observer: looks at the particles during the evolution.
+        observer: measures the particles during the evolution.
         observed: the tensors that the observer receives for its inputs.
         kicks_before: the number of kicks before this plan, if it continues a run.
         after_step: called after each step and `progress`, on every rank, with the number of
-            operations of this plan that are done, the last of them, the state, and what the
-            observer has seen.
-        seen: what the observer saw before this plan, if it continues a run.
+            operations of this plan that are done, the last of them, the state, and the
+            observer's measurements so far.
+        measured: the observer's measurements before this plan, if it continues a run.
     """
 
     operations: Sequence[Operation]
@@ -98,8 +99,8 @@ class EvolutionPlan:
     observer: Observer | None = None
     observed: tuple[tf.Tensor, ...] = ()
     kicks_before: int = 0
-    after_step: Callable[[int, Operation, Particles, Seen], None] | None = None
-    seen: Seen = field(default_factory=dict)
+    after_step: Callable[[int, Operation, Particles, Measured], None] | None = None
+    measured: Measured = field(default_factory=dict)
 
     @property
     def kick_numbers(self) -> dict[int, int]:
@@ -114,11 +115,11 @@ class Evolved:
 
     Attributes:
         particles: at its end.
-        seen: by the plan's observer.
+        measured: the measurements of the plan's observer.
     """
 
     particles: Particles
-    seen: Seen = field(default_factory=dict)
+    measured: Measured = field(default_factory=dict)
 
 
 PHASES = ("paint", "force", "read", "update")
@@ -357,7 +358,7 @@ class NBody:
                 kept while others follow.
             plan: what to do.
             clock: gets an entry a step.
-            fused: read and kick in one kernel, which plain differentiation cannot look into.
+            fused: read and kick in one kernel, which plain differentiation cannot handle.
             keep: called before each kick with its number and the state.
 
         Raises:
@@ -368,8 +369,8 @@ class NBody:
         del state
         factors = tf.cast(plan.factors, self.box.dtype)
         observer, kicks = plan.observer, plan.kick_numbers
-        looked_at = frozenset() if observer is None else observer.kicks
-        seen: Seen = dict(plan.seen)
+        observed_kicks = frozenset() if observer is None else observer.kicks
+        measured: Measured = dict(plan.measured)
         begin = time.perf_counter()
         unpainted = False
         for number, operation in enumerate(plan.operations):
@@ -389,7 +390,7 @@ class NBody:
                 field = clock.measure("force", self.field, painted, *coefficients_in(c))
                 del painted
                 unpainted = False
-                before = v if kicks[number] in looked_at else None
+                before = v if kicks[number] in observed_kicks else None
                 v = clock.measure("read", self._kick, field, x, v, c, fused)
                 del field
                 if plan.lpt:
@@ -397,8 +398,10 @@ class NBody:
                     v = clock.measure("update", combine, [v, *plan.lpt], lpt_only)
                 if observer is not None and before is not None:
                     moment = Moment(x, before, v, plan.lpt)
-                    for look in observer.looks(kicks[number]):
-                        add_to(seen, clock.measure("look", look, moment, plan.observed))
+                    for measurement in observer.measurements(kicks[number]):
+                        add_to(
+                            measured, clock.measure("observe", measurement, moment, plan.observed)
+                        )
                     del moment
                 del before
             if operation.ends_step:
@@ -406,14 +409,14 @@ class NBody:
                 if plan.progress is not None:
                     plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
                 if plan.after_step is not None:
-                    plan.after_step(number + 1, operation, Particles(x, v), dict(seen))
+                    plan.after_step(number + 1, operation, Particles(x, v), dict(measured))
                 begin = time.perf_counter()
                 if operation.step < plan.steps:
                     clock.start_step()
         if unpainted:  # each other drift is checked by the paint after it
             label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
             check_finite(self.max_displacement(x), label)
-        return Evolved(Particles(x, v), seen)
+        return Evolved(Particles(x, v), measured)
 
     def _kick(
         self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, fused: bool

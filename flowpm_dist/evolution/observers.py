@@ -1,4 +1,4 @@
-"""What looks at the particles while they evolve, and the gradient of what it sees."""
+"""Observers measure the particles while they evolve; their measurements are differentiable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-Seen = dict[Hashable, tf.Tensor]
-"""What was seen, by names that the observer gives; what is seen under one name is added up."""
+Measured = dict[Hashable, tf.Tensor]
+"""What an observer has measured, by names that it chooses; values of the same name are added."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,26 @@ class Moment:
         return [self.displacement, self.before, self.after, *self.lpt]
 
 
-Look = Callable[[Moment, Sequence[tf.Tensor]], Seen]
-"""From the particles at a kick and an observer's inputs to what is seen of them; differentiable."""
+Measurement = Callable[[Moment, Sequence[tf.Tensor]], Measured]
+"""Measures the particles at a kick, given the observer's inputs; differentiable."""
 
 
 class Observer(abc.ABC):
-    """Looks at the particles when they are kicked; the evolution itself is not disturbed.
+    """Measures the particles when they are kicked; the evolution itself is not disturbed.
 
     Between two kicks the velocity does not change. The particles at a kick therefore determine
     their places from the kick before until the next one.
 
     Attributes:
-        kicks: at which it looks, numbered from 0.
-        inputs: tensors by which what is seen can be differentiated, besides the particles.
-        needs_before: whether looks use the velocity before the kick. If so, the kicks are the same
-            on all ranks.
+        kicks: the kicks at which it measures, numbered from 0.
+        inputs: tensors, besides the particles, with respect to which the measurements can be
+            differentiated.
+        needs_before: whether measurements use the velocity before the kick. If so, the kicks are
+            the same on all ranks.
 
-    Where a gradient is taken on several ranks, what each has seen must depend on the particles and
-    the inputs, if only by a factor of 0. Otherwise a rank would not take part in the backward pass.
+    If a gradient is taken on several ranks, the measurements of each rank must depend on the
+    particles and the inputs, if only by a factor of 0. Otherwise a rank would not take part in the
+    backward pass.
     """
 
     needs_before: bool = True
@@ -65,28 +67,29 @@ class Observer(abc.ABC):
     inputs: tuple[tf.Tensor, ...]
 
     @abc.abstractmethod
-    def looks(self, kick: int) -> Sequence[Look]:
-        """Returns the looks that are taken at a kick, in order.
+    def measurements(self, kick: int) -> Sequence[Measurement]:
+        """Returns the measurements at a kick, in the order in which they are made.
 
         They are differentiated one at a time, so that memory does not grow with their number.
         """
 
     @abc.abstractmethod
-    def results(self, seen: Seen) -> Any:
-        """Returns what becomes of all that was seen during a run; on all ranks together."""
+    def results(self, measured: Measured) -> Any:
+        """Returns the results of all measurements of a run; on all ranks together."""
 
-    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
-        """Returns what was seen so far, by name, whole on every rank; on all ranks together.
+    def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
+        """Returns the measurements so far, by name, whole on every rank; on all ranks together.
 
-        A checkpoint keeps it. By default it is empty: a continued run sees only what follows.
+        A checkpoint stores them. By default they are empty: a continued run has only the
+        measurements that follow.
         """
         return {}
 
-    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
-        """Returns this rank's part of what was packed, on any mesh.
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
+        """Returns this rank's part of packed measurements, on any mesh.
 
         Raises:
-            ValueError: it is not of such an observer.
+            ValueError: another kind of observer packed them.
         """
         return {}
 
@@ -95,7 +98,7 @@ class Observers(Observer):
     """Several observers side by side.
 
     Args:
-        observers: each of which sees as if it were alone.
+        observers: the observers. Each measures as if it were alone.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:
@@ -104,84 +107,89 @@ class Observers(Observer):
         self.inputs = tuple(tensor for each in self._all for tensor in each.inputs)
         self.needs_before = any(each.needs_before for each in self._all)
 
-    def looks(self, kick: int) -> list[Look]:
-        """See `Observer.looks`."""
-        found: list[Look] = []
+    def measurements(self, kick: int) -> list[Measurement]:
+        """See `Observer.measurements`."""
+        found: list[Measurement] = []
         begin = 0
         for number, each in enumerate(self._all):
             own = slice(begin, begin + len(each.inputs))
             begin += len(each.inputs)
             if kick in each.kicks:
                 found += [
-                    functools.partial(_look_of, number, own, look) for look in each.looks(kick)
+                    functools.partial(_measure, number, own, measurement)
+                    for measurement in each.measurements(kick)
                 ]
         return found
 
-    def results(self, seen: Seen) -> list[Any]:
+    def results(self, measured: Measured) -> list[Any]:
         """Returns the results of each."""
-        return [each.results(own) for each, own in self._parts(seen)]
+        return [each.results(own) for each, own in self._parts(measured)]
 
-    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+    def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
         """See `Observer.pack`."""
         return {
             f"{number}_{name}": value
-            for number, (each, own) in enumerate(self._parts(seen))
+            for number, (each, own) in enumerate(self._parts(measured))
             for name, value in each.pack(own).items()
         }
 
-    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
         """See `Observer.unpack`."""
-        seen: Seen = {}
+        measured: Measured = {}
         for number, each in enumerate(self._all):
             begin = f"{number}_"
             own = {n.removeprefix(begin): v for n, v in packed.items() if n.startswith(begin)}
-            seen |= {(number, name): value for name, value in each.unpack(own).items()}
-        return seen
+            measured |= {(number, name): value for name, value in each.unpack(own).items()}
+        return measured
 
-    def _parts(self, seen: Seen) -> Iterator[tuple[Observer, Seen]]:
+    def _parts(self, measured: Measured) -> Iterator[tuple[Observer, Measured]]:
         for number, each in enumerate(self._all):
-            yield each, {name[1]: v for name, v in seen.items() if name[0] == number}  # type: ignore[index]
+            yield each, {name[1]: v for name, v in measured.items() if name[0] == number}  # type: ignore[index]
 
 
-def _look_of(
-    number: int, own: slice, look: Look, moment: Moment, inputs: Sequence[tf.Tensor]
-) -> Seen:
-    """Returns what an observer of a number sees, by names that have the number, too."""
-    return {(number, name): value for name, value in look(moment, inputs[own]).items()}
+def _measure(
+    number: int,
+    own: slice,
+    measurement: Measurement,
+    moment: Moment,
+    inputs: Sequence[tf.Tensor],
+) -> Measured:
+    """Returns a measurement of one of several observers, by pairs of its number and the name."""
+    return {(number, name): value for name, value in measurement(moment, inputs[own]).items()}
 
 
-def add_to(seen: Seen, more: Seen) -> None:
-    """Adds what was seen at one kick to what was seen before."""
+def add_to(measured: Measured, more: Measured) -> None:
+    """Adds the measurements of one kick to earlier ones, in place."""
     for name, value in more.items():
-        seen[name] = seen[name] + value if name in seen else value
+        measured[name] = measured[name] + value if name in measured else value
 
 
-def look_back(
+def measurements_vjp(
     observer: Observer,
     kick: int,
     moment: Moment,
     inputs: Sequence[tf.Tensor],
-    cotangents: Seen,
+    cotangents: Measured,
 ) -> tuple[Moment, list[tf.Tensor | None]]:
     """Returns the cotangents of the particles at a kick and of the observer's inputs.
 
     Args:
-        observer: the observer, which looks once more.
-        kick: its number.
-        moment, inputs: see `Look`.
-        cotangents: the cotangents of everything that the observer saw.
+        observer: the observer, which measures once more.
+        kick: the number of the kick.
+        moment, inputs: see `Measurement`.
+        cotangents: the cotangents of the measurements of the whole run.
     """
     sources = [tf.stop_gradient(t) for t in (*moment.tensors, *inputs)]
     count = len(moment.tensors)
     slopes: list[tf.Tensor | None] = [None] * len(sources)
-    for look in observer.looks(kick):
+    for measurement in observer.measurements(kick):
         with tf.GradientTape() as tape:
             tape.watch(sources)
             x, before, after, *lpt = sources[:count]
-            seen = look(Moment(x, before, after, tuple(lpt)), sources[count:])
-        along = [cotangents[name] for name in seen]
-        found = tape.gradient(list(seen.values()), sources, output_gradients=along)
-        del tape, seen
+            measured = measurement(Moment(x, before, after, tuple(lpt)), sources[count:])
+        along = [cotangents[name] for name in measured]
+        found = tape.gradient(list(measured.values()), sources, output_gradients=along)
+        del tape, measured
         slopes = [
             one if other is None else other if one is None else one + other
             for one, other in zip(slopes, found, strict=True)

@@ -58,22 +58,22 @@ class ConvergenceModel(UniverseModel):
         """Returns the model of the section [lightcone] of a run file."""
         return cls(simulation, LightCone(options), *options.population())
 
-    def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
-        """See `UniverseModel.look`: maps of the convergence [..., source, x, y]."""
+    def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
+        """See `UniverseModel.run_and_observe`: maps of the convergence [..., source, x, y]."""
         results: list[Any] = []
         state = self.simulation.run_resumably(
             white_noise=Field(noise, self.box_of(noise)),
             cosmology=self.cosmology(parameters),
             observers=[self._observer],
-            on_seen=results.extend,
+            on_results=results.extend,
         )
         return state, results[0].kappa
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
         """See `UniverseModel.linear_response`.
 
-        A mode of matter is seen as far as it does not average out along the line of sight: each
-        copy of the box shows those across its own. Only Omega_m in the lensing
+        Only modes of matter that do not average out along the line of sight contribute. These are
+        the modes across the line of sight of each copy of the box. Only Omega_m in the lensing
         weight follows the parameters. Which part of a copy lies in the field, and the size of the
         pixels, are left out.
         """

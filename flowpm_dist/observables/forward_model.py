@@ -78,8 +78,8 @@ class ForwardModel(UniverseModel):
         """
         return name == AMPLITUDE or name in self.bias or super().fitted(name)
 
-    def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
-        """See `UniverseModel.look`: the observed density, as by `observe`."""
+    def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
+        """See `UniverseModel.run_and_observe`: the observed density, as `observe` returns it."""
         state = self.run(noise, parameters)
         return state, self.observe(state, parameters)
 
@@ -103,11 +103,11 @@ class ForwardModel(UniverseModel):
             ObservationError: see `StructureFormation.at_times`.
         """
 
-        def look(state: State) -> Field:
+        def observed_field(state: State) -> Field:
             density = self.observe(state, parameters)
             return Field(density, state.box, "cic" if self.formation.has_particles else None)
 
-        return self.formation.at_times(self.simulation, times, look, cosmologies, seeds)
+        return self.formation.at_times(self.simulation, times, observed_field, cosmologies, seeds)
 
     def observe(self, state: State, parameters: Parameters) -> tf.Tensor:
         """Returns this rank's block of the observed density [..., x, y, z].

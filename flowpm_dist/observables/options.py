@@ -147,7 +147,7 @@ class ObservationOptions(Options):
         return len(self.scale_factors(1.0))
 
     def scale_factors(self, end: float) -> list[float]:
-        """Returns the scale factors at which a universe is seen, increasing to its last, `end`."""
+        """Returns the scale factors of the observations, increasing to the last, `end`."""
         before = (self.value("redshifts") or ())[:-1]
         return [*(1.0 / (1.0 + z) for z in before), end]
 
@@ -276,7 +276,7 @@ class CellOptions(ObservationOptions):
             elif "b" in bias and self.redshift_space is not None:
                 yield self.problem(
                     "bias",
-                    "b multiplies the density that is seen, so in redshift space also the "
+                    "b multiplies the observed density, so in redshift space also the "
                     "distortions by velocities, which tracers share with matter; give b1, which "
                     f"weighs particles, with b1 = b - 1 = {bias['b'] - 1:g} for the same bias of "
                     "large scales",

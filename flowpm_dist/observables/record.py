@@ -90,7 +90,7 @@ class ObservationRecord:
 
     @property
     def has_mean_one(self) -> bool:
-        """Whether what is seen has unit mean by construction."""
+        """Whether the observed field has unit mean by construction."""
         observation = self.options
         whole = observation.kind == "density" and observation.value("mask") is None
         return whole and observation.is_positive and "amplitude" not in self.nuisances

@@ -1,4 +1,4 @@
-"""From white noise to a universe, and to what is seen of it: what all forward models share."""
+"""The base of all forward models, from white noise to a universe and its observation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StructureFormation:
     """A way from white noise to a density.
 
     A custom one is an object of a class that derives from this one. It overrides `state`,
-    with `at_times` if it is to be seen at several redshifts, or `density`, and is named in run
+    with `at_times` if it is observed at several redshifts, or `density`, and is named in run
     files as "package.module:object".
 
     Attributes:
@@ -67,31 +67,31 @@ class StructureFormation:
         self,
         simulation: Simulation,
         times: Sequence[float],
-        look: Callable[[State], T],
+        observe: Callable[[State], T],
         cosmology: Cosmology | Sequence[Cosmology] | None,
         seed: Sequence[int],
     ) -> list[T]:
-        """Returns what a function makes of universes at several times, in the order of time.
+        """Returns the observations of universes at several times, in the order of time.
 
         Args:
             simulation: whose steps are made.
             times: scale factors, increasing; the last is the end of the steps.
-            look: called with the state at each time, on every rank. States are not kept.
+            observe: called with the state at each time, on every rank. States are not kept.
             cosmology, seed: see `state`.
 
         Raises:
             ObservationError: a custom structure that makes the state at one time alone.
         """
         if len(times) == 1:
-            return [look(self.state(simulation, None, cosmology, seed))]
+            return [observe(self.state(simulation, None, cosmology, seed))]
         if type(self).state is not StructureFormation.state:
             raise ObservationError(
                 f"observation.redshifts: {type(self).__name__} overrides `state`, which gives one "
                 "time only: override `at_times`, too, or leave redshifts out"
             )
         if self.makes_steps:
-            return simulation.run(seed=seed, cosmology=cosmology, outputs=times, on_output=look)
-        return [look(simulation.lpt(seed=seed, a=a, cosmology=cosmology)) for a in times]
+            return simulation.run(seed=seed, cosmology=cosmology, outputs=times, on_output=observe)
+        return [observe(simulation.lpt(seed=seed, a=a, cosmology=cosmology)) for a in times]
 
     def density(
         self, state: State, axis: LineOfSight | None = None, weights: tf.Tensor | None = None
@@ -138,9 +138,9 @@ def as_factor(values: tf.Tensor, box: Box) -> tf.Tensor:
 
 
 class UniverseModel(abc.ABC):
-    """A model from white noise to what is seen of its universe; differentiable.
+    """A model from white noise to the observation of its universe; differentiable.
 
-    A subclass implements `look` and `linear_response`.
+    A subclass implements `run_and_observe` and `linear_response`.
 
     Args:
         simulation: box, steps, LPT order, and the cosmology unless parameters say otherwise. For
@@ -164,8 +164,8 @@ class UniverseModel(abc.ABC):
         self._may_grow = False
 
     @abc.abstractmethod
-    def look(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
-        """Returns the universe of white noise, and what is seen of it.
+    def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
+        """Returns the universe of white noise, and its observation: the observed field or maps.
 
         Args:
             noise: this rank's block [..., x, y, z].
@@ -177,7 +177,7 @@ class UniverseModel(abc.ABC):
 
     @abc.abstractmethod
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
-        """Returns how much is seen of each mode of the noise in linear theory. Differentiable.
+        """Returns the observation's modes divided by the noise's, in linear theory. Differentiable.
 
         Its square times the information of the data is about their information on the mode.
 
@@ -193,7 +193,7 @@ class UniverseModel(abc.ABC):
         return name in self.simulation.cosmology.names
 
     def run(self, noise: tf.Tensor, parameters: Parameters) -> State:
-        """Returns the universe of matter; linear theory has the one of LPT. See `look`."""
+        """Returns the universe of matter, see `run_and_observe`; linear theory has LPT's."""
         field = Field(noise, self.box_of(noise))
         return self.formation.state(self.simulation, field, self.cosmology(parameters))
 
@@ -216,7 +216,7 @@ class UniverseModel(abc.ABC):
         return [own.replace(**dict(zip(chosen, row, strict=True))) for row in rows]
 
     def __call__(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
-        """Returns what is seen of the universe of white noise, see `look`.
+        """Returns the observation of the universe of white noise, see `run_and_observe`.
 
         A sigma8 or A_s among the parameters multiplies the noise instead, which gives the same
         universe: then chains that differ in it have one cosmology, whose growth and power are
@@ -226,7 +226,7 @@ class UniverseModel(abc.ABC):
         if ratio is not None:
             noise *= self.factor(ratio, parameters)
         with compiled_cosmologies():
-            return self.look(noise, others)[1]
+            return self.run_and_observe(noise, others)[1]
 
     def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
         """Returns the other parameters, and how many times larger linear fields are, float64 [...].

@@ -76,7 +76,7 @@ class Universe:
     @classmethod
     def of(cls, model: UniverseModel, noise: tf.Tensor, parameters: Parameters) -> Self:
         """Returns the universe of white noise, block [x, y, z], and of values of parameters."""
-        return cls(*model.retry_with_wider_halo(lambda: model.look(noise, parameters)))
+        return cls(*model.retry_with_wider_halo(lambda: model.run_and_observe(noise, parameters)))
 
     @classmethod
     def mock(cls, model: UniverseModel, seed: int) -> Self:

@@ -217,7 +217,9 @@ class SimulatedRun(RunFile):
             return
         key, path = "evolution.correction", self.evolution.correction
         if getattr(self, "lightcone", None) is not None:
-            what = "moves the particles of states that leave a run; light cones see the run itself"
+            what = (
+                "moves the particles of states that leave a run; light cones observe the run itself"
+            )
             yield Problem(key, f"= {str(path)!r} {what}: give a correction of the force")
         structure = getattr(getattr(self, "observation", None), "structure", "pm")
         learned = LPT_ONLY if correction.of_lpt else "pm"

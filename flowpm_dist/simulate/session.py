@@ -278,7 +278,7 @@ class SimulationSession:
                 outputs=times or None,
                 on_output=self._output,
                 observers=[] if cone is None else observers_of(cone.options, self._particles),
-                on_seen=maps.extend,
+                on_results=maps.extend,
                 after_step=self._after_step,
                 resume=None if found is None else lambda _: self._restored(*found),
             )
@@ -327,6 +327,7 @@ class SimulationSession:
             files.seal()
         blocks = (particles.displacement, particles.velocity)
         fields = {str(n): Field(block, box) for n, block in zip(VECTORS, blocks, strict=True)}
+        packed = {f"measured_{name}": maps.numpy() for name, maps in here.measured().items()}
         attributes = {
             **self._ours,
             "done": here.done,
@@ -337,12 +338,15 @@ class SimulationSession:
             "outputs": self._written,
             "checksums": self._checksums,
             "particle_files": 0 if files is None else files.sealed,
+            "measured": list(packed),
         }
-        packed = {f"seen_{name}": maps.numpy() for name, maps in here.seen().items()}
-        self.checkpoints.save(here.step, fields, {**attributes, "seen": list(packed)}, maps=packed)
+        self.checkpoints.save(here.step, fields, attributes, maps=packed)
 
     def _restored(self, path: Path, about: Mapping[str, Any]) -> MidRun:
         particles = Particles(*(self.checkpoints.block(path, name) for name in VECTORS))
         rest = {name: about[name] for name in ("done", "step", "a", "halo", "timings")}
-        maps = {n.removeprefix("seen_"): self.checkpoints.whole(path, n) for n in about["seen"]}
-        return MidRun(particles=particles, seen=lambda: maps, **rest)
+        maps = {
+            name.removeprefix("measured_"): self.checkpoints.whole(path, name)
+            for name in about["measured"]
+        }
+        return MidRun(particles=particles, measured=lambda: maps, **rest)

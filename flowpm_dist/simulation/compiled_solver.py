@@ -28,7 +28,7 @@ from flowpm_dist.evolution.nbody import (
     Particles,
     StepCallback,
 )
-from flowpm_dist.evolution.observers import Observer, Seen
+from flowpm_dist.evolution.observers import Measured, Observer
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude
 from flowpm_dist.initial.options import InitialOptions
@@ -277,7 +277,7 @@ def evolve_particles(
         halo: [particle spacings].
         clock: the clock that started with the run; each step adds an entry.
         progress: called after each step.
-        observer: looks at the particles during the evolution.
+        observer: measures the particles during the evolution.
         after_step: called after `progress`, with a state from which the run can continue.
 
     Raises:
@@ -287,7 +287,7 @@ def evolve_particles(
     schedule = _schedule(inputs)
     growth_left = inputs.cosmologies.growth_between(edges)
     begin = start.pop()
-    before = observer.unpack(begin.seen()) if observer and begin.done else {}
+    before = observer.unpack(begin.measured()) if observer and begin.done else {}
     done, a, particles = begin.done, begin.a, [begin.particles]
     clock.go_on(begin.timings, complete=begin.step == len(edges) - 1)
     del begin
@@ -295,10 +295,10 @@ def evolve_particles(
     nbody = solver.nbody(halo)
     compile_seconds = solver.compile(nbody, particles[0], a)
 
-    def report(number: int, last: Operation, here: Particles, seen: Seen) -> None:
+    def report(number: int, last: Operation, here: Particles, measured: Measured) -> None:
         if after_step is not None:
             timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
-            packed = dict if observer is None else functools.partial(observer.pack, seen)
+            packed = dict if observer is None else functools.partial(observer.pack, measured)
             after_step(MidRun(done + number, last.step, last.a, here, halo, timings, packed))
 
     plan = EvolutionPlan(
@@ -312,7 +312,7 @@ def evolve_particles(
         observed=() if observer is None else observer.inputs,
         kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
         after_step=report,
-        seen=before,
+        measured=before,
     )
     ready = clock.elapsed()
     if is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
@@ -321,7 +321,7 @@ def evolve_particles(
         end = nbody.evolve(particles, plan, clock)
     evolution = clock.elapsed() - ready
     work = inputs.box.cells * (inputs.box.batch or 1) * max(1, len(clock.steps))
-    moving = sum(clock.steps) - sum(clock.phases.get("look", ()))
+    moving = sum(clock.steps) - sum(clock.phases.get("observe", ()))
     return end, {
         "phases": clock.phases,
         "steps": clock.steps,

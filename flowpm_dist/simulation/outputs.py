@@ -14,7 +14,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.options import SAME
 from flowpm_dist.evolution.nbody import Particles, combine
-from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
+from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.state import State
@@ -110,15 +110,15 @@ class Outputs(Observer):
         self._made: dict[int, Any] = {}
         self._read_last: tuple[Any, Inputs] = (self.inputs, inputs)
 
-    def looks(self, kick: int) -> list[Look]:
-        """See `Observer.looks`: one for each state, in the order of time."""
+    def measurements(self, kick: int) -> list[Measurement]:
+        """See `Observer.measurements`: one for each state, in the order of time."""
         numbers = [i for i, at in enumerate(self._at) if at == kick]
         return [
-            functools.partial(self._look, i)
+            functools.partial(self._measure, i)
             for i in sorted(numbers, key=lambda number: self._times[number])
         ]
 
-    def _look(self, i: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+    def _measure(self, i: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
         rows = tf.cast(inputs[0][..., i, :, :], self._inputs.box.dtype)
         fields = moment.tensors
         places = tf.concat([tf.ones_like(rows[..., 0, :1]), rows[..., 0, :]], axis=-1)
@@ -126,14 +126,14 @@ class Outputs(Observer):
         if self._on_output is None:
             return {(i, 0): x, (i, 1): v}
         made = self._on_output(self._state(i, Particles(x, v), self._inputs_from(inputs)))
-        seen: Seen = {}
+        measured: Measured = {}
         kept = []
         for j, leaf in enumerate(tf.nest.flatten(made)):
             if isinstance(leaf, State):
                 raise TypeError("on_output returned a State: call run without on_output for states")
             tensor = leaf.block if isinstance(leaf, Field) else leaf
             if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
-                seen[i, j] = tensor
+                measured[i, j] = tensor
                 if isinstance(leaf, Field):
                     leaf = functools.partial(Field, box=leaf.box, window=leaf.window)
                 else:
@@ -146,29 +146,29 @@ class Outputs(Observer):
                 )
             kept.append(leaf)
         self._made.setdefault(i, tf.nest.pack_sequence_as(made, kept))
-        return seen
+        return measured
 
-    def results(self, seen: Seen) -> list[Any]:
-        """Returns the states, or what was made of them, in the order in which they were asked for.
+    def results(self, measured: Measured) -> list[Any]:
+        """Returns the states, or what was made of them, in the order of the given times.
 
         If the run was continued, outputs that it had passed before are None.
 
         Args:
-            seen: what this observer has seen.
+            measured: the measurements of this observer.
         """
-        return [self._result(i, seen) for i in range(len(self._times))]
+        return [self._result(i, measured) for i in range(len(self._times))]
 
-    def _result(self, i: int, seen: Seen) -> Any:
+    def _result(self, i: int, measured: Measured) -> Any:
         if self._on_output is None:
-            if (i, 0) not in seen:
+            if (i, 0) not in measured:
                 return None
-            return self._state(i, Particles(seen[i, 0], seen[i, 1]), self._inputs)
+            return self._state(i, Particles(measured[i, 0], measured[i, 1]), self._inputs)
         if i not in self._made:
             return None
         filled = []
         for j, leaf in enumerate(tf.nest.flatten(self._made[i])):
-            if (i, j) in seen:
-                leaf = seen[i, j] if leaf is None else leaf(seen[i, j])
+            if (i, j) in measured:
+                leaf = measured[i, j] if leaf is None else leaf(measured[i, j])
             filled.append(leaf)
         return tf.nest.pack_sequence_as(self._made[i], filled)
 

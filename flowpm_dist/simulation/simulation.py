@@ -304,7 +304,7 @@ class Simulation:
     ) -> Any:
         """Simulates as `run` does, and returns the results of an observer.
 
-        The observer sees the particles of the run itself, without a correction of states.
+        The observer measures the particles of the run itself, without a correction of states.
 
         Args:
             observer: a function that makes an `evolution.Observer` from the run's inputs and its
@@ -325,7 +325,7 @@ class Simulation:
         outputs: Sequence[float] | np.ndarray | None = None,
         on_output: OnOutput | None = None,
         observers: Sequence[ObserverOf] = (),
-        on_seen: Callable[[list[Any]], None] | None = None,
+        on_results: Callable[[list[Any]], None] | None = None,
         after_step: AfterStep | None = None,
         resume: Resume | None = None,
         **start: Unpack[Start],
@@ -336,9 +336,9 @@ class Simulation:
             seed, progress, start: as for `run`, without particles.
             outputs, on_output: as for `run`; what `on_output` returns is dropped. A session that
                 continues a run gives the times for which `on_output` has not been called yet.
-            observers: functions as for `observe`. All their observers watch this run. Give the same
-                functions in each session.
-            on_seen: called at the end, on every rank, with the results of each observer.
+            observers: functions as for `observe`. All their observers measure this run. Give the
+                same functions in each session.
+            on_results: called at the end, on every rank, with the results of each observer.
             after_step: called on every rank after each step and `progress`, with a `MidRun` from
                 which the same run can continue. An exception from it ends the run.
             resume: a function that is given the box and returns such a `MidRun` with this rank's
@@ -359,8 +359,8 @@ class Simulation:
 
         observer = functools.partial(_side_by_side, every) if every else None
         state, found = self._run(Given(seed, **start), progress, observer, after_step, resume)
-        if on_seen is not None:
-            on_seen([] if found is None else found[: len(observers)])
+        if on_results is not None:
+            on_results([] if found is None else found[: len(observers)])
         return state
 
     def _check_observers(self, observers: Sequence[ObserverOf]) -> None:
@@ -368,7 +368,7 @@ class Simulation:
         if correction is not None and observers:
             raise ValueError(
                 f"correction: a {correction.name} moves the particles of states that leave a run; "
-                "light cones see the run itself: use a correction of the force alone"
+                "light cones observe the run itself: use a correction of the force alone"
             )
 
     def _outputs(
@@ -386,7 +386,7 @@ class Simulation:
         after_step: AfterStep | None = None,
         resume: Resume | None = None,
     ) -> tuple[State, Any]:
-        """Returns the last state, and what an observer made of what it saw."""
+        """Returns the last state, and the results of an observer."""
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:
             raise ValueError(
@@ -401,7 +401,7 @@ class Simulation:
         )
         end = float(self.edges[-1])
         state = state_leaving(done.particles, inputs, end, halo, timings)
-        return state, None if observer is None else observer.results(done.seen)
+        return state, None if observer is None else observer.results(done.measured)
 
     def lpt(
         self,

@@ -152,7 +152,7 @@ class State:
         the numbers of the correction each rank receives the complete gradient.
 
         Args:
-            correction: the correction; its range is not looked at.
+            correction: the correction; its range is not checked.
             velocities: whether velocities are corrected as well; without them it takes less time.
         """
         box, local = self.box, self._provenance.cosmologies
@@ -343,7 +343,7 @@ class State:
             `box.cell`. The value at a site is the present position of the particle that started
             there.
         """
-        displacement = self._seen(redshift_space).block
+        displacement = self._displacement_to(redshift_space).block
         return Field(positions(displacement, self.box, wrap=wrap), self.box)
 
     def peculiar_velocity(self) -> Field:
@@ -378,10 +378,10 @@ class State:
         Raises:
             ValueError: an argument out of its range, or weights of another box.
         """
-        look = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
-        self.box.check_equal("a density", weighted=weights is not None, **look)
+        given = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
+        self.box.check_equal("a density", weighted=weights is not None, **given)
         box = self.box.finer(mesh_factor)
-        displacement = self._seen(redshift_space).block
+        displacement = self._displacement_to(redshift_space).block
         if isinstance(weights, Field):
             check_same_box(self.box, weights.box, "the particles and their weights")
             weights = weights.block
@@ -400,7 +400,7 @@ class State:
         return local.stack(local.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
 
     def redshift_space(self, axis: Axis) -> Field:
-        """Returns the displacement to where a distant observer sees the particles [Mpc/h].
+        """Returns the displacement to where a distant observer places the particles [Mpc/h].
 
         Args:
             axis: the line of sight.
@@ -414,10 +414,10 @@ class State:
             return self.displacement
         local = self._provenance.cosmologies
         rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
-        seen = redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
-        return Field(seen, self.box)
+        moved = redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
+        return Field(moved, self.box)
 
-    def _seen(self, axis: Axis | None) -> Field:
+    def _displacement_to(self, axis: Axis | None) -> Field:
         """Returns the displacement, to redshift space if there is a line of sight."""
         return self.displacement if axis is None else self.redshift_space(axis)
 

@@ -1,4 +1,4 @@
-"""Small light cones with gradients, seen along one axis or over the whole sky."""
+"""Small light cones with gradients, along one axis or over the whole sky."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ def weights_of(kappa):
 
 @dataclass(frozen=True)
 class SkyRuns:
-    """Runs that a light cone looks at, with two populations of sources.
+    """Runs with a light cone, with two populations of sources.
 
     Attributes:
         cone: the light cone.
@@ -57,7 +57,7 @@ class SkyRuns:
         shift = self.shift if shift is None else shift
         return [SourcePlane(self.plane), SmailDistribution(scale, shift=shift, z_max=last)]
 
-    def seen(self, sim, noise, **given):
+    def kappa(self, sim, noise, **given):
         numbers = self.numbers | given
         cosmology = cosmology_of(numbers["Omega_m"], numbers["sigma8"])
         run = dict(white_noise=noise, cosmology=cosmology)
@@ -68,7 +68,7 @@ class SkyRuns:
         tensors = {name: tf.constant(value, tf.float64) for name, value in self.numbers.items()}
         with tf.GradientTape() as tape:
             tape.watch([noise, *tensors.values()])
-            kappa = self.seen(sim, noise, **tensors)
+            kappa = self.kappa(sim, noise, **tensors)
             # Every rank has the whole map, and counts a share of the loss.
             loss = tf.reduce_sum(weights_of(kappa) * (kappa + 20 * kappa**2)) / sim.box.mesh.size
         to_noise, to_numbers = tape.gradient(loss, [noise, tensors], unconnected_gradients="zero")
@@ -80,7 +80,7 @@ class SkyRuns:
 
         def at(h):
             moved = {k: v + h * steps.get(k, 0.0) for k, v in self.numbers.items()}
-            map_ = self.seen(sim, noise + h * direction * tf.sin(5 * noise), **moved)
+            map_ = self.kappa(sim, noise + h * direction * tf.sin(5 * noise), **moved)
             return float(tf.reduce_sum(weights_of(map_) * (map_ + 20 * map_**2)))
 
         return (at(h) - at(-h)) / (2 * h)
@@ -150,15 +150,17 @@ def linear_response(cone, sim, delta, width):
         [np.fft.irfftn(1j * k / square * modes, delta.shape, (0, 1, 2)) for k in waves], axis=-1
     )
 
-    def seeing(sign):
+    def observed(sign):
         def observer(inputs, halo):
             painter = cone.planes_observer(width)(inputs, halo)
-            see, own = painter.see, tf.constant(sign * size * moved)[sim.box.place]
+            measure, own = painter.measure, tf.constant(sign * size * moved)[sim.box.place]
             still = dict(displacement=own, after=tf.zeros_like(own))
-            painter.see = lambda look, moment, given: see(look, replace(moment, **still), given)
+            painter.measure = lambda crossing, moment, given: measure(
+                crossing, replace(moment, **still), given
+            )
             return painter
 
         return observer
 
-    plus, minus = (sim.observe(seeing(sign), seed=1) for sign in (1.0, -1.0))
+    plus, minus = (sim.observe(observed(sign), seed=1) for sign in (1.0, -1.0))
     return (plus.delta - minus.delta).numpy() / (2 * size), plus.planes.edges.numpy()

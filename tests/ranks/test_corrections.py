@@ -168,8 +168,8 @@ def test_states_on_the_way_have_the_gradients_of_theta(mesh):
     direct = slope()
     assert np.abs(direct).max() > 1e-3
     # a new field of it: on_output must return something else than a state's own
-    looked = slope(on_output=lambda state: state.displacement)
-    np.testing.assert_allclose(looked, direct, rtol=1e-9, atol=1e-9)
+    by_output = slope(on_output=lambda state: state.displacement)
+    np.testing.assert_allclose(by_output, direct, rtol=1e-9, atol=1e-9)
 
 
 def turned(values, element):
@@ -221,9 +221,9 @@ def test_a_normalisation_that_is_searched_for_enters_the_correction(mesh):
     """A forward model with a sigma8 as a parameter is the run of that sigma8."""
     sim = simulation(mesh, PotentialFilter(THETA))
     noise = tf.constant(NOISE)
-    seen = ForwardModel(sim, "pm")(noise, {"sigma8": tf.constant(0.6, tf.float64)})
+    density = ForwardModel(sim, "pm")(noise, {"sigma8": tf.constant(0.6, tf.float64)})
     state = sim.run(white_noise=noise, cosmology=sim.cosmology.replace(sigma8=0.6))
-    np.testing.assert_allclose(seen.numpy(), state.density().numpy(), atol=1e-10)
+    np.testing.assert_allclose(density.numpy(), state.density().numpy(), atol=1e-10)
 
 
 @pytest.mark.ranks(2)

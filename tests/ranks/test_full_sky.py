@@ -33,7 +33,7 @@ pytestmark = pytest.mark.ranks(1)
 SKY = LightCone(FullSky(nside=4, z_max=0.05))
 EDGES = (0.2, 0.5, 0.75, 0.97, 1.0)
 RUNS = SkyRuns(SKY, EDGES, plane=0.045, smail=(0.02, 0.045), shift=0.002)
-simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
+simulation, sources_of = RUNS.simulation, RUNS.sources
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,8 @@ def test_maps_and_gradients(mesh, integrator):
 def crossing_particles(integrator, observer):
     """Places, velocities and times of copies, from states at the times of undisplaced places.
 
-    Of all copies that may come as near as z_max; those from farther are seen at that time.
+    All copies that may come as near as z_max are included. Copies from farther away are observed at
+    the time of z_max.
     """
     sim = simulation(solo(), integrator)
     end = float(Distances(sim.cosmology).comoving(1 / (1 + SKY.sky.z_max)))
@@ -144,8 +145,8 @@ def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     )
     if SIZE == 1:
         known = crossing_particles("cola", observer)
-        seen = np.linalg.norm(known[0], axis=1) < end
-        known = [column[seen] for column in known]
+        near = np.linalg.norm(known[0], axis=1) < end
+        known = [column[near] for column in known]
         assert len(place) == len(known[0])
         apart, same = cKDTree(known[0]).query(place)
         assert apart.max() < 1e-7 * end and len(set(same)) == len(same)
@@ -158,27 +159,27 @@ def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
 @pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize(("kind", "added"), [("maps", 1e20), ("particles", np.nan)])
 def test_a_particle_without_a_place_ends_the_run_on_all_ranks(mesh, kind, added, tmp_path_factory):
-    """One that only one of them sees."""
+    """The particle is on one rank only."""
     sim, folder = simulation(mesh), shared_folder(tmp_path_factory)
 
-    def seeing(inputs, halo):
+    def observer_of(inputs, halo):
         of = SKY.convergence_observer(sources_of())
         observer = (of if kind == "maps" else SKY.particles_observer(files))(inputs, halo)
-        see = observer.see
+        measure = observer.measure
 
-        def lost(look, moment, given):
+        def lost(crossing, moment, given):
             if mesh.rank == SIZE - 1:
                 moment = dataclasses.replace(moment, after=moment.after + added)
-            return see(look, moment, given)
+            return measure(crossing, moment, given)
 
-        observer.see = lost
+        observer.measure = lost
         return observer
 
     message = pytest.raises(
         FloatingPointError, match="light cone: a particle that crosses it has a"
     )
     with message, LightConeFiles(folder, mesh) as files:
-        sim.observe(seeing, seed=3)
+        sim.observe(observer_of, seed=3)
     mesh.barrier()
     assert not any(folder.iterdir())
 
@@ -219,8 +220,8 @@ def test_shells_have_the_power_of_the_matter_in_them(mesh):
     for shell, low, high in zip(shells, edges[:-1], edges[1:], strict=True):
         chi = low + 5.0 * (np.arange((high - low) / 5) + 0.5)
         places = towards * chi + np.array(sky.sky.observer)[:, np.newaxis, np.newaxis]
-        seen = map_coordinates(delta, places * grid / side, order=3, mode="grid-wrap")
-        truth = np.average(seen, axis=-1, weights=chi**2)
+        on_rays = map_coordinates(delta, places * grid / side, order=3, mode="grid-wrap")
+        truth = np.average(on_rays, axis=-1, weights=chi**2)
         cross = spherical_power(shell, bands, other=truth)
         window = painting_window(cross.ell, nside)
         response = cross.power / spherical_power(truth, bands).power / window
@@ -296,7 +297,7 @@ def test_universes_over_replicas_in_float32(mesh):
         simulation(of, precision="float32") for of in (of_two, of_two.without("replica"))
     )
 
-    def seen(sim, seed):
+    def with_gradient(sim, seed):
         noise = sim.lpt(seed=seed).white_noise
         with tf.GradientTape() as tape:
             tape.watch(noise.block)
@@ -304,9 +305,9 @@ def test_universes_over_replicas_in_float32(mesh):
             loss = tf.reduce_sum(kappa**2) / alone.box.mesh.size
         return kappa.numpy(), tape.gradient(loss, noise.block).numpy()
 
-    kappa, slope = seen(several, [1, 2])
+    kappa, slope = with_gradient(several, [1, 2])
     assert kappa.dtype == np.float32 and kappa.shape == (1, 2, 192)
-    known, its_slope = seen(alone, 1 + of_two.coordinate("replica"))
+    known, its_slope = with_gradient(alone, 1 + of_two.coordinate("replica"))
     np.testing.assert_allclose(kappa[0], known, atol=1e-5 * np.abs(known).max())
     np.testing.assert_allclose(slope[0], its_slope, atol=1e-4 * np.abs(its_slope).max())
     with pytest.raises(ValueError, match="the particles of one universe are written"):

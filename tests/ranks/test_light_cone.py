@@ -41,7 +41,7 @@ pytestmark = pytest.mark.ranks(1)
 CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))
 EDGES = (0.2, 0.5, 0.75, 0.9, 1.0)
 RUNS = SkyRuns(CONE, EDGES, plane=0.2, smail=(0.1, 0.23), shift=0.01)
-simulation, sources_of, seen = RUNS.simulation, RUNS.sources, RUNS.seen
+simulation, sources_of, kappa_of = RUNS.simulation, RUNS.sources, RUNS.kappa
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_maps_are_mesh_tensors(mesh):
     def gradient(of, sim, noise):
         with tf.GradientTape() as tape:
             tape.watch(noise)
-            kappa = seen(sim, noise)
+            kappa = kappa_of(sim, noise)
             loss = of(kappa)
             share = loss / sim.box.mesh.size  # every rank has the loss
         return loss.numpy(), tape.gradient(share, noise).numpy()
@@ -178,10 +178,10 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
             edges = inputs.edges.tolist()
             self.at, self.factors = sim.options.integrator.since_kick(growth, edges, self.a)
 
-        def looks(self, kick):
-            return [functools.partial(self.look, kick)]
+        def measurements(self, kick):
+            return [functools.partial(self.measure, kick)]
 
-        def look(self, kick, moment, inputs):
+        def measure(self, kick, moment, inputs):
             fields = [moment.after, *moment.lpt]
             for m, at in enumerate(self.at):
                 if at == kick:
@@ -191,7 +191,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
                     found[m] = (moment.displacement + moved).numpy()
             return {}
 
-        def results(self, seen):
+        def results(self, measured):
             inputs_of["a"] = self.a.numpy()
 
     sim.observe(lambda inputs, halo: Places(inputs), seed=3)
@@ -274,13 +274,13 @@ def test_maps_are_those_of_states_seen_layer_by_layer(mesh, options, cone):
     sim = simulation(mesh, **options)
     cone = LightCone(FlatField(**{**CONE.sky.model_dump(), "pixels": 7, **cone}))
     nodes, weights = weights_at_nodes(sim, cone, SourcePlane(0.2))
-    expected = seen_in_numpy(sim, cone, nodes, weights)
+    expected = map_in_numpy(sim, cone, nodes, weights)
     kappa = cone.convergence(sim, [SourcePlane(0.2)], seed=3).kappa[0].numpy()
     np.testing.assert_allclose(kappa, expected, atol=1e-12 * np.abs(expected).max())
 
 
 def weights_at_nodes(sim, cone, source):
-    """Distances at whole layers, up to beyond all that is seen, and lensing weights there."""
+    """Distances at whole layers, up to beyond z_max, and lensing weights there."""
     step, distances = sim.box.size[2] / sim.box.grid[2], Distances(sim.cosmology)
     nodes = step * np.arange(2 + np.ceil(farthest(cone.sky, sim.cosmology) / step))
     nodes[0] = 1e-9 * step
@@ -327,7 +327,7 @@ def crossing_particles(sim, cone, far=None):
     return found[:2], found[2], found[3:5], found[5:]
 
 
-def seen_in_numpy(sim, cone, nodes, weights):
+def map_in_numpy(sim, cone, nodes, weights):
     """Maps of particles, each with a weight that is linear over its distance, less the mean."""
     depth, n = nodes[2] - nodes[1], cone.sky.pixels
     places, chi, sides, ends = crossing_particles(sim, cone, nodes[-1] + 0.5 * depth)
@@ -389,7 +389,7 @@ def test_all_sources_have_their_share_of_alignments(mesh):
         a = Distances(cosmology).scale_factor(nodes[node])
         response = -5.0 * 0.0134 * float(cosmology.Omega_m) * growth.d1(1.0) / growth.d1(a)
         weights = np.where(np.arange(len(nodes)) == node, response / step, 0.0)
-        expected = seen_in_numpy(sim, cone, nodes, weights)
+        expected = map_in_numpy(sim, cone, nodes, weights)
         np.testing.assert_allclose((aligned - plain)[0], expected, atol=1e-9)
         assert np.abs(expected).max() > 1e-3
 
@@ -439,7 +439,7 @@ def test_light_cones_that_cannot_be_are_refused(mesh):
         (dict(), late(steps=EDGES[:-1]), [0.2], "ends at a = 0.9: a light cone to an observer"),
         (dict(), sim, [0.3], r"sources\[0\] reach to z = 0.3, beyond z_max = 0.25"),
         (dict(), sim, [], "at least one source"),
-        (dict(z_max=0.001), sim, [0.001], r"and the nearest particles at 10: see farther"),
+        (dict(z_max=0.001), sim, [0.001], r"and the nearest particles at 10: increase z_max"),
         (
             dict(z_max=1.5, repeat=True),
             late("bullfrog", steps=[0.3, 0.7, 1.0]),

@@ -88,7 +88,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         if here.step == 3:
             fields = {name: Field(getattr(here.particles, name), sim.box) for name in NAMES}
             about = {"done": here.done, "step": here.step, "a": here.a, "halo": here.halo}
-            maps = {name: values.numpy() for name, values in here.seen().items()}
+            maps = {name: values.numpy() for name, values in here.measured().items()}
             assert all(values.any() for values in maps.values())  # z < 0.9 is at a > 0.53
             particles.seal()
             counts["sealed"] = particles.sealed
@@ -97,7 +97,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
     found = []
     with LightConeFiles(kept, sim.box.mesh) as particles:
         sim.run_resumably(
-            seed=3, observers=observers(particles), on_seen=found.extend, after_step=save
+            seed=3, observers=observers(particles), on_results=found.extend, after_step=save
         )
     known = sorted_particles(kept)
     assert 0 < counts["sealed"] < particles.sealed <= 2 * SIZE
@@ -110,7 +110,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         path, about = held.latest()
         particles = Particles(*(held.block(path, name) for name in NAMES))
         maps = {name: held.whole(path, name) for name in about["maps"]}
-        return MidRun(particles=particles, seen=lambda: maps, **about["mid"])
+        return MidRun(particles=particles, measured=lambda: maps, **about["mid"])
 
     for other in (shape, *OTHER_SPLITS.get(SIZE, [])):
         again, going_on = [], simulation(other, "fastpm")
@@ -121,14 +121,14 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
             assert len(list(kept.iterdir())) == counts["sealed"]
             sim.box.mesh.barrier()
             going_on.run_resumably(
-                seed=3, observers=observers(particles), on_seen=again.extend, resume=restored
+                seed=3, observers=observers(particles), on_results=again.extend, resume=restored
             )
         np.testing.assert_allclose(sorted_particles(kept), known, atol=1e-9)
         np.testing.assert_allclose(again[0].kappa, kappa, atol=1e-12 * abs(kappa.numpy()).max())
         np.testing.assert_allclose(again[1].delta, delta, atol=1e-12 * abs(delta.numpy()).max())
-    with pytest.raises(ValueError, match="can be resumed only where its maps were kept"):
+    with pytest.raises(ValueError, match="can be resumed only if a checkpoint stores its maps"):
         sim.run_resumably(
             seed=3,
             observers=maps_of,
-            resume=lambda box: dataclasses.replace(restored(box), seen=dict),
+            resume=lambda box: dataclasses.replace(restored(box), measured=dict),
         )

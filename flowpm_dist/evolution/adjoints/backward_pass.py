@@ -15,7 +15,7 @@ from flowpm_dist.evolution.nbody import (
     coefficients_in,
     combine,
 )
-from flowpm_dist.evolution.observers import Moment, Observer, Seen, look_back
+from flowpm_dist.evolution.observers import Measured, Moment, Observer, measurements_vjp
 from flowpm_dist.particle_mesh.kernels import kernels
 
 
@@ -30,16 +30,16 @@ class BackwardPass:
         self._dlpt = [tf.zeros_like(psi) for psi in plan.lpt]
         self._kicks = plan.kick_numbers
         self._dobserved = [tf.zeros_like(t) for t in plan.observed]
-        self._seen: Seen = {}
+        self._dmeasured: Measured = {}
 
-    def carry(self, dx: tf.Tensor, dv: tf.Tensor, seen: Seen) -> list[tf.Tensor]:
+    def carry(self, dx: tf.Tensor, dv: tf.Tensor, dmeasured: Measured) -> list[tf.Tensor]:
         """Returns the cotangents of start, factors, LPT fields and the observer's inputs.
 
         Args:
             dx, dv: cotangents of the final state.
-            seen: cotangents of what the observer returned.
+            dmeasured: cotangents of the observer's measurements.
         """
-        self._seen = seen
+        self._dmeasured = dmeasured
         undo = {"drift": self._drift, "velocity": self._velocity, "kick": self._kick}
         rows: list[tf.Tensor] = []
         factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
@@ -98,7 +98,7 @@ class BackwardPass:
             if observer.needs_before:
                 before = self._undone_kick(field, c) if kept is None else kept.velocity
             moment = Moment(self._x, before, after, lpt)
-            slopes_of = self._look_back(observer, kick, moment)
+            slopes_of = self._measurements_vjp(observer, kick, moment)
             dx, dv, slope_before = (
                 dx + slopes_of.displacement,
                 dv + slopes_of.after,
@@ -129,9 +129,11 @@ class BackwardPass:
         undone = tf.stack([1.0 / c[..., 0], -c[..., 1] / c[..., 0]], axis=-1)
         return self._nbody.kick(field, self._x, self._v, undone)
 
-    def _look_back(self, observer: Observer, kick: int, moment: Moment) -> Moment:
+    def _measurements_vjp(self, observer: Observer, kick: int, moment: Moment) -> Moment:
         """Returns the cotangents of the particles at a kick; adds up those for other inputs."""
-        slopes, of_inputs = look_back(observer, kick, moment, self._plan.observed, self._seen)
+        slopes, of_inputs = measurements_vjp(
+            observer, kick, moment, self._plan.observed, self._dmeasured
+        )
         for i, slope in enumerate(of_inputs):
             if slope is not None:
                 self._dobserved[i] += slope

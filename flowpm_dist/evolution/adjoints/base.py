@@ -26,9 +26,9 @@ class Adjoint(Options, abc.ABC):
     ) -> Evolved:
         """Evolves the particles as `NBody.evolve` does, with a gradient.
 
-        `tf.GradientTape` must find gradients of the last state, and of what `plan.observer` has
-        seen, to displacement and velocity of the first state, to `plan.factors`, to `plan.lpt` and
-        to the observer's inputs.
+        `tf.GradientTape` must find gradients of the last state, and of the measurements of
+        `plan.observer`, to displacement and velocity of the first state, to `plan.factors`, to
+        `plan.lpt` and to the observer's inputs.
 
         Args:
             nbody, plan, clock: as there.

@@ -66,11 +66,11 @@ class ReversibleAdjoint(Adjoint):
 
         first = [Particles(x, v)]
         del x, v
-        # What an observer does is recorded, to find out what else it depends on.
+        # The observer's operations are recorded, to find out what else its results depend on.
         with not_recorded() if plan.observer is None else nullcontext():
             done = nbody.evolve(first, here, clock, keep=keep)
-        final, names = done.particles, list(done.seen)
-        if is_watched(list(done.seen.values())):
+        final, names = done.particles, list(done.measured)
+        if is_watched(list(done.measured.values())):
             raise ValueError(
                 "what the observer returns depends on watched tensors besides the particles and "
                 "the cosmology: gradients to those would be lost"
@@ -88,10 +88,10 @@ class ReversibleAdjoint(Adjoint):
             def gradient(*cotangents: tf.Tensor) -> list[tf.Tensor]:
                 return once(*cotangents, *inputs)
 
-            return (final.displacement, final.velocity, *done.seen.values()), gradient
+            return (final.displacement, final.velocity, *done.measured.values()), gradient
 
-        x, v, *seen = run(*inputs)
-        return Evolved(Particles(x, v), dict(zip(names, seen, strict=True)))
+        x, v, *measured = run(*inputs)
+        return Evolved(Particles(x, v), dict(zip(names, measured, strict=True)))
 
 
 def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:

@@ -94,8 +94,8 @@ def ray_trace(
         cosmology: the parameters.
         fov: field of view of each plane [rad], one number or those along x and y. The corner of the
             map is at 0.
-        positions: angles theta [..., 2] [rad] under which the rays are seen, by default the centres
-            of the pixels.
+        positions: angles theta [..., 2] [rad] at which the rays reach the observer, by default the
+            centres of the pixels.
 
     Returns:
         The rays at the sources, in the dtype of the planes.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.evolution.observers import Moment, Seen
+from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.lensing.planes import LensPlanes
@@ -114,8 +114,8 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class LayerLook:
-    """A look at layers that are crossed after one kick, in universes that agree in that.
+class LayerCrossing:
+    """Layers that cross the light cone after one kick, the same layers in several universes.
 
     Attributes:
         universes: numbers of the universes on this rank.
@@ -131,8 +131,9 @@ class OwnLayers:
     """Layers of this rank's particles, and where they are on the sky.
 
     Attributes:
-        times: numbers of the layers, in the order of `places`, with whose light the particles are
-            seen: the first number for those behind the observer, and the last one for farther ones.
+        times: numbers of the layers, in the order of `places`, at whose times the particles cross
+            the light cone: the first number for particles behind the observer, and the last one for
+            farther particles.
         distances: distances of their undisplaced places, float64 [layers] [Mpc/h].
         places, directions: see `Slabs`; x are the rows of a map.
     """
@@ -166,7 +167,7 @@ class FlatGeometry(Geometry):
             nearest = 0.5 * self.box.size[axis] / self.box.grid[axis]
             raise ValueError(
                 f"z_max = {sky.z_max:g} is at {self.end:.4g} Mpc/h, and the nearest particles at "
-                f"{nearest:.4g}: see farther, or take a finer grid"
+                f"{nearest:.4g}: increase z_max, or use a finer grid"
             )
         self.check_latest(layers.distances[0])
         self.step = self.depth = float(layers.depths[0])
@@ -193,25 +194,27 @@ class FlatGeometry(Geometry):
         self.paint_between(edges, 2 if amounts_of is None else 1)
         one = tf.ones([2, 1], tf.float64)
 
-        def crossing(growth: Growth) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
+        def of_growth(growth: Growth) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
             a = self._times(growth)
             with reaching(a[-1]):
                 kicks, factors = self.integrator.since_kick(growth, self.steps, a)
             return kicks, factors, one if amounts_of is None else amounts_of(growth)
 
-        found = self.inputs.cosmologies.of_growths(crossing)
+        found = self.inputs.cosmologies.of_growths(of_growth)
         inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
-        return inputs, _layer_looks([kicks for kicks, _, _ in found])
+        return inputs, _crossings([kicks for kicks, _, _ in found])
 
-    def paint(self, look: LayerLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+    def paint(
+        self, crossing: LayerCrossing, moment: Moment, inputs: Sequence[tf.Tensor]
+    ) -> Measured:
         """See `Geometry.paint`."""
-        factors, amounts = (tf.gather(x, look.universes) for x in inputs)
+        factors, amounts = (tf.gather(x, crossing.universes) for x in inputs)
         factors = factors[..., 1 : 2 + len(moment.lpt)]
         factors = tf.concat([tf.ones_like(factors[..., :1]), factors], -1)
-        largest = np.abs(factors.numpy()[:, look.layers]).max((0, 1))
+        largest = np.abs(factors.numpy()[:, crossing.layers]).max((0, 1))
         reach = self.reach(moment.moving, largest)
-        own = self._own(look, reach)
-        near, far = (look.layers[[0, -1]] + 0.5) * self.step
+        own = self._own(crossing, reach)
+        near, far = (crossing.layers[[0, -1]] + 0.5) * self.step
         first, shells = self.shells(near, far, reach)
         slabs = Slabs(
             places=own.places,
@@ -223,22 +226,22 @@ class FlatGeometry(Geometry):
         )
         moved = tf.gather(factors, own.times, axis=1)
         others = (tf.cast(x, self.box.dtype) for x in (moved, amounts))
-        return self.painted("paint_sky", slabs, moment, look.universes, others, first)
+        return self.painted("paint_sky", slabs, moment, crossing.universes, others, first)
 
-    def _own(self, look: LayerLook, reach: float) -> OwnLayers:
-        """Returns this rank's layers of a look, with those from where particles come into a copy.
+    def _own(self, crossing: LayerCrossing, reach: float) -> OwnLayers:
+        """Returns this rank's layers of a crossing, and layers whose particles may enter a copy.
 
         A copy of the box holds the matter of the periodic box between its ends. So particles that
         are displaced out of it are left out, and particles of the layers before and behind that are
         displaced into it are included.
 
         Args:
-            look: the look.
+            crossing: the crossing.
             reach: displacement along an axis that no particle exceeds [Mpc/h].
         """
         box, step, count = self.box, self.step, len(self.layers.distances)
         more = math.ceil(reach / step) + 3
-        first, last = int(look.layers[0]), int(look.layers[-1])
+        first, last = int(crossing.layers[0]), int(crossing.layers[-1])
         first -= more if first == 0 else 0
         last += more if last == count else 0
         numbers: list[int] = []
@@ -271,7 +274,7 @@ class FlatGeometry(Geometry):
             np.array(directions, float).reshape(-1, 7),
         )
 
-    def recording(self) -> dict[int, list[LayerLook]]:
+    def recording(self) -> dict[int, list[LayerCrossing]]:
         """See `Geometry.recording`."""
         growth = self.inputs.cosmologies.growths[0]
         self._a = a = self._times(growth).numpy()
@@ -282,14 +285,14 @@ class FlatGeometry(Geometry):
         # a dx/dt is the canonical velocity over a.
         self._speed = velocities * (HUBBLE / a)[:, np.newaxis]
         self.paint_between(np.array([0.0, self.end]), 0)
-        return _layer_looks([found.kicks])
+        return _crossings([found.kicks])
 
     def record(
-        self, look: LayerLook, displacement: np.ndarray, fields: list[np.ndarray]
+        self, crossing: LayerCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         """See `Geometry.record`."""
-        largest = np.abs(self._moved[look.layers, : len(fields)]).max(0)
-        own = self._own(look, self.reach([displacement, *fields], np.append(1.0, largest)))
+        largest = np.abs(self._moved[crossing.layers, : len(fields)]).max(0)
+        own = self._own(crossing, self.reach([displacement, *fields], np.append(1.0, largest)))
         for place, directions in zip(own.places, own.directions, strict=True):
             for i in range(place[4]):
                 of_layer = (*(slice(None),) * int(place[2]), place[3] + i)
@@ -311,9 +314,9 @@ class FlatGeometry(Geometry):
         """Yields the observed particles of a piece of a plane, image by image.
 
         Args:
-            layer: number of the layer with whose light it is seen.
+            layer: number of the layer at whose time the piece crosses the light cone.
             undisplaced: its distance [Mpc/h].
-            place, directions: place and directions of its slab, see `LayerLook`.
+            place, directions: place and directions of its slab, see `OwnLayers`.
             piece: its place in the plane, whose axes are in the order of the box.
             planes: its displacements, velocities and LPT fields [., ., 3].
         """
@@ -353,16 +356,16 @@ class FlatGeometry(Geometry):
             yield positions, velocity[inside], np.full(len(positions), self._a[layer])
 
 
-def _layer_looks(kicks: Sequence[tuple[int, ...]]) -> dict[int, list[LayerLook]]:
-    """Returns, for each kick, the looks at the layers that are crossed after it.
+def _crossings(kicks: Sequence[tuple[int, ...]]) -> dict[int, list[LayerCrossing]]:
+    """Returns, for each kick, the layers that cross the light cone after it.
 
     Args:
         kicks: the kick before each layer's time, for each universe of this rank.
     """
-    looks: dict[int, list[LayerLook]] = {}
+    crossings: dict[int, list[LayerCrossing]] = {}
     for each in dict.fromkeys(kicks):
         same = np.flatnonzero([each == others for others in kicks])
         for kick in sorted(set(each)):
-            look = LayerLook(same, np.flatnonzero(np.array(each) == kick))
-            looks.setdefault(kick, []).append(look)
-    return looks
+            crossing = LayerCrossing(same, np.flatnonzero(np.array(each) == kick))
+            crossings.setdefault(kick, []).append(crossing)
+    return crossings

@@ -16,7 +16,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.evolution.observers import Moment, Seen
+from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.options import SkyOptions
 from flowpm_dist.options import ProblemsError
@@ -26,7 +26,7 @@ from flowpm_dist.simulation.inputs import Inputs
 from meshimpl.graph_guards import not_recorded
 
 AT_ONCE = 2**17
-"""Particles that are looked at together."""
+"""Particles that are processed together."""
 
 Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
@@ -52,15 +52,15 @@ class Nodes:
 
 
 class Geometry(abc.ABC):
-    """Copies of a run's box about an observer, and the pixels on which they are seen.
+    """Copies of a run's box about an observer, and the pixels of its maps.
 
     A particle crosses the light cone when the light leaves its undisplaced place: at the scale
     factor of that distance. From the kick before that time it has drifted by a part of the
-    integrator's own drift. Each copy of a particle is seen once, and moves on the sky smoothly with
-    all that it depends on (MADLens, Boehm and others 2021, arXiv:2012.07266, section 2.2). It is
-    seen at the distance of its displaced place: that one decides to which slab it belongs. So looks
-    include particles whose undisplaced places lie outside of what is seen, as far as one of them is
-    displaced.
+    integrator's own drift. Each copy of a particle is observed once, and moves on the sky smoothly
+    with all that it depends on (MADLens, Boehm and others 2021, arXiv:2012.07266, section 2.2). It
+    is observed at the distance of its displaced place, which decides to which slab it belongs. A
+    crossing therefore includes particles whose undisplaced places lie outside of the observed
+    range, by at most the largest displacement.
 
     Args:
         sky: the sky.
@@ -127,7 +127,7 @@ class Geometry(abc.ABC):
         """Returns slabs as lens planes, and what a uniform universe paints on a pixel [slab]."""
 
     def nodes(self) -> Nodes:
-        """Returns the nodes for the weights, from the observer to two beyond all that is seen.
+        """Returns the nodes for the weights, from the observer to two nodes beyond z_max.
 
         What particles add at a node is the weight over the distance, which is nearly linear between
         nodes.
@@ -143,16 +143,16 @@ class Geometry(abc.ABC):
 
     @abc.abstractmethod
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
-        """Returns the looks that paint particles on maps.
+        """Returns the crossings whose particles are painted on maps.
 
         Args:
-            edges: distances between which slabs with a map each lie [slab + 1] [Mpc/h]; None where
-                all that is seen is on the same maps.
+            edges: distances between which slabs with a map each lie [slab + 1] [Mpc/h]; None if
+                all particles are painted on the same maps.
             amounts_of: what particles add; None to count them.
 
         Returns:
-            Tensors by which the maps can be differentiated, besides the particles; and for each
-            kick the looks after it, the same on all ranks.
+            Tensors, besides the particles, with respect to which the maps can be differentiated;
+            and for each kick the crossings after it, the same on all ranks.
         """
 
     def paint_between(self, edges: np.ndarray | None, power: int) -> None:
@@ -168,8 +168,8 @@ class Geometry(abc.ABC):
         self._power = power
 
     @abc.abstractmethod
-    def paint(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """Returns what one look adds to the maps, by the numbers of universe and map."""
+    def paint(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
+        """Returns what a crossing's particles add to the maps, by numbers of universe and map."""
 
     def reach(self, fields: Sequence[Any], factors: np.ndarray) -> float:
         """Returns a displacement along an axis that no particle of this rank with a place exceeds.
@@ -192,7 +192,7 @@ class Geometry(abc.ABC):
         return total
 
     def shells(self, near: float, far: float, reach: float) -> tuple[int, dict[str, Any]]:
-        """Returns the slabs on which particles are seen, see `Shells`, and the first one's number.
+        """Returns the slabs that particles may reach, see `Shells`, and the first one's number.
 
         Args:
             near, far: distances between which the undisplaced places of particles lie [Mpc/h].
@@ -222,7 +222,7 @@ class Geometry(abc.ABC):
         universes: np.ndarray,
         others: Iterable[tf.Tensor],
         first: int,
-    ) -> Seen:
+    ) -> Measured:
         """Returns the maps of a kernel, with the gradient by its adjoint, as `paint` does.
 
         Args:
@@ -266,16 +266,16 @@ class Geometry(abc.ABC):
 
     @abc.abstractmethod
     def recording(self) -> dict[int, list[Any]]:
-        """Returns, for each kick, the looks that find the particles that cross after it."""
+        """Returns, for each kick, the crossings after it whose particles are recorded."""
 
     @abc.abstractmethod
     def record(
-        self, look: Any, displacement: np.ndarray, fields: list[np.ndarray]
+        self, crossing: Any, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
-        """Yields the particles of a look; those that are not finite are among them.
+        """Yields the particles of a crossing, including those that are not finite.
 
         Args:
-            look: one of `recording`.
+            crossing: one of the crossings of `recording`.
             displacement: [x, y, z, 3] [Mpc/h].
             fields: the velocities before and after the kick, and LPT fields, likewise.
         """

@@ -33,20 +33,20 @@ from meshimpl import launch
 
 @dataclass(frozen=True)
 class LightCone:
-    """What an observer at z = 0 sees of a simulated universe.
+    """The light cone of an observer at z = 0 in a simulated universe.
 
     In a `FlatField` the periodic box is repeated along the line of sight. Each copy is shifted and
-    flipped, and its axes are reordered; a seed determines how. So no structure is seen twice in the
-    same way. Angles are small: a particle at distance chi and at x from the line of sight is seen
-    at the angle x / chi.
+    flipped, and its axes are reordered; a seed determines how. So no structure appears twice in the
+    same way. Angles are small: a particle at distance chi and at x from the line of sight
+    appears at the angle x / chi.
 
     On the `FullSky` the box is repeated in all three directions, without shifts or rotations. No
-    structure is cut at a border, but the same structure is seen again at a distance of one box
+    structure is cut at a border, but the same structure appears again at a distance of one box
     side.
 
-    A particle is seen at the position that it has at a certain time: the time at which the observed
-    light leaves the undisplaced place of the particle. Its distance is the distance of this
-    position.
+    A particle is observed at the position that it has at a certain time: the time at which the
+    observed light leaves the undisplaced place of the particle. Its distance is the distance of
+    this position.
 
     Attributes:
         sky: the sky, and the depth of the light cone.
@@ -129,7 +129,7 @@ class LightCone:
         seed: int | Sequence[int] | None = None,
         **run: Any,
     ) -> Path:
-        """Simulates, and writes the particles that the observer sees, as they cross the light cone.
+        """Simulates, and writes the particles that cross the light cone within z_max.
 
         Each rank that holds such particles writes an HDF5 file, `light_cone.0.hdf5`, ... with
         `Coordinates` (comoving [Mpc/h]), `Velocities` (peculiar, along the same axes [km/s]) and

@@ -1,6 +1,6 @@
 """Observers of a light cone: painters of convergence and matter, and a recorder of particles.
 
-They look at the particles of a run when their light leaves them, see `Geometry`.
+They measure the particles of a run when their light leaves them, see `Geometry`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.evolution.observers import Look, Moment, Observer, Seen
+from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.observables.lensing.planes import LensPlanes
@@ -76,18 +76,24 @@ T = TypeVar("T")
 
 
 class _SkyObserver(Observer):
-    """Looks at the sky of a geometry; `looks_at` has the looks at each kick."""
+    """Measures the particles that cross the light cone of a geometry.
 
-    def __init__(self, geometry: Geometry, looks_at: Mapping[int, Sequence[Any]]) -> None:
-        self.geometry, self._looks, self.kicks = geometry, looks_at, frozenset(looks_at)
+    Args:
+        geometry: the sky.
+        crossings: for each kick, the crossings after it, see `Geometry.painting`.
+    """
 
-    def looks(self, kick: int) -> list[Look]:
-        """See `Observer.looks`."""
-        return [functools.partial(self.see, look) for look in self._looks.get(kick, [])]
+    def __init__(self, geometry: Geometry, crossings: Mapping[int, Sequence[Any]]) -> None:
+        self.geometry, self._crossings, self.kicks = geometry, crossings, frozenset(crossings)
+
+    def measurements(self, kick: int) -> list[Measurement]:
+        """See `Observer.measurements`: one for each crossing."""
+        crossings = self._crossings.get(kick, [])
+        return [functools.partial(self.measure, crossing) for crossing in crossings]
 
     @abc.abstractmethod
-    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """Returns what one look sees, as a `Look` does."""
+    def measure(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
+        """Measures the particles of a crossing, see `Measurement`."""
 
 
 class MapPainter(_SkyObserver):
@@ -109,27 +115,27 @@ class MapPainter(_SkyObserver):
         amounts_of: AmountsOf | None = None,
     ) -> None:
         self._box, self._maps = geometry.box, maps
-        # A rank that sees nothing looks, too, so that it takes part in the backward pass.
-        self.inputs, looks_at = geometry.painting(edges, amounts_of)
-        super().__init__(geometry, looks_at)
+        # A rank without particles on the maps measures, too: it takes part in the backward pass.
+        self.inputs, crossings = geometry.painting(edges, amounts_of)
+        super().__init__(geometry, crossings)
         self._universes = len(geometry.inputs.cosmologies.cosmologies)
         self._shape = geometry.sky.map_shape
         self._group = self._box.mesh.without("replica").world
 
-    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """Returns what one look adds to the maps, as a `Look` does."""
-        return self.geometry.paint(look, moment, inputs)
+    def measure(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
+        """Returns what the particles of a crossing add to the maps, see `Measurement`."""
+        return self.geometry.paint(crossing, moment, inputs)
 
-    def summed(self, seen: Seen) -> tf.Tensor:
+    def summed(self, measured: Measured) -> tf.Tensor:
         """Returns the sums of the ranks' maps [..., map, *shape].
 
         Raises:
-            FloatingPointError: a particle was not finite, or too far displaced, where it was seen.
-                On every rank.
+            FloatingPointError: a particle was not finite, or too far displaced, when it crossed the
+                light cone. On every rank.
         """
         nothing = tf.zeros(self._shape, self._box.dtype)
         parts = [
-            tf.stack([seen.get((u, m), nothing) for m in range(self._maps)])
+            tf.stack([measured.get((u, m), nothing) for m in range(self._maps)])
             for u in range(self._universes)
         ]
 
@@ -141,15 +147,15 @@ class MapPainter(_SkyObserver):
         _check_finite(tf.reduce_all(tf.math.is_finite(maps)), self._box)
         return maps
 
-    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+    def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
         """See `Observer.pack`; each rank packs its own universes."""
-        return {"maps": self.summed(seen)}
+        return {"maps": self.summed(measured)}
 
-    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Seen:
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
         """See `Observer.unpack`: the first of the ranks takes the whole."""
         shape = (self._universes, self._maps, *self._shape)
         if "maps" not in packed:
-            raise ValueError("a light cone can be resumed only where its maps were kept")
+            raise ValueError("a light cone can be resumed only if a checkpoint stores its maps")
         maps = packed["maps"] if self._box.local_batch else packed["maps"][tf.newaxis]
         if maps.shape != shape:
             raise ValueError(f"maps of shape {maps.shape} were kept: those here are {shape}")
@@ -213,9 +219,9 @@ class ConvergencePainter(MapPainter):
         cosmologies = geometry.inputs.cosmologies
         self._means = cosmologies.stack([means[id(growth)] for growth in cosmologies.growths])
 
-    def results(self, seen: Seen) -> ConvergenceMaps:
+    def results(self, measured: Measured) -> ConvergenceMaps:
         """See `Observer.results`; the mean convergence of the universe is subtracted."""
-        maps = self.geometry.normalised(self.summed(seen))
+        maps = self.geometry.normalised(self.summed(measured))
         means = tf.reshape(self._means, [*self._means.shape, *[1] * len(self._shape)])
         return ConvergenceMaps(maps - tf.cast(means, maps.dtype), self.geometry.sky)
 
@@ -232,10 +238,10 @@ class PlanePainter(MapPainter):
         self._edges = geometry.slab_edges(given)
         super().__init__(geometry, len(self._edges) - 1, self._edges)
 
-    def results(self, seen: Seen) -> DensityPlanes:
+    def results(self, measured: Measured) -> DensityPlanes:
         """See `Observer.results`."""
         planes, expected = self.geometry.slabs(self._edges)
-        counts = self.geometry.normalised(self.summed(seen))
+        counts = self.geometry.normalised(self.summed(measured))
         mean = expected.reshape([-1] + [1] * len(self._shape))
         delta = counts / tf.constant(mean, counts.dtype) - 1.0
         return DensityPlanes(delta, planes, self.geometry.sky)
@@ -274,18 +280,18 @@ class Recorder(_SkyObserver):
             }
         )
 
-    def see(self, look: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
-        """Writes what one look finds, and returns nothing."""
+    def measure(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
+        """Writes the particles of a crossing; returns an empty dictionary."""
         if not self._files.closed:  # they are closed in the backward pass
             dtype = self.geometry.box.dtype.as_numpy_dtype
             place, *fields = (t.numpy() for t in moment.tensors)
-            for columns in self.geometry.record(look, place, fields):
+            for columns in self.geometry.record(crossing, place, fields):
                 self._finite &= all(bool(np.isfinite(column.sum())) for column in columns)
                 if len(columns[0]):
                     self._files.append(*(column.astype(dtype) for column in columns))
         return {}
 
-    def results(self, seen: Seen) -> None:
+    def results(self, measured: Measured) -> None:
         """Returns None: all is in the files.
 
         Raises:
@@ -293,9 +299,9 @@ class Recorder(_SkyObserver):
         """
         _check_finite(self._finite, self.geometry.box)
 
-    def pack(self, seen: Seen) -> dict[str, tf.Tensor]:
+    def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
         """See `Observer.pack`, and `results` for errors: all is in the files."""
-        self.results(seen)
+        self.results(measured)
         return {}
 
 

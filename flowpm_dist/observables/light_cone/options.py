@@ -1,4 +1,4 @@
-"""The options of light cones: which sky is seen, and how far. Nothing here imports TensorFlow."""
+"""The options of light cones: the sky, and the depth. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.options import A_SEED, Options, Problem, Seed, listed, rounded_down, rounded_up
 
 MOST_BOXES = 20_000
-"""The largest number of boxes in a sphere that is seen."""
+"""The largest number of boxes in the observed sphere."""
 MOST_SHELLS = 1024
 """The largest number of shells that are painted in one run."""
 WIDE_FIELD = 20.0
@@ -41,10 +41,10 @@ def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:
 
 
 class SkyOptions(Options, abc.ABC):
-    """The part of the universe that is seen: which sky, and how far.
+    """The observed part of the universe: the sky, and its depth.
 
     Attributes:
-        z_max: redshift to which matter is seen.
+        z_max: redshift to which matter is observed.
     """
 
     PIXELS: ClassVar[str]
@@ -69,7 +69,7 @@ class SkyOptions(Options, abc.ABC):
 
     @abc.abstractmethod
     def volume(self, chi_max: float) -> float:
-        """Returns the volume that is seen up to a distance [Mpc/h]: [(Mpc/h)^3]."""
+        """Returns the observed volume up to a distance [Mpc/h]: [(Mpc/h)^3]."""
 
     @abc.abstractmethod
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
@@ -89,7 +89,7 @@ class SkyOptions(Options, abc.ABC):
         """
 
     def begin_problems(self, a: float) -> Iterator[Problem]:
-        """Yields a problem if a run begins after the light that is seen has left.
+        """Yields a problem if a run begins after the observed light has left.
 
         Args:
             a: scale factor of the run's first particles.
@@ -101,7 +101,7 @@ class SkyOptions(Options, abc.ABC):
     def run_problems(
         self, steps: StepOptions, size: Sequence[float], chi_max: float | None
     ) -> Iterator[Problem]:
-        """Yields the problems of a run file's steps and box with the light that is seen.
+        """Yields the problems of a run file's steps and box with the observed light.
 
         Args:
             steps: [evolution] of the run file.
@@ -140,7 +140,7 @@ class SkyOptions(Options, abc.ABC):
 
 
 class FlatField(SkyOptions):
-    """A square field of the flat sky, and how far is seen in it.
+    """A square field of the flat sky, and its depth.
 
     Attributes:
         field_of_view: side of the field [deg].

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.evolution.observers import Moment, Seen
+from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io.particles import HUBBLE
@@ -53,8 +53,8 @@ OfTimes = Callable[[tf.Tensor], tuple[np.ndarray, tf.Tensor]]
 
 
 @dataclass(frozen=True)
-class SphereLook:
-    """A look at the particles that cross after one kick.
+class SphereCrossing:
+    """Particles that cross the light cone after one kick.
 
     Attributes:
         bounds: edges of all segments [segments + 1] [Mpc/h].
@@ -119,23 +119,23 @@ class SphereGeometry(Geometry):
         near = max(self._edges[0] - MARGIN, 0.0)
         far = max(self._edges[-1], min(self._edges[-1] + MARGIN, self.end))
 
-        def crossing(growth: Growth) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
+        def of_growth(growth: Growth) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
             bounds, kicks, factors = self._segments(growth, np.array([near, far]))
             return bounds, kicks, factors, one if amounts_of is None else amounts_of(growth)
 
-        found = self.inputs.cosmologies.of_growths(crossing)
+        found = self.inputs.cosmologies.of_growths(of_growth)
         groups: dict[int, list[int]] = {}
         for universe, each in enumerate(found):
             groups.setdefault(id(each), []).append(universe)
         inputs: list[tf.Tensor] = []
-        looks: dict[int, list[SphereLook]] = {}
+        crossings: dict[int, list[SphereCrossing]] = {}
         for group, same in enumerate(groups.values()):
             bounds, kicks, factors, amounts = found[same[0]]
             inputs += [factors, amounts]
             for kick, own in _by_kick(kicks):
-                look = SphereLook(bounds, group, np.array(same), own)
-                looks.setdefault(kick, []).append(look)
-        return tuple(inputs), looks
+                crossing = SphereCrossing(bounds, group, np.array(same), own)
+                crossings.setdefault(kick, []).append(crossing)
+        return tuple(inputs), crossings
 
     def _segments(
         self, growth: Growth, ends: np.ndarray
@@ -165,14 +165,14 @@ class SphereGeometry(Geometry):
         own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
         return edges, kicks, tf.concat([own, found[:, 1:]], 1)
 
-    def _ball(self, look: SphereLook, reach: float) -> tuple[int, Ball]:
-        """Returns this rank's particles of a look, and the number of the first of their shells.
+    def _ball(self, crossing: SphereCrossing, reach: float) -> tuple[int, Ball]:
+        """Returns this rank's particles of a crossing, and the number of the first of their shells.
 
         Args:
-            look: the look.
+            crossing: the crossing.
             reach: displacement along an axis that no particle exceeds [Mpc/h].
         """
-        box, own, bounds = self.box, look.segments, look.bounds
+        box, own, bounds = self.box, crossing.segments, crossing.bounds
         depth, reach = self.depth, math.sqrt(3.0) * reach
         near, far = bounds[own.start], bounds[own.stop]
         if own.start == 0:
@@ -194,17 +194,19 @@ class SphereGeometry(Geometry):
             **shells,
         )
 
-    def paint(self, look: SphereLook, moment: Moment, inputs: Sequence[tf.Tensor]) -> Seen:
+    def paint(
+        self, crossing: SphereCrossing, moment: Moment, inputs: Sequence[tf.Tensor]
+    ) -> Measured:
         """See `Geometry.paint`."""
-        factors, amounts = inputs[2 * look.group : 2 * look.group + 2]
-        factors = factors[look.segments, : 2 + len(moment.lpt)]
+        factors, amounts = inputs[2 * crossing.group : 2 * crossing.group + 2]
+        factors = factors[crossing.segments, : 2 + len(moment.lpt)]
         largest = np.abs(factors.numpy()).sum(-1).max(0)
-        first, ball = self._ball(look, self.reach(moment.moving, largest))
+        first, ball = self._ball(crossing, self.reach(moment.moving, largest))
         of_all = [
-            tf.repeat(tf.cast(x, self.box.dtype)[tf.newaxis], len(look.universes), axis=0)
+            tf.repeat(tf.cast(x, self.box.dtype)[tf.newaxis], len(crossing.universes), axis=0)
             for x in (factors, amounts)
         ]
-        return self.painted("paint_ball", ball, moment, look.universes, of_all, first)
+        return self.painted("paint_ball", ball, moment, crossing.universes, of_all, first)
 
     def normalised(self, maps: tf.Tensor) -> tf.Tensor:
         """See `Geometry.normalised`.
@@ -215,7 +217,7 @@ class SphereGeometry(Geometry):
         sphere = Healpix(self.sky.nside)
         return maps * tf.constant(sphere.pixel_area / sphere.painted_areas, maps.dtype)
 
-    def recording(self) -> dict[int, list[SphereLook]]:
+    def recording(self) -> dict[int, list[SphereCrossing]]:
         """See `Geometry.recording`."""
         growth = self.inputs.cosmologies.growths[0]
 
@@ -236,18 +238,18 @@ class SphereGeometry(Geometry):
         coefficients, none = found.numpy(), np.zeros(1, int)
         kicks = np.rint(coefficients[:, -1, 0]).astype(int)
         return {
-            kick: [SphereLook(bounds, 0, none, own, coefficients[own, :-1])]
+            kick: [SphereCrossing(bounds, 0, none, own, coefficients[own, :-1])]
             for kick, own in _by_kick(kicks)
         }
 
     def record(
-        self, look: SphereLook, displacement: np.ndarray, fields: list[np.ndarray]
+        self, crossing: SphereCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         """See `Geometry.record`."""
-        assert look.recorded is not None
-        largest = np.abs(look.recorded[:, : len(fields)]).sum(-1).max(0)
+        assert crossing.recorded is not None
+        largest = np.abs(crossing.recorded[:, : len(fields)]).sum(-1).max(0)
         reach = self.reach([displacement, *fields], np.append(1.0, largest))
-        ball, shape = self._ball(look, reach)[1], displacement.shape[:3]
+        ball, shape = self._ball(crossing, reach)[1], displacement.shape[:3]
         for copy in ball.copies:
             x, y, z = (
                 (first + np.arange(n)) * spacing + boxes * length - observer
@@ -265,7 +267,7 @@ class SphereGeometry(Geometry):
                     lattice = np.stack([own[i], other[j], z[k]], axis=-1)
                     values = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
                     chi = np.sqrt(squares[inside])
-                    yield self._chosen(ball.edges, look.recorded, lattice, chi, values)
+                    yield self._chosen(ball.edges, crossing.recorded, lattice, chi, values)
 
     def _chosen(
         self,
@@ -278,8 +280,8 @@ class SphereGeometry(Geometry):
         """Returns those of some particles that are observed.
 
         Args:
-            edges: edges of the segments of a look [segments + 1] [Mpc/h].
-            coefficients: see `SphereLook`.
+            edges: edges of the segments of a crossing [segments + 1] [Mpc/h].
+            coefficients: see `SphereCrossing`.
             lattice, chi: undisplaced places [n, 3] and their distances [n] [Mpc/h].
             fields: displacements, velocities and LPT fields [n, 3].
         """
@@ -348,7 +350,7 @@ def polynomials(
         of_times: the functions, which are smooth where their number is the same.
         distances: distances of the cosmology.
         ends: the distances at which the first segment begins and the last ends [Mpc/h].
-        earliest: scale factor before which nothing is seen.
+        earliest: scale factor before which nothing is observed.
 
     Returns:
         Edges of segments [segments + 1]; the number in each
