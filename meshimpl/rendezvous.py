@@ -30,7 +30,7 @@ from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.facts import facts
 from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
 from meshimpl.launch.gpus import UUID_BYTES
-from meshimpl.pulse import at, by_rank, heart, named
+from meshimpl.pulse import at, by_rank, named, reporter
 from meshimpl.pulse.rank import MAX_SHARED_BYTES
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
@@ -340,7 +340,7 @@ def stay_together(ranks: Ranks) -> None:
         return bytes(sent.numpy()).rstrip(b"\0")
 
     if stall:
-        heart.start(from_rank_zero, stall=stall, silence=silence or stall)
+        reporter.start(from_rank_zero, stall=stall, silence=silence or stall)
 
     @atexit.register
     def leave() -> None:
@@ -352,4 +352,4 @@ def stay_together(ranks: Ranks) -> None:
             except CollectiveError as error:
                 sys.excepthook(CollectiveError, error, None)
                 launch.abort(1)
-        heart.stop()
+        reporter.stop()

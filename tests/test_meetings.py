@@ -18,9 +18,9 @@ ROW, WORLD = (0, 1), (0, 1, 2, 3)
 def states(monkeypatch: pytest.MonkeyPatch) -> list[RankState]:
     """All states that a new rank with a single thread publishes."""
     noted: list[RankState] = []
-    heart = rank.Heart()
-    heart.shared_state = type("", (), {"write": lambda _, state: noted.append(state)})()  # type: ignore
-    monkeypatch.setattr(rank, "heart", heart)
+    reporter = rank.RankReporter()
+    reporter.shared_state = type("", (), {"write": lambda _, state: noted.append(state)})()  # type: ignore
+    monkeypatch.setattr(rank, "reporter", reporter)
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
     return noted
 

@@ -289,16 +289,16 @@ def test_a_process_that_does_nothing():
     busy, idle = (subprocess.Popen([sys.executable, "-c", code]) for code in codes)
     try:
         time.sleep(1.0)
-        looks = [Activity(process.pid) for process in (busy, idle)]
+        activities = [Activity(process.pid) for process in (busy, idle)]
         for _ in range(4):
-            found = [look.look(IDLE_SECONDS / 3) for look in looks]
+            found = [activity.sample(IDLE_SECONDS / 3) for activity in activities]
             time.sleep(0.3)
         assert found[0][1] == 0.0 and found[1] == ("S", IDLE_SECONDS)
         busy.send_signal(signal.SIGSTOP)
-        found = [looks[0].look(1.0)]
+        found = [activities[0].sample(1.0)]
         while found[-1] != ("T", 3.0):
             time.sleep(0.05)
-            found.append(looks[0].look(1.0))
+            found.append(activities[0].sample(1.0))
             assert len(found) < 100
     finally:
         busy.kill()
@@ -308,16 +308,16 @@ def test_a_process_that_does_nothing():
 def test_a_pulse_that_cannot_be_started(monkeypatch):
     """It is missed, unlike one that nobody wants."""
     monkeypatch.setattr(rank_side, "_start_process", lambda files: None)
-    heart = rank_side.Heart()
-    assert heart.is_heard(0) is None
-    heart.start(lambda data: data, stall=1, silence=1)
-    assert heart.is_heard(0) is False
+    reporter = rank_side.RankReporter()
+    assert reporter.is_heard(0) is None
+    reporter.start(lambda data: data, stall=1, silence=1)
+    assert reporter.is_heard(0) is False
 
 
 RANK = f"""
 import ctypes, json, os, sys, time
 from pathlib import Path
-from meshimpl.pulse import Meeting, heart
+from meshimpl.pulse import Meeting, reporter
 
 folder, rank = Path(sys.argv[1]), int(os.environ["OMPI_COMM_WORLD_RANK"])
 
@@ -333,14 +333,14 @@ def from_rank_zero(data):
     return json.dumps(shared).encode()
 
 limit = {LONG_LIMIT} if sys.argv[2] in ("crossed", "passed") else {LIMIT}
-heart.start(from_rank_zero, stall=limit, silence=limit)
+reporter.start(from_rank_zero, stall=limit, silence=limit)
 (folder / f"rank-{{rank}}").touch()
 while not (folder / "go").exists():
     time.sleep(0.05)
 if sys.argv[2] in ("busy", "deaf"):
-    (folder / f"heard-{{rank}}").write_text(str(heart.is_heard({LIMIT})))
+    (folder / f"heard-{{rank}}").write_text(str(reporter.is_heard({LIMIT})))
 if sys.argv[2] == "deaf":
-    heart.stop()
+    reporter.stop()
     sys.exit(0)
 if sys.argv[2] == "bereft":
     time.sleep(3 * {GRACE[RUNNING]})
@@ -349,20 +349,20 @@ if sys.argv[2] == "busy" and rank == 1:
     ctypes.PyDLL(None).sleep({round(2 * LIMIT)})  # a library that keeps Python's lock
 if sys.argv[2] == "busy":
     time.sleep({2.5 * LIMIT})
-    heart.stop()
+    reporter.stop()
     sys.exit(0)
 if sys.argv[2] == "apart":
-    heart.set_state(f"place {{rank}}", True, None)
+    reporter.set_state(f"place {{rank}}", True, None)
 row, world = Meeting.of(1, (0, 1)), Meeting.of(1, (0, 1, 2))
 if sys.argv[2] == "crossed" and rank < 2:
-    heart.begun = {{0: (row, world)[rank]}}
-    heart.set_state(f"place {{rank}}", True, (row, world)[rank])
+    reporter.begun = {{0: (row, world)[rank]}}
+    reporter.set_state(f"place {{rank}}", True, (row, world)[rank])
 if sys.argv[2] == "passed":
     begun = (world, row) if rank == 1 else (world,)
-    heart.begun = dict(enumerate(begun))
-    heart.set_state(f"place {{rank}}", True, begun[-1])
+    reporter.begun = dict(enumerate(begun))
+    reporter.set_state(f"place {{rank}}", True, begun[-1])
     time.sleep({PROOF + 4})
-    heart.stop()
+    reporter.stop()
     sys.exit(0)
 time.sleep(100)
 """
@@ -646,7 +646,7 @@ def test_what_another_parent_started_is_left_alone(tmp_path):
 
 
 def test_an_srun_that_was_there_is_missed():
-    """At the second look; one that runs elsewhere is not."""
+    """At the second check; one that runs elsewhere is not."""
     server = socket.create_server(("127.0.0.1", 0))
     where = {"SLURM_STEP_LAUNCHER_PORT": str(server.getsockname()[1])}
     srun = Srun(where)

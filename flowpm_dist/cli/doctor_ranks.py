@@ -84,12 +84,12 @@ def _connections(mesh: ProcessMesh) -> dict[str, Any]:
     import tensorflow as tf
 
     from meshimpl import engine
-    from meshimpl.pulse import heart
+    from meshimpl.pulse import reporter
 
     mine = tf.fill([mesh.size], tf.constant(mesh.rank, tf.int64))
     ranks = tuple(range(mesh.size))
     received = engine.current().exchange(mine, None, ranks, "doctor.numbers").numpy()
-    return {"received": received.tolist(), "heard": heart.is_heard(PULSE_SECONDS)}
+    return {"received": received.tolist(), "heard": reporter.is_heard(PULSE_SECONDS)}
 
 
 def judge(ranks: Sequence[dict[str, Any]]) -> list[Check]:

@@ -1,9 +1,10 @@
-"""The liveness watch: a small process next to each rank, its pulse, tells the others that it lives.
+"""The liveness watch: a small process next to each rank, its pulse, reports to the others.
 
-`Heart` starts the pulse of its rank. The pulse is no thread of the rank, because an extension may
-hold Python's lock for minutes while the rank is well, and because it can end a rank that cannot end
-itself. It reads the state of its rank from shared memory. In each beat it exchanges a line of JSON
-with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports why:
+`RankReporter` starts the pulse of its rank. The pulse is no thread of the rank, because an
+extension may hold Python's lock for minutes while the rank is well. A process can also end a rank
+that cannot end itself. The pulse reads the state of its rank from shared memory. In each beat it
+exchanges a line of JSON with the pulse of rank 0 over TCP. The job ends, and a rank that is left
+reports why:
 
 * Nothing was heard of a rank's pulse for the limit: its host is cut off or frozen.
 * A rank was stopped, as by SIGSTOP, for the limit.
@@ -14,7 +15,7 @@ with the pulse of rank 0 over TCP. The job ends, and a rank that is left reports
 Neither the launchers nor Horovod's stall limits nor keep-alive of connections can replace it. A
 launcher sees that a rank has ended, but not that it is stopped or cut off. Horovod's coordinator
 waits inside MPI for a rank that is stopped, so its stall limits never run out, and where they do,
-a rank that computes for an hour looks like a lost one. The kernel of a host whose processes are
+a rank that computes for an hour is taken for a lost one. The kernel of a host whose processes are
 frozen keeps its connections alive.
 
 A rank that writes or computes alone for an hour is waited for. Nothing here imports more than the
@@ -22,5 +23,5 @@ standard library.
 """
 
 from meshimpl.pulse.judgement import by_rank, named
-from meshimpl.pulse.rank import at, heart
+from meshimpl.pulse.rank import at, reporter
 from meshimpl.pulse.state import Meeting

@@ -46,11 +46,11 @@ class Activity:
     def __init__(self, process: int) -> None:
         self._process, self._ticks, self._idle = process, -1, 0.0
 
-    def look(self, seconds: float) -> tuple[str, float]:
+    def sample(self, seconds: float) -> tuple[str, float]:
         """Returns the system's letter for its state, and the time without any work [s].
 
         Args:
-            seconds: time since the last look [s].
+            seconds: time since the last sample [s].
         """
         stat = stat_of(self._process)
         if stat is None:
@@ -121,8 +121,8 @@ def _start_of(process: int) -> str | None:
 class Srun:
     """Whether the srun that has started this job is alive, if it runs on this host.
 
-    Killed, it leaves its tasks running. It listens at a port for what concerns them. That is looked
-    up and not called: a call without a message makes srun print an error.
+    If srun is killed, its tasks keep running. It listens at a port for messages about its tasks.
+    The port is looked up, not called: a call without a message makes srun print an error.
     """
 
     def __init__(self, environment: Mapping[str, str], proc: Path = Path("/proc/net")) -> None:

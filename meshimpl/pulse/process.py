@@ -213,7 +213,7 @@ class Pulse:
         return not self._closed and not self._rank_has_ended()
 
     def _state(self) -> RankState:
-        letter, idle = self._activity.look(self.settings.beat)
+        letter, idle = self._activity.sample(self.settings.beat)
         state = self.shared_state.read()
         return state._replace(stopped=letter == "T", idle=letter if idle >= IDLE_SECONDS else "")
 

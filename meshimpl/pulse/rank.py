@@ -43,8 +43,8 @@ _PROGRAM = (
 )
 
 
-class Heart:
-    """The state of this rank. Once `start` has started its pulse, the other ranks know it too.
+class RankReporter:
+    """Reports the state of this rank to the other ranks, once `start` has started its pulse.
 
     Attributes:
         state: the state of this rank.
@@ -177,8 +177,8 @@ class Heart:
         abort(HOST_LOST)
 
 
-heart = Heart()
-"""The heart of this process."""
+reporter = RankReporter()
+"""The reporter of this process."""
 
 
 @contextlib.contextmanager
@@ -198,15 +198,15 @@ def at(
         alone: without other ranks, so that it is never taken for waiting.
     """
     if threading.current_thread() is not threading.main_thread():
-        heart.is_alone = heart.is_alone and not meetings
+        reporter.is_alone = reporter.is_alone and not meetings
         yield
         return
-    outer = heart.state
-    heart.set_state(text, not alone, heart.begin(meetings, is_call) if meetings else None)
+    outer = reporter.state
+    reporter.set_state(text, not alone, reporter.begin(meetings, is_call) if meetings else None)
     try:
         yield
     finally:
-        heart.set_state(outer.text, outer.is_collective, outer.wait)
+        reporter.set_state(outer.text, outer.is_collective, outer.wait)
 
 
 def _start_process(files: Sequence[int]) -> subprocess.Popen[bytes] | None:

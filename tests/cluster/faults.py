@@ -86,7 +86,7 @@ class Faults(Parts):
             time.sleep(10)
             self.cluster.mend(THERE)
             last = 0
-            for _ in range(2):  # the second look is beyond the limit of silence
+            for _ in range(2):  # the second check is beyond the limit of silence
                 time.sleep(25)
                 steps = re.findall(r"step +(\d+)/", job.printed())
                 if not self.ours(HOSTS) or int(steps[-1]) <= last:
