@@ -1,6 +1,6 @@
-"""What a correction sees of its universe: how nonlinear it is at the scale of a cell.
+"""The inputs of a correction: how nonlinear its universe is at the scale of a cell.
 
-The same learned numbers may therefore serve other cosmologies, times and cells.
+The same learned numbers may therefore suit other cosmologies, times and cells.
 """
 
 from __future__ import annotations
@@ -31,21 +31,31 @@ def features(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:
         cell: the side of a cell [Mpc/h].
         a: scale factors [...].
     """
+    rms, slope = _at_scale(power, cell)
+    return _values(power, rms, slope, a)
+
+
+def features_and_rates(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:
+    """Returns the three numbers, and their a^2 d/dt [H0], float64 [2, ..., 3]; see `features`."""
     import tensorflow as tf
 
     rms, slope = _at_scale(power, cell)
+    return tf.stack([_values(power, rms, slope, a), _rates(power, rms, a)])
+
+
+def _values(power: LinearPower, rms: tf.Tensor, slope: tf.Tensor, a: np.ndarray) -> tf.Tensor:
+    import tensorflow as tf
+
     s = rms * power.growth.d1(a)
     matter = power.growth.background.omega_m(np.maximum(a, EARLIEST))
     return tf.stack([s / (1.0 + s), tf.ones_like(s) * (1.0 + slope / 3.0), matter], axis=-1)
 
 
-def feature_rates(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:
-    """Returns a^2 d/dt [H0] of the three numbers, float64 [..., 3]; see `features`."""
+def _rates(power: LinearPower, rms: tf.Tensor, a: np.ndarray) -> tf.Tensor:
     import tensorflow as tf
 
     growth = power.growth
     background = growth.background
-    rms, _ = _at_scale(power, cell)
     s, ds = rms * growth.d1(a), rms * growth.g_drift(a)  # a^2 dD/dt = a^2 E dD/dlna
     late = np.maximum(a, EARLIEST)
     fall = -background.omega_m(late) * (3.0 + 2.0 * background.dlne_dlna(late))

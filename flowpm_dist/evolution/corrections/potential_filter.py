@@ -1,7 +1,7 @@
 """A filter of the potential: splines in k, whose heights a small network gives.
 
-The idea is that of Lanzieri, Lanusse and Starck 2022 (arXiv:2207.05509), whose network sees the
-scale factor. This one sees the numbers of `features`.
+The idea is that of Lanzieri, Lanusse and Starck 2022 (arXiv:2207.05509), whose network has the
+scale factor as its input. This one has the numbers of `features`.
 """
 
 from __future__ import annotations

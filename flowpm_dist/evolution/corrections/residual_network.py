@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from flowpm_dist.evolution.corrections.base import StateCorrection, force_cell
-from flowpm_dist.evolution.corrections.features import FEATURES, feature_rates, features
+from flowpm_dist.evolution.corrections.features import FEATURES, features_and_rates
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -71,10 +71,7 @@ class ResidualNetwork(StateCorrection):
 
     def style(self, power: LinearPower, cell: float, a: float) -> tf.Tensor:
         """See `StateCorrection.style`."""
-        import tensorflow as tf
-
-        at = np.asarray(a, np.float64)
-        return tf.stack([features(power, cell, at), feature_rates(power, cell, at)])
+        return features_and_rates(power, cell, np.asarray(a, np.float64))
 
     def moved(
         self, theta: tf.Tensor, style: tf.Tensor, fields: Sequence[tf.Tensor], box: Box
