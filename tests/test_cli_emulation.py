@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import tomllib
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.evolution.corrections import (
     CorrectionWarning,
     PotentialFilter,
+    Range,
     ResidualNetwork,
+    file_of,
     load_correction,
 )
 from flowpm_dist.jobs.estimate import kind_of, record_rate
@@ -54,10 +57,36 @@ checkpoint_every = 2
 here = folder_with(RUN)
 
 
+@pytest.fixture
+def truth_paints(monkeypatch):
+    """Returns, for each state of the truth, how often its density was painted so far."""
+    from flowpm_dist.emulate.truth import Truth
+
+    universes, density = Truth.universes, fpm.State.density
+    known, painted = [], []
+
+    def recorded(self, *args):
+        found = universes(self, *args)
+        known.extend(block for universe in found for block in universe.truth.values())
+        return found
+
+    def counted(self, *args, **more):
+        painted.append(self.displacement.block)
+        return density(self, *args, **more)
+
+    monkeypatch.setattr(Truth, "universes", recorded)
+    monkeypatch.setattr(fpm.State, "density", counted)
+    return lambda: [sum(block is each for block in painted) for each in known]
+
+
 @pytest.mark.budget(60)
-def test_a_correction_is_learned_goes_on_and_is_used(here):
-    """Its file says for what; a simulation uses it, warns, and refuses another force."""
+def test_a_correction_is_learned_goes_on_and_is_used(here, truth_paints):
+    """Its file says for what; a simulation uses it, warns, and refuses another force.
+
+    Each state of the truth is painted once, in five iterations and two validations.
+    """
     assert flowpm_here("emulate", "run.toml", "--output", "whole").returncode == 0
+    assert truth_paints() == [1, 1, 1]
     cut = ("emulate", "run.toml", "--output", "cut", "--set", "emulate.iterations=2")
     assert flowpm_here(*cut).returncode == 0
     other = flowpm_here("emulate", "run.toml", "--output", "cut", "--resume")
@@ -69,6 +98,7 @@ def test_a_correction_is_learned_goes_on_and_is_used(here):
     losses = [float(row["held out"]) for row in rows if row["held out"]]
     assert len(losses) == 2 and whole.scores["loss"] == pytest.approx(min(losses))
     assert whole.trained.cosmology["Omega_m"][0] >= 0.25 and whole.trained.cell == (2.0, 2.0)
+    assert whole.trained.times == (1.0, 1.0)
     for name in ("correction.png", "learning.png"):
         assert Path("whole", name).stat().st_size > 5000
     done = flowpm_here("emulate", "run.toml", "--output", "whole", "--resume")
@@ -198,6 +228,55 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     run["evolution"]["correction"] = "whole/correction.json"
     with pytest.raises(ValueError, match='was learned from 2lpt: the structure is "pm"'):
         SimulationOptions.check(run, Path("run.toml"))
+
+
+def test_a_network_warns_of_states_at_times_that_it_was_not_trained_for(here):
+    """Each time once, in Python and by run files; not a filter, which acts in every step."""
+    times, known = (0.5, 1.0), dict(mesh_factor=1, deconvolve=False, a=(0.1, 1.0), cosmology={})
+    known |= dict(integrator="bullfrog", steps=1, cell=(2.0, 2.0), times=times)
+    trained = Range(**known, force_gradient="finite-difference")
+    made = dataclasses.replace(ResidualNetwork.begun(1), trained=trained)
+    network = load_correction(made.save("network.json"))
+    assert network.trained == trained
+    assert load_correction(file_of("network")).trained.times == times
+    cosmology = fpm.Cosmology.planck18()
+
+    def simulation(correction):
+        return fpm.Simulation(
+            cosmology, 8, 16.0, [0.1, 1.0], integrator="bullfrog", correction=correction
+        )
+
+    def outside(a):
+        text = rf"a state's a = {a:g}, where it was trained with 0\.5 to 1"
+        return pytest.warns(CorrectionWarning, match=text)
+
+    run = tomllib.loads(RUN.partition("[priors]")[0]) | {"initial": {"seed": 1}}
+    run["cosmology"]["Omega_m"] = 0.31
+    run["box"] = {"grid": 8, "size": 16.0}
+    run["evolution"] = {"integrator": "bullfrog", "steps": 1, "correction": "network.json"}
+    run["output"] = {"a": [0.3, 0.6]}
+    options = SimulationOptions.check(run, Path("run.toml"))
+    text = "evolution.correction: a state's a = 0.3, where it was trained with 0.5 to 1"
+    assert options.warnings == (text,)
+
+    sim, given = simulation(network), dict(seed=1, outputs=[0.3, 0.6])
+    with outside(0.3):
+        sim.run(**given)
+    with warnings.catch_warnings(action="error", category=CorrectionWarning):
+        sim.run(**given)
+        options.simulation(cosmology, mesh="row:1").run(**given)
+        simulation(network).run(seed=1)
+        simulation(dataclasses.replace(PotentialFilter.begun(), trained=trained)).run(**given)
+    with outside(0.3):
+        simulation(network).run_resumably(**given)
+    lpt = dataclasses.replace(network, trained=dataclasses.replace(trained, integrator="2lpt"))
+    with outside(0.2):
+        simulation(lpt).lpt(seed=1, a=0.2)
+    with pytest.warns(CorrectionWarning) as both:
+        sim.with_steps([0.1, 0.4]).run(seed=1)
+    assert ["a_stop = 0.4", "a state's a = 0.4"] == [
+        str(each.message).removeprefix("correction: ").partition(",")[0] for each in both
+    ]
 
 
 def test_what_a_network_cannot_do_is_refused_by_name(here):

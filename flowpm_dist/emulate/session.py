@@ -158,6 +158,8 @@ class EmulationSession:
             universes = truth.universes(self._cosmologies)
             held_out = universes[-self.options.emulate.validation :]
             learned_from = universes[: -self.options.emulate.validation]
+            times = [a for universe in learned_from for a in universe.truth]
+            self._times = min(times), max(times)
             if resume:
                 self._restore()
             self.progress.note("plain runs; compiling")
@@ -430,6 +432,7 @@ class EmulationSession:
             a=(float(edges[0]), float(edges[-1])),
             cell=(cell, cell),
             cosmology={n: (min(v[n] for v in values), max(v[n] for v in values)) for n in names},
+            times=self._times,
         )
 
     def _end_if_stopped(self) -> None:

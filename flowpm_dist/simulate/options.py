@@ -174,9 +174,19 @@ class SimulatedRun(RunFile):
         from flowpm_dist.simulation.simulation import Simulation
 
         box, edges = self.box, self.evolution.edges_of(cosmology)
-        with warnings.catch_warnings():  # `warnings` has said them
+        with warnings.catch_warnings():  # the job prints `warnings`
             warnings.simplefilter("ignore", CorrectionWarning)
-            return Simulation(cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver))
+            simulation = Simulation(
+                cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver)
+            )
+            simulation.warn_of_times(self.state_times)
+        return simulation
+
+    @property
+    def state_times(self) -> list[float]:
+        """The scale factors of the states that leave a run, increasing."""
+        last, observation = self.evolution.last, getattr(self, "observation", None)
+        return [last] if observation is None else observation.scale_factors(last)
 
     @property
     def files(self) -> dict[str, Path | None]:
@@ -195,7 +205,7 @@ class SimulatedRun(RunFile):
     def warnings(self) -> tuple[str, ...]:
         """What a user should know before the work begins.
 
-        Here it is how far runs lie outside the range of their correction of the force.
+        Here it is how far runs lie outside the range of their correction.
         """
         correction, steps = self.evolution.loaded_correction, self.evolution
         if correction is None or correction.trained is None:
@@ -208,7 +218,9 @@ class SimulatedRun(RunFile):
             }
         name, cell = name_of(steps.integrator), force_cell(self.box.size, self.force_cells)
         a = (steps.first, steps.last)
-        found = correction.trained.outside(name, steps.step_count, a, cell, values)
+        found = [*correction.trained.outside(name, steps.step_count, a, cell, values)]
+        if correction.of_states is not None:
+            found += correction.trained.outside_times(self.state_times)
         return tuple(f"evolution.correction: {each}" for each in found)
 
     def _correction_problems(self) -> Iterator[Problem]:
@@ -407,6 +419,11 @@ class SimulationOptions(SimulatedRun):
     def output_times(self) -> list[float]:
         """The scale factors of states that are written before the last one, increasing."""
         return self.output.times(self.evolution)
+
+    @property
+    def state_times(self) -> list[float]:
+        """See `SimulatedRun.state_times`."""
+        return [*self.output_times, self.evolution.last]
 
     @property
     def files(self) -> dict[str, Path | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -112,6 +112,7 @@ class Simulation:
         replicas = mesh.axis_size("replica")
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
         self.box_of_replicas.finer(self.options.mesh_factor)  # refuses one that does not fit
+        self._warned: set[str] = set()
         self._warn_of_correction(cosmology)
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
 
@@ -131,6 +132,21 @@ class Simulation:
         )
         for text in found:
             warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
+
+    def warn_of_times(self, times: Iterable[float]) -> None:
+        """Warns, once each, of states at scale factors for which a network was not trained.
+
+        Args:
+            times: scale factors of states that leave a run. `run`, `run_resumably` and `lpt` check
+                theirs.
+        """
+        correction = self.options.state_correction
+        if correction is None or correction.trained is None:
+            return
+        for text in correction.trained.outside_times(times):
+            if text not in self._warned:
+                self._warned.add(text)
+                warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
 
     @property
     def cosmology(self) -> Cosmology:
@@ -178,6 +194,7 @@ class Simulation:
         """
         other = copy.copy(self)
         other.edges = _checked_edges(steps, self.options.integrator)
+        other._warned = set()
         other._warn_of_correction(self.cosmology)
         return other
 
@@ -189,6 +206,7 @@ class Simulation:
         """
         other = copy.copy(self)
         other.options = constructed(SolverOptions, {**dict(self.options), "correction": correction})
+        other._warned = set()
         other._warn_of_correction(self.cosmology)
         return other
 
@@ -290,6 +308,7 @@ class Simulation:
         if outputs is None and on_output is not None:
             raise ValueError("on_output needs outputs: give their scale factors, too")
         given = Given(seed, white_noise, particles, cosmology, paired)
+        self.warn_of_times(self.edges[-1:] if outputs is None else np.atleast_1d(outputs))
         if outputs is None:
             return self._run(given, progress, None)[0]
         return self._run(given, progress, self._outputs(outputs, on_output))[1]
@@ -353,6 +372,7 @@ class Simulation:
                 states.
         """
         self._check_observers(observers)
+        self.warn_of_times([*([] if outputs is None else outputs), self.edges[-1]])
         every = list(observers)
         if outputs is not None:
             every.append(self._outputs(outputs, on_output))
@@ -432,10 +452,12 @@ class Simulation:
         if not a > 0:
             raise ValueError(f"a = {a}: a scale factor above 0 is needed")
         inputs = self._read(given, a=a)
+        correction = self.options.state_correction
+        if correction is not None and correction.of_lpt:
+            self.warn_of_times([a])
         found, _ = lpt_particles(inputs, a, FastPM())  # its velocity is the canonical one
         halo = inputs.solver.suggested_halo(found) if inputs.halo == "auto" else inputs.halo
         state = State.of(found, inputs.box, a, inputs.provenance(halo))
-        correction = self.options.state_correction
         if correction is None or not correction.of_lpt:
             return state
         return state.corrected(correction)

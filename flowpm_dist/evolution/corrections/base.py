@@ -13,7 +13,7 @@ import base64
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
@@ -35,7 +35,7 @@ VERSION = 1
 LISTED = 1000
 """Most numbers that a file lists in decimals; more are base64 of float64, little-endian."""
 LPT_ONLY = "2lpt"
-"""What a range has for the integrator where states of Lagrangian perturbation theory were seen."""
+"""The integrator in a range that was trained on states of Lagrangian perturbation theory."""
 RANGE_TOLERANCE = 1e-3
 """Relative distance from a range that counts as inside."""
 
@@ -51,6 +51,8 @@ class Range:
         a: the first and the last scale factor.
         cell: the smallest and the largest side of a cell of the force mesh [Mpc/h].
         cosmology: the smallest and the largest value of parameters.
+        times: the first and the last scale factor of the states that were compared with the truth;
+            None if they are not known.
     """
 
     integrator: str
@@ -61,6 +63,7 @@ class Range:
     a: tuple[float, float]
     cell: tuple[float, float]
     cosmology: Mapping[str, tuple[float, float]]
+    times: tuple[float, float] | None = None
 
     def other_force(self, **ours: Any) -> Iterator[tuple[str, str]]:
         """Yields each option of the force that differs from ours, and what it must be."""
@@ -99,11 +102,21 @@ class Range:
         theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
         every = {**{name: [value] for name, value in ours.items()}, **parameters}
         for name, value in ((name, value) for name, values in every.items() for value in values):
-            low, high = theirs.get(name, (-math.inf, math.inf))
-            beyond = max(low - value, value - high)
-            if beyond > RANGE_TOLERANCE * max(abs(low), abs(high)):
-                known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-                yield f"{name} = {value:g}, where it was trained with {known}"
+            yield from _outside(name, value, theirs.get(name, (-math.inf, math.inf)))
+
+    def outside_times(self, times: Iterable[float]) -> Iterator[str]:
+        """Yields, for each scale factor of a state that lies outside, by how much it does."""
+        if self.times is not None:
+            for a in times:
+                yield from _outside("a state's a", a, self.times)
+
+
+def _outside(name: str, value: float, ends: tuple[float, float]) -> Iterator[str]:
+    """Yields how far a value lies outside of a range, if it does."""
+    low, high = ends
+    if max(low - value, value - high) > RANGE_TOLERANCE * max(abs(low), abs(high)):
+        known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        yield f"{name} = {value:g}, where it was trained with {known}"
 
 
 def force_cell(size: Sequence[float], cells: Sequence[int]) -> float:
@@ -323,7 +336,8 @@ def _made_from(about: Mapping[str, Any], path: Path) -> Correction:
     trained, theta = about["trained"], about["theta"]
     if trained is not None:
         ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}
-        ends = {name: tuple(trained[name]) for name in ("a", "cell")}
+        names = ("a", "cell", "times")
+        ends = {name: tuple(found) for name in names if (found := trained.get(name)) is not None}
         trained = Range(**{**trained, **ends, "cosmology": ranges})
     if isinstance(theta, str):
         theta = np.frombuffer(base64.b64decode(theta, validate=True), "<f8")
