@@ -59,7 +59,7 @@ RECORD = ObservationRecord(
 )
 
 
-def test_without_one_the_density_itself_is_seen(tmp_path):
+def test_without_one_the_density_itself_is_observed(tmp_path):
     plan = TrainingPlan.load(write(tmp_path, GOOD))
     assert plan.record == BARE and plan.network.input == "log1p" and plan.data.augment is True
     assert plan.to_table()["observation"] == {"structure": "pm", "kind": "density"}
@@ -311,7 +311,7 @@ def test_noise_in_a_file_has_an_amplitude_too(tmp_path):
     assert here.differences(louder) == [message]
 
 
-def test_what_a_mask_leaves_out_is_not_looked_at(tmp_path):
+def test_what_a_mask_leaves_out_is_not_checked(tmp_path):
     """In volumes that a network is asked about, as in those of its training."""
     mask = np.random.default_rng(2).uniform(-1, 1, (4, 6, 8)).clip(0)
     np.save(tmp_path / "mask.npy", mask[..., np.newaxis])
@@ -319,16 +319,16 @@ def test_what_a_mask_leaves_out_is_not_looked_at(tmp_path):
     volume = Volume(values, "v.npy")
     with pytest.raises(VolumeError, match="not finite"):
         check_values(volume, DensityOptions())
-    seen = DensityOptions(mask=tmp_path / "mask.npy")
-    check_values(volume, seen)
-    check_values(Volume(np.where(mask > 0, 2.0, -1), "v.npy"), seen)
+    masked = DensityOptions(mask=tmp_path / "mask.npy")
+    check_values(volume, masked)
+    check_values(Volume(np.where(mask > 0, 2.0, -1), "v.npy"), masked)
     with pytest.raises(VolumeError, match="negative"):
-        check_values(Volume(np.where(mask > 0, -1, 2.0), "v.npy"), seen)
+        check_values(Volume(np.where(mask > 0, -1, 2.0), "v.npy"), masked)
     unread = DensityOptions(mask=tmp_path / "none.npy")
     check_values(Volume(np.ones((4, 6, 8)), "v.npy"), unread)  # right, whatever the mask
     part, expected = values[2:, 3:], np.where(mask > 0, 2.0, 1.0)[2:, 3:]
-    np.testing.assert_array_equal(as_observed(part, (2, 3), volume, seen), expected)
-    counted = CountsOptions(mask=seen.mask, mean_count=1.0)
+    np.testing.assert_array_equal(as_observed(part, (2, 3), volume, masked), expected)
+    counted = CountsOptions(mask=masked.mask, mean_count=1.0)
     found = as_observed(part[..., np.newaxis], (2, 3), volume, counted)
     np.testing.assert_array_equal(found[..., 0], np.where(expected == 2, 2, 0))
 

@@ -166,7 +166,7 @@ def test_a_mock_is_found_again(mesh, tmp_path_factory):
 
 @pytest.mark.ranks(1)
 def test_linear_response(mesh):
-    """What is seen of a wave along an axis, from the planes that `born` would add up."""
+    """The maps of a wave along an axis, from the planes that `born` would add up."""
     model = model_of(mesh)
     cosmology, box = model.simulation.cosmology, model.box
     layers = Layers.of(box, farthest(CONE.sky, cosmology), CONE.sky.tiles)
@@ -178,7 +178,7 @@ def test_linear_response(mesh):
     squares = 0.0
     for number in range(len(layers.tiles)):
         here = layers.tile == number
-        # Of a wave along z, a copy that is seen along another axis shows every layer alike.
+        # Of a wave along z, a copy that is observed along another axis shows every layer alike.
         waves = np.exp(1j * np.where(along_z[here], k, 0.0) * chi[here])
         squares += np.mean(np.abs(np.sum(weights[:, here] * waves, axis=1)) ** 2)
     assert along_z.any() and not along_z.all()

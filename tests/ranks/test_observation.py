@@ -1,4 +1,4 @@
-"""What a survey sees of the universes of a training: what the forward model gives for their white
+"""The observed fields of the universes of a training: what the forward model gives for their white
 noise and parameters, with noise of the stated variance, on any number of ranks."""
 
 import functools
@@ -86,11 +86,11 @@ def test_universes_of_a_training_are_the_models(tmp_path_factory):
     mask = a_mask()
     with np.errstate(divide="ignore"):
         spread = np.where(mask > 0, SIGMA / np.sqrt(mask), 0)
-    seen = np.where(
+    observed = np.where(
         mask > 0, alone["density"] + values[:, 3, None, None, None] * spread * alone["normal"], 1
     )
     place = own.box.place[-3:]
-    expected = [volume[place] for volume in seen[list(lanes)]]
+    expected = [volume[place] for volume in observed[list(lanes)]]
     np.testing.assert_allclose(made.volumes, expected, rtol=0, atol=1e-11)
     for name in ("density", "normal"):
         universe, other = (x.ravel() for x in alone[name])

@@ -199,8 +199,8 @@ def test_an_amplitude_multiplies_the_noise(mesh):
     given = {name: tf.constant(x, tf.float64) for name, x in (("sigma8", 0.9), ("Omega_m", 0.28))}
     model = model_of(mesh, "2lpt", **CASES["2lpt"][1])
     noise = block_of(whole(1), model.box)
-    seen = model(noise, given)
-    np.testing.assert_allclose(seen, model.observe(model.run(noise, given), given), rtol=1e-9)
+    field = model(noise, given)
+    np.testing.assert_allclose(field, model.observe(model.run(noise, given), given), rtol=1e-9)
     linear = known_model(mesh, "linear")
     response = linear.simulation.linear_amplitude(COSMOLOGY.replace(**given))
     np.testing.assert_allclose(linear.linear_response(given), response, rtol=1e-9)
@@ -230,46 +230,46 @@ def test_likelihoods(mesh):
     """Against scipy's, over the cells that are observed."""
     box = known_model(mesh, "linear").box
     density, data = 1 + 0.3 * whole(1), 1 + whole(2)
-    seen = whole(3) > 0
+    mask = whole(3) > 0
     sigma = 0.5 + whole(4) ** 2
     gaussian = Gaussian(
-        box, block_of(data, box), block_of(sigma, box), block_of(seen.astype(float), box)
+        box, block_of(data, box), block_of(sigma, box), block_of(mask.astype(float), box)
     )
     mesh_sum = mesh.world.allreduce(gaussian.parts(block_of(density, box)))
     log = stats.norm(density, sigma)
-    expected = (log.logpdf(density) - log.logpdf(data))[seen].sum()
+    expected = (log.logpdf(density) - log.logpdf(data))[mask].sum()
     np.testing.assert_allclose(mesh_sum, expected, rtol=1e-12)
-    assert gaussian.count == seen.sum()
-    assert gaussian.information() == pytest.approx(np.mean(seen / sigma**2))
+    assert gaussian.count == mask.sum()
+    assert gaussian.information() == pytest.approx(np.mean(mask / sigma**2))
     erring = Gaussian(
-        box, block_of(data, box), block_of(sigma, box), block_of(seen.astype(float), box), 0.4
+        box, block_of(data, box), block_of(sigma, box), block_of(mask.astype(float), box), 0.4
     )
     wider = np.hypot(sigma, 0.4 * np.maximum(data, 0))
-    assert erring.information() == pytest.approx(np.mean(seen / wider**2))
-    assert erring.information(Annealing(1.0)) == pytest.approx(np.mean(seen / sigma**2))
+    assert erring.information() == pytest.approx(np.mean(mask / wider**2))
+    assert erring.information(Annealing(1.0)) == pytest.approx(np.mean(mask / sigma**2))
     mesh_sum = mesh.world.allreduce(erring.parts(block_of(density, box)))
-    expected = 0.5 * np.sum(((density - data) / wider)[seen] ** 2)
+    expected = 0.5 * np.sum(((density - data) / wider)[mask] ** 2)
     np.testing.assert_allclose(mesh_sum, expected, rtol=1e-12)
     louder = np.hypot(1.5 * sigma, 0.4 * np.maximum(data, 0))
     of_amplitude = erring.parts(
         block_of(density, box), noise_amplitude=tf.constant(1.5, tf.float64)
     )
-    expected = np.sum((0.5 * ((density - data) / louder) ** 2 + np.log(louder / wider))[seen])
+    expected = np.sum((0.5 * ((density - data) / louder) ** 2 + np.log(louder / wider))[mask])
     np.testing.assert_allclose(mesh.world.allreduce(of_amplitude), expected, rtol=1e-12)
     counts = np.random.default_rng(5).poisson(2.0, size=density.shape)
     positive = np.abs(density) + 0.5
     poisson = Poisson(
-        box, block_of(counts.astype(float), box), 2.0, block_of(seen.astype(float), box)
+        box, block_of(counts.astype(float), box), 2.0, block_of(mask.astype(float), box)
     )
     mesh_sum = mesh.world.allreduce(poisson.parts(block_of(positive, box)))
     best = stats.poisson(np.maximum(counts, 1e-300)).logpmf(counts)
-    expected = (best - stats.poisson(2 * positive).logpmf(counts))[seen].sum()
+    expected = (best - stats.poisson(2 * positive).logpmf(counts))[mask].sum()
     np.testing.assert_allclose(mesh_sum, expected, rtol=1e-9)
     empty = block_of(np.full(density.shape, -40.0), box)
     with tf.GradientTape() as tape:
         tape.watch(empty)
         parts = poisson.parts(empty)
-    slope = -block_of((counts * seen).astype(float), box) / 0.02  # of the logarithm of the rate
+    slope = -block_of((counts * mask).astype(float), box) / 0.02  # of the logarithm of the rate
     np.testing.assert_allclose(tape.gradient(parts, empty), slope, rtol=1e-9)
 
 
@@ -399,10 +399,10 @@ def masked_posterior(mesh):
     """Of a linear universe: a quarter is masked, and an eighth has twice the noise."""
     model = known_model(mesh, "linear")
     data = model(block_of(whole(7), model.box), {}) + 0.2 * block_of(whole(8), model.box)
-    seen = np.ones([GRID] * 3)
-    seen[: GRID // 2, : GRID // 2] = 0
-    seen[GRID // 2 :, GRID // 2 :, GRID // 2 :] = 0.25
-    return Posterior(model, Gaussian(model.box, data, 0.2, block_of(seen, model.box)))
+    mask = np.ones([GRID] * 3)
+    mask[: GRID // 2, : GRID // 2] = 0
+    mask[GRID // 2 :, GRID // 2 :, GRID // 2 :] = 0.25
+    return Posterior(model, Gaussian(model.box, data, 0.2, block_of(mask, model.box)))
 
 
 def test_a_preconditioner_undoes_the_curvature_of_a_mask(mesh):

@@ -239,7 +239,7 @@ class FullSky(SkyOptions):
         return 4 * math.pi / 3 * chi_max**3
 
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
-        """See `SkyOptions.box_problems`: the observer is in the box, and few boxes are seen."""
+        """See `SkyOptions.box_problems`: the observer is in the box, and there are few boxes."""
         x, y, z = self.place(size, (1, 1, 1))
         if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
             sides = " x ".join(f"{side:g}" for side in size)
