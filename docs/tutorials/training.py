@@ -1,0 +1,153 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       format_name: percent
+#   kernelspec:
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Train a network on simulations
+#
+# A network learns $\Omega_m$ and $\sigma_8$ from density volumes that are simulated for it. You write one run
+# file, and three commands train, judge and use the network. Everything here is tiny, so that the page runs in
+# seconds: 16³ cells, 96 universes. The last section says what to change for a useful size.
+#
+# ## The run file
+
+# %%
+import os
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.chdir(tempfile.mkdtemp())
+
+Path("run.toml").write_text("""
+[box]
+grid = 16
+size = 64.0               # [Mpc/h]
+
+[cosmology]               # fixed in all universes
+Omega_b = 0.049
+h = 0.67
+n_s = 0.96
+
+[priors]                  # what the network predicts
+Omega_m = [0.1, 0.5]
+sigma8 = [0.6, 1.0]
+
+[initial]
+lpt_order = 1
+
+[evolution]
+steps = 3
+
+[network]
+name = "tiny"
+
+[training]
+batch = 8
+learning_rate = 2e-3
+warmup = 10
+validate_every = 24
+
+[data]
+simulations = 96          # universes to train on
+reuse = 8                 # how often each is used
+validation = 32
+test = 64
+""")
+
+# %% [markdown]
+# `[priors]` holds the parameters to predict with their ranges, and `[cosmology]` fixes the others. The section
+# `[data]` says how many universes there are. Universes for validation and test are never trained on.
+#
+# The networks of the package need volumes of at least 24³ cells. A smaller one is declared in a few lines; see
+# [your own network](../howto/own_network.md).
+
+# %%
+from flowpm_dist.cosmoflow import DECLARATIONS, Convolution, Declaration, Dense, Pool
+
+DECLARATIONS["tiny"] = Declaration(
+    name="tiny",
+    layers=(Convolution(8, 3), Pool(), Convolution(16, 3), Pool(), Dense(32)),
+    edges="periodic",
+    slope=0.01,
+)
+
+# %% [markdown]
+# ## Train
+#
+# In a shell the command is `flowpm-dist train run.toml --ranks 2`. This page calls the same program from Python, so
+# that it knows the network that was just declared.
+
+# %%
+from flowpm_dist.cli.program import app
+
+
+def flowpm_dist(command):
+    """Runs a command of flowpm-dist in this process."""
+    app(command.split(), standalone_mode=False)
+
+
+flowpm_dist("train run.toml --quiet")
+
+# %% [markdown]
+# The training is in the folder `run-training`. `metrics.csv` has a row for each step, and `training.png` shows the
+# losses and the learning rate:
+
+
+# %%
+def show(path, width=9):
+    """Shows a picture that a command has written."""
+    picture = plt.imread(path)
+    plt.figure(figsize=(width, width * picture.shape[0] / picture.shape[1]))
+    plt.imshow(picture)
+    plt.axis("off")
+    plt.show()
+
+
+show("run-training/training.png")
+
+# %% [markdown]
+# ## Evaluate
+#
+# `flowpm-dist evaluate` asks the network about the 64 test universes. Regressions on the power spectra of the same
+# volumes get the same question. A network is worth its cost only where it beats them.
+
+# %%
+flowpm_dist("evaluate run-training --quiet")
+
+# %% [markdown]
+# An `RMSE / mean's` of 1 means that a method knows no more than the prior. The sentences below the table name the
+# parameters that the network has not learned. [Judge a network](../howto/evaluate.md) explains every column.
+
+# %%
+show("run-training/evaluation/predicted.png")
+
+# %% [markdown]
+# ## Predict
+#
+# `flowpm-dist predict` takes a volume from a file. This one is simulated with $\Omega_m = 0.3$ and
+# $\sigma_8 = 0.8$, and with the run file's time steps:
+
+# %%
+import numpy as np
+
+import flowpm_dist as fpm
+
+cosmology = fpm.Cosmology(Omega_m=0.3, Omega_b=0.049, h=0.67, n_s=0.96, sigma8=0.8)
+steps = fpm.scale_factor_steps(0.1, 1.0, 3)
+sim = fpm.Simulation(cosmology, grid=16, box_size=64.0, steps=steps, lpt_order=1)
+np.save("volume.npy", np.asarray(sim.run(seed=1).density().gather()))
+
+flowpm_dist("predict run-training volume.npy --quiet")
+
+# %% [markdown]
+# ## At a useful size
+#
+# [examples/demo_training.toml](https://github.com/DifferentiableUniverseInitiative/flowpm) has 400 universes of 32³ cells.
