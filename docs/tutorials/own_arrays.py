@@ -11,8 +11,8 @@
 # # Train a network on your own arrays
 #
 # You have volumes in a `.npy` or HDF5 file, and a text file with the parameters of each volume. CAMELS and Quijote
-# publish their data in this way. A network learns the parameters from these files as they are, and posteriors are
-# fitted to what it has learned. The data of this page are a toy, and tiny, so that the page runs in seconds.
+# publish their data in this way. A network learns the parameters from these files without conversion, and
+# posteriors are fitted to its outputs. The data of this page are a toy, and tiny, so that the page runs in seconds.
 #
 # ## Volumes and a table
 #
@@ -107,8 +107,8 @@ DECLARATIONS["tiny"] = Declaration(
 )
 
 
-def flowpm_dist(command):
-    """Runs a command of flowpm-dist in this process."""
+def run(command):
+    """Runs a command of flowpm-dist in this process; raises SystemExit if it fails."""
     app(command.split(), standalone_mode=False)
 
 
@@ -118,7 +118,7 @@ def flowpm_dist(command):
 # In a shell the command is `flowpm-dist train run.toml`.
 
 # %%
-flowpm_dist("train run.toml --quiet")
+run("train run.toml --quiet")
 
 # %% [markdown]
 # ## Posteriors, and whether they are right
@@ -129,7 +129,7 @@ flowpm_dist("train run.toml --quiet")
 # below 0.01 says that the posteriors are wrong.
 
 # %%
-flowpm_dist("evaluate run-training --quiet --posteriors --head gaussian --baseline power")
+run("evaluate run-training --quiet --posteriors --head gaussian --baseline power")
 
 
 # %%
@@ -152,7 +152,7 @@ show("run-training/evaluation/ranks.png")
 
 # %%
 np.save("mine.npy", lognormal(spread=1.0, tilt=-2.0))
-flowpm_dist("predict run-training mine.npy --quiet --output mine")
+run("predict run-training mine.npy --quiet --output mine")
 show("mine/corner.png", width=6)
 
 # %% [markdown]
@@ -161,4 +161,4 @@ show("mine/corner.png", width=6)
 
 # %%
 np.save("flat.npy", 1 + 0.01 * rng.normal(size=[GRID, GRID, GRID]))
-flowpm_dist("predict run-training flat.npy --quiet")
+run("predict run-training flat.npy --quiet")

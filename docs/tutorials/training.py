@@ -12,7 +12,7 @@
 #
 # A network learns $\Omega_m$ and $\sigma_8$ from density volumes that are simulated for it. You write one run
 # file, and three commands train, judge and use the network. Everything here is tiny, so that the page runs in
-# seconds: 16³ cells, 96 universes. The last section says what to change for a useful size.
+# seconds: 16³ cells, 64 universes. The last section says what to change for a useful size.
 #
 # ## The run file
 
@@ -53,13 +53,13 @@ name = "tiny"
 batch = 8
 learning_rate = 2e-3
 warmup = 10
-validate_every = 24
+validate_every = 32
 
 [data]
-simulations = 96          # universes to train on
+simulations = 64          # universes to train on
 reuse = 8                 # how often each is used
-validation = 32
-test = 64
+validation = 16
+test = 48
 """)
 
 # %% [markdown]
@@ -89,12 +89,12 @@ DECLARATIONS["tiny"] = Declaration(
 from flowpm_dist.cli.program import app
 
 
-def flowpm_dist(command):
-    """Runs a command of flowpm-dist in this process."""
+def run(command):
+    """Runs a command of flowpm-dist in this process; raises SystemExit if it fails."""
     app(command.split(), standalone_mode=False)
 
 
-flowpm_dist("train run.toml --quiet")
+run("train run.toml --quiet")
 
 # %% [markdown]
 # The training is in the folder `run-training`. `metrics.csv` has a row for each step, and `training.png` shows the
@@ -116,11 +116,11 @@ show("run-training/training.png")
 # %% [markdown]
 # ## Evaluate
 #
-# `flowpm-dist evaluate` asks the network about the 64 test universes. Regressions on the power spectra of the same
+# `flowpm-dist evaluate` asks the network about the 48 test universes. Regressions on the power spectra of the same
 # volumes get the same question. A network is worth its cost only where it beats them.
 
 # %%
-flowpm_dist("evaluate run-training --quiet")
+run("evaluate run-training --quiet")
 
 # %% [markdown]
 # An `RMSE / mean's` of 1 means that a method knows no more than the prior. The sentences below the table name the
@@ -143,11 +143,24 @@ import flowpm_dist as fpm
 cosmology = fpm.Cosmology(Omega_m=0.3, Omega_b=0.049, h=0.67, n_s=0.96, sigma8=0.8)
 steps = fpm.scale_factor_steps(0.1, 1.0, 3)
 sim = fpm.Simulation(cosmology, grid=16, box_size=64.0, steps=steps, lpt_order=1)
-np.save("volume.npy", np.asarray(sim.run(seed=1).density().gather()))
+np.save("volume.npy", np.asarray(sim.run(seed=1).density()))
 
-flowpm_dist("predict run-training volume.npy --quiet")
+run("predict run-training volume.npy --quiet")
 
 # %% [markdown]
+# A network that was trained for seconds is unsure, and its error bars say so. `predict` warns where a value is close
+# to the edge of a prior.
+#
 # ## At a useful size
 #
-# [examples/demo_training.toml](https://github.com/DifferentiableUniverseInitiative/flowpm) has 400 universes of 32³ cells.
+# `examples/demo_training.toml` trains on 400 universes of 32³ cells in a few minutes on two cores:
+# `flowpm-dist train examples/demo_training.toml --ranks 2`. Leave out `[network]` there: the default is
+# `sc18-periodic`. For your own runs change these keys first:
+#
+# - `box.grid` and `box.size`, the resolution and the box of your data;
+# - `data.simulations`: with 2,048 universes instead of 256, the network is
+#   [better](../measurements/trainings.md#fewer-simulations);
+# - `[observation]`, if a survey [observes the universes](../howto/training_data.md#what-the-survey-observes).
+#
+# [Train a network](../howto/train.md) has all keys, and [posteriors](../howto/posteriors.md) shows how to get
+# correlations between parameters. With your own volumes continue with [own arrays](own_arrays.py).
