@@ -1,18 +1,10 @@
-# ---
-# jupyter:
-#   jupytext:
-#     text_representation:
-#       format_name: percent
-#   kernelspec:
-#     name: python3
-# ---
-
 # %% [markdown]
 # # Train a network on simulations
 #
-# A network learns $\Omega_m$ and $\sigma_8$ from density volumes that are simulated for it. You write one run
-# file, and three commands train, judge and use the network. Everything here is tiny, so that the page runs in
-# seconds: 16³ cells, 64 universes. The last section says what to change for a useful size.
+# A network learns $\Omega_m$ and $\sigma_8$ from density volumes that are simulated for it. You
+# write one run file, and three commands train, judge and use the network. Everything here is tiny,
+# so that the page runs in seconds: 16³ cells, 64 universes. The last section says what to change
+# for a useful size.
 #
 # ## The run file
 
@@ -63,11 +55,12 @@ test = 48
 """)
 
 # %% [markdown]
-# `[priors]` holds the parameters to predict with their ranges, and `[cosmology]` fixes the others. The section
-# `[data]` says how many universes there are. Universes for validation and test are never trained on.
+# `[priors]` holds the parameters to predict with their ranges, and `[cosmology]` fixes the others.
+# The section `[data]` says how many universes there are. Universes for validation and test are
+# never trained on.
 #
-# The networks of the package need volumes of at least 24³ cells. A smaller one is declared in a few lines; see
-# [your own network](../howto/own_network.md).
+# The networks of the package need volumes of at least 24³ cells. A smaller one is declared in a
+# few lines; see [your own network](../howto/own_network.md).
 
 # %%
 from flowpm_dist.cosmoflow import DECLARATIONS, Convolution, Declaration, Dense, Pool
@@ -82,8 +75,8 @@ DECLARATIONS["tiny"] = Declaration(
 # %% [markdown]
 # ## Train
 #
-# In a shell the command is `flowpm-dist train run.toml --ranks 2`. This page calls the same program from Python, so
-# that it knows the network that was just declared.
+# In a shell the command is `flowpm-dist train run.toml --ranks 2`. This page calls the same
+# program from Python, so that it knows the network that was just declared.
 
 # %%
 from flowpm_dist.cli.program import app
@@ -97,8 +90,8 @@ def run(command):
 run("train run.toml --quiet")
 
 # %% [markdown]
-# The training is in the folder `run-training`. `metrics.csv` has a row for each step, and `training.png` shows the
-# losses and the learning rate:
+# The training is in the folder `run-training`. `metrics.csv` has a row for each step, and
+# `training.png` shows the losses and the learning rate:
 
 
 # %%
@@ -116,15 +109,17 @@ show("run-training/training.png")
 # %% [markdown]
 # ## Evaluate
 #
-# `flowpm-dist evaluate` asks the network about the 48 test universes. Regressions on the power spectra of the same
-# volumes get the same question. A network is worth its cost only where it beats them.
+# `flowpm-dist evaluate` asks the network about the 48 test universes. Regressions on the power
+# spectra of the same volumes get the same question. A network is worth its cost only where it
+# beats them.
 
 # %%
 run("evaluate run-training --quiet")
 
 # %% [markdown]
-# An `RMSE / mean's` of 1 means that a method knows no more than the prior. The sentences below the table name the
-# parameters that the network has not learned. [Judge a network](../howto/evaluate.md) explains every column.
+# An `RMSE / mean's` of 1 means that a method knows no more than the prior. The sentences below the
+# table name the parameters that the network has not learned. [Judge a
+# network](../howto/evaluate.md) explains every column.
 
 # %%
 show("run-training/evaluation/predicted.png")
@@ -148,19 +143,21 @@ np.save("volume.npy", np.asarray(sim.run(seed=1).density()))
 run("predict run-training volume.npy --quiet")
 
 # %% [markdown]
-# A network that was trained for seconds is unsure, and its error bars say so. `predict` warns where a value is close
-# to the edge of a prior.
+# A network that was trained for seconds is unsure, and its error bars say so. `predict` warns
+# where a value is close to the edge of a prior.
 #
 # ## At a useful size
 #
 # `examples/demo_training.toml` trains on 400 universes of 32³ cells in a few minutes on two cores:
-# `flowpm-dist train examples/demo_training.toml --ranks 2`. Leave out `[network]` there: the default is
+# `flowpm-dist train examples/demo_training.toml --ranks 2`. Its network is the default,
 # `sc18-periodic`. For your own runs change these keys first:
 #
 # - `box.grid` and `box.size`, the resolution and the box of your data;
 # - `data.simulations`: with 2,048 universes instead of 256, the network is
 #   [better](../measurements/trainings.md#fewer-simulations);
-# - `[observation]`, if a survey [observes the universes](../howto/training_data.md#what-the-survey-observes).
+# - `[observation]`, if a survey [observes the
+#   universes](../howto/training_data.md#what-the-survey-observes).
 #
-# [Train a network](../howto/train.md) has all keys, and [posteriors](../howto/posteriors.md) shows how to get
-# correlations between parameters. With your own volumes continue with [own arrays](own_arrays.py).
+# [Train a network](../howto/train.md) has all keys, and [posteriors](../howto/posteriors.md) shows
+# how to get correlations between parameters. With your own volumes continue with [own
+# arrays](own_arrays.py).
