@@ -148,8 +148,8 @@ run("predict run-training volume.npy --quiet")
 #
 # ## At a useful size
 #
-# `examples/demo_training.toml` trains on 400 universes of 32³ cells in a few minutes on two cores:
-# `flowpm-dist train examples/demo_training.toml --ranks 2`. Its network is the default,
+# [`examples/demo_training.toml`](../../examples/demo_training.toml) trains on 400 universes of 32³ cells in a few
+# minutes on two cores: `flowpm-dist train examples/demo_training.toml --ranks 2`. Its network is the default,
 # `sc18-periodic`. For your own runs change these keys first:
 #
 # - `box.grid` and `box.size`, the resolution and the box of your data;
