@@ -369,6 +369,24 @@ def test_learning_curve_fits_the_first_simulations_and_falls():
     assert curves["mean"].errors["sigma8"][1] == pytest.approx(1)
 
 
+def test_learning_curve_takes_baselines_that_are_fitted_to_all_simulations(monkeypatch):
+    train, validation, test = (features(n, n, linear) for n in (200, 100, 101))
+    whole = RidgeOnPower().fit(train, validation)
+    sizes, fit = [], RidgeOnPower.fit
+
+    def noted(self, train, validation):
+        sizes.append(len(train.truth))
+        return fit(self, train, validation)
+
+    monkeypatch.setattr(RidgeOnPower, "fit", noted)
+    parts = [RidgeOnPower()], train, validation, test, (4, 200)
+    again = baselines.learning_curve(*parts)["ridge on log P(k)"].errors
+    taken = baselines.learning_curve(*parts, {"ridge on log P(k)": whole})
+    assert sizes == [4, 200, 4]
+    for name, errors in taken["ridge on log P(k)"].errors.items():
+        np.testing.assert_array_equal(errors, again[name])
+
+
 def drawn(figure, path) -> list[str]:
     """The texts of a figure that could be written as a PNG."""
     save_figure(figure, path)

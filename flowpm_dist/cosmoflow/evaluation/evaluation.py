@@ -309,7 +309,7 @@ def judge(
             sizes.append(2 * sizes[-1])
         sizes[-1] = count
         splits = sets["train"], sets["validation"], sets[split]
-        curves |= methods.learning_curve(known[1:], *splits, sizes)
+        curves |= methods.learning_curve(known[1:], *splits, sizes, fitted)
     main, predictions = next(iter(networks)), {**networks, **baselines}
     return Evaluation(
         main=main,

@@ -7,8 +7,9 @@ is slightly too small, because the settings were chosen on this set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from sklearn.linear_model import Ridge
@@ -199,6 +200,7 @@ def learning_curve(
     validation: Features,
     test: Features,
     sizes: Sequence[int],
+    fitted: Mapping[str, Predictor] = MappingProxyType({}),
 ) -> dict[str, LearningCurve]:
     """Returns the test error of each baseline as a function of the number of training simulations.
 
@@ -207,16 +209,22 @@ def learning_curve(
         train: one sample for each simulation.
         validation, test: the same samples at every size.
         sizes: numbers of simulations, at most as many as in `train`.
+        fitted: baselines by name that were fitted to all of `train`; they are not fitted again.
 
     Returns:
         The curve of each baseline by name; errors [size] are divided by the error of the mean of
         all of `train`.
     """
     train_mean = train.truth.mean(axis=0)
+
+    def fit(baseline: Baseline, size: int) -> Predictor:
+        if size == len(train.truth) and baseline.name in fitted:
+            return fitted[baseline.name]
+        return baseline.fit(train.first(size), validation)
+
     curves = {}
     for baseline in baselines:
-        fitted = [baseline.fit(train.first(size), validation) for size in sizes]
-        scores = [score(predict(test), train_mean) for predict in fitted]
+        scores = [score(fit(baseline, size)(test), train_mean) for size in sizes]
         errors = {n: np.array([of[n].rmse_over_mean for of in scores]) for n in train.names}
         curves[baseline.name] = LearningCurve(np.asarray(sizes), errors)
     return curves
