@@ -22,7 +22,7 @@ import numpy as np
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.chdir(tempfile.mkdtemp())
 
-GRID, VOLUMES = 16, 192
+GRID, VOLUMES = 16, 144
 rng = np.random.default_rng(1)
 modes = np.fft.fftfreq(GRID, 1 / GRID)
 wavenumber = np.sqrt(sum(k**2 for k in np.meshgrid(modes, modes, modes, indexing="ij")))
@@ -136,6 +136,11 @@ def show(path, width=9):
 
 
 show("run-training/evaluation/ranks.png")
+
+# %% [markdown]
+# The sentences below the table name posteriors that are too wide or too narrow, and by about how much. Expect such
+# sentences here: the network and the posteriors were fitted to 64 volumes. In the picture a right posterior has flat
+# ranks, within the grey band. [Fit and check posteriors](../howto/posteriors.md) explains all checks.
 
 # %% [markdown]
 # ## The posterior of a new volume
