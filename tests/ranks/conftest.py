@@ -62,7 +62,7 @@ _failures = itertools.count(1)
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "ranks(*numbers): the numbers of ranks it runs on")
     config.addinivalue_line("markers", "every_split: `mesh` is every way of splitting a box")
-    config.addinivalue_line("markers", "dealt: each case on one mesh; the others are long")
+    config.addinivalue_line("markers", "dealt(ranks): each case on one mesh; the others are long")
     config.addinivalue_line("markers", "grappler: with TensorFlow's graph optimiser on any ranks")
     if SIZE == 2:
         _make_two_devices()
@@ -101,8 +101,8 @@ def leave_out_dealt(items: list[pytest.Item]) -> None:
     """Make a test marked `dealt` a long one where another mesh has its case.
 
     The cases go in turn to the numbers of ranks, one rank last, and on each to its meshes. Their
-    order and the first number are as if by chance: neighbours differ in one parameter, and each of
-    its values is to meet each mesh.
+    order is as if by chance: neighbours differ in one parameter, and each of its values is to meet
+    each mesh. So is the first number, unless the mark has it: `dealt(2)` makes a long test cheaper.
     """
     tests: dict[str, list[tuple[pytest.Item, str, str]]] = defaultdict(list)
     for item in items:
@@ -116,7 +116,9 @@ def leave_out_dealt(items: list[pytest.Item]) -> None:
         cases = sorted({case for *_, case in found}, key=lambda name: zlib.crc32(name.encode()))
         for item, shape, case in found:
             several = [number for number in ranks_of(item) if number > 1]
+            wanted = item.get_closest_marker("dealt").args
             first = zlib.crc32(test.encode()) % max(len(several), 1)
+            first = several.index(*wanted) if wanted else first
             numbers = [*several[first:], *several[:first], *({1} & {*ranks_of(item)})]
             turn, place = divmod(cases.index(case), len(numbers))
             if numbers[place] != SIZE or shapes[-1 - turn % len(shapes)] != shape:

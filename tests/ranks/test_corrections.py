@@ -103,7 +103,8 @@ CASES = {
     "cola, spectral": {"integrator": "cola", "force_gradient": "spectral", "deconvolve": True},
 }
 DEAR = [pytest.mark.long] if SIZE == 4 else []
-HERE = list(CASES) if SIZE == 1 else [pytest.param("network", marks=DEAR)]
+ALONE = ["bullfrog", "network", pytest.param("cola, spectral", marks=pytest.mark.long)]
+HERE = ALONE if SIZE == 1 else [pytest.param("network", marks=DEAR)]
 
 
 @pytest.mark.parametrize("case", HERE)
