@@ -216,7 +216,7 @@ def test_treepm(mesh):
 def test_treepm_with_a_correction_of_the_package(mesh, correction):
     """To k = 1 h/Mpc, where the run without it lacks 18 % of P, and 1 - r is 0.01.
 
-    In docs/emulator.md the errors of P are 3 and 1 %, in the mean of two universes.
+    In docs/measurements/corrections.md the errors of P are 3 and 1 %, in the mean of two universes.
     """
     found = beside_treepm(mesh, deconvolve=True, correction=correction)
     below = found.k < 1.0
