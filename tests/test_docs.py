@@ -175,8 +175,10 @@ def test_run_files(path, tmp_path, monkeypatch):
 
 def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     """`reconstruct` accepts its structure, bias and likelihood, and `train` the first two."""
-    blocks = blocks_of((ROOT / "docs" / "extending.md").read_text())
+    pages = [ROOT / "docs" / "howto" / name for name in ("own_likelihood.md", "own_bias.md")]
+    blocks = [block for page in pages for block in blocks_of(page.read_text())]
     files = [b.code for b in blocks if "class StudentT" in b.code or "class Lognormal" in b.code]
+    assert len(files) == 2
     (tmp_path / "survey.py").write_text("\n".join(files))
     (requested,) = (tomllib.loads(b.code) for b in blocks if "survey:LOGNORMAL" in b.code)
     run_file = tomllib.loads((ROOT / "examples" / "reconstruct.toml").read_text()) | requested
@@ -213,7 +215,7 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
 
 def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):
     """The first block on networks, saved as a file and run, knows the network it declares."""
-    blocks = blocks_of((ROOT / "docs" / "extending.md").read_text())
+    blocks = blocks_of((ROOT / "docs" / "howto" / "own_network.md").read_text())
     (code,) = (block.code for block in blocks if "__main__" in block.code)
     (tmp_path / "shallow.py").write_text(code)
     run_file = tomllib.loads((ROOT / "examples" / "train.toml").read_text())
