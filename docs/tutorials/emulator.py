@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Correct a cheap run
 #
-# A run with few steps on a coarse mesh is cheap, and it lacks power on small scales. A correction was learned
-# from runs that resolve those scales. It adds most of what is missing. This page compares a cheap run, two runs
-# with the corrections that come with the package, and a run that costs much more. Then it learns a tiny
-# correction of its own.
+# A run with few steps on a coarse mesh is cheap, and it lacks power on small scales. A correction
+# was learned from runs that resolve those scales. It adds most of what is missing. This page
+# compares a cheap run, two runs with the corrections that come with the package, and a run that
+# costs much more. Then it learns a tiny correction of its own.
 #
-# [Use and learn corrections](../howto/corrections.md) is the guide, and
-# [the measurements](../measurements/corrections.md) compare them with TreePM runs.
+# [Use and learn corrections](../howto/corrections.md) is the guide, and [the
+# measurements](../measurements/corrections.md) compare them with TreePM runs.
 #
 # ## Four runs from the same white noise
 #
-# The shipped corrections were learned for particles 2 Mpc/h apart, ten BullFrog steps from a = 0.1 to 1, and
-# `deconvolve`. So the cheap run here has 32^3 particles in 64 Mpc/h.
+# The shipped corrections were learned for particles 2 Mpc/h apart, ten BullFrog steps from a = 0.1
+# to 1, and `deconvolve`. So the cheap run here has 32^3 particles in 64 Mpc/h.
 
 # %%
 import tempfile
@@ -27,16 +27,14 @@ import flowpm_dist as fpm
 options = {"integrator": "bullfrog", "deconvolve": True}
 box = {"grid": 32, "box_size": 64.0}
 cosmology = fpm.Cosmology.planck18()
-cheap = fpm.Simulation(
-    cosmology, steps=fpm.scale_factor_steps(0.1, 1.0, 10), **box, **options
-)
+cheap = fpm.Simulation(cosmology, steps=fpm.scale_factor_steps(0.1, 1.0, 10), **box, **options)
 converged = fpm.Simulation(
     cosmology, steps=fpm.scale_factor_steps(0.1, 1.0, 20), mesh_factor=3, **box, **options
 )
 
 # %% [markdown]
-# `correction = "default"` is a filter of the force, and `"network"` is a network that moves the particles at the
-# end. A simulation with a correction is called as any other.
+# `correction = "default"` is a filter of the force, and `"network"` is a network that moves the
+# particles at the end. A simulation with a correction is called as any other.
 
 # %%
 states = {
@@ -49,13 +47,13 @@ truth = converged.run(seed=1)
 # %% [markdown]
 # ## Power and correlation
 #
-# Each density is painted on a mesh twice as fine as the particles' lattice and compared with the converged run. The
-# left panel shows the ratio of powers. The right panel shows how much of the plain run's error in the phases, 1 - r,
-# is left.
+# Each density is painted on a mesh twice as fine as the particles' lattice and compared with the
+# converged run. The left panel shows the ratio of powers. The right panel shows how much of the
+# plain run's error in the phases, 1 - r, is left.
 #
-# The converged run resolves forces on a mesh three times as fine. A mesh still lacks some power on small scales.
-# The corrections were learned from TreePM runs, which do not lack it. So at large k a corrected run can rightly
-# lie above this converged run.
+# The converged run resolves forces on a mesh three times as fine. A mesh still lacks some power on
+# small scales. The corrections were learned from TreePM runs, which do not lack it. So at large k a
+# corrected run can rightly lie above this converged run.
 
 # %%
 reference = truth.density(2)
@@ -77,8 +75,8 @@ plt.show()
 # %% [markdown]
 # ## Outside of the range
 #
-# A correction's file holds what it was trained on. A simulation warns if it lies outside. Here the cells are
-# three times as large.
+# A correction's file holds what it was trained on. A simulation warns if it lies outside. Here the
+# cells are three times as large.
 
 # %%
 with warnings.catch_warnings(record=True) as caught:
@@ -97,9 +95,10 @@ for warning in caught:
 # %% [markdown]
 # ## Learn a tiny one
 #
-# `flowpm-dist emulate` learns a correction; `fpm.run` starts it from Python. The job makes converged runs,
-# runs cheap universes of the same white noise, and changes the filter until their densities agree. Two universes
-# of 16^3 particles and a few iterations show how it works. They do not make a good correction.
+# `flowpm-dist emulate` learns a correction; `fpm.run` starts it from Python. The job makes
+# converged runs, runs cheap universes of the same white noise, and changes the filter until their
+# densities agree. Two universes of 16^3 particles and a few iterations show how it works. They do
+# not make a good correction.
 
 # %%
 folder = Path(tempfile.mkdtemp()) / "tiny"
@@ -132,4 +131,5 @@ plt.show()
 
 # %% [markdown]
 # The file of the new correction goes where the names of the shipped ones went before:
-# `cheap.with_correction(folder / "correction.json")`, or `correction = "tiny/correction.json"` in `[evolution]`.
+# `cheap.with_correction(folder / "correction.json")`, or `correction = "tiny/correction.json"` in
+# `[evolution]`.

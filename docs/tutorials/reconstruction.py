@@ -1,17 +1,19 @@
 # %% [markdown]
 # # Reconstruct the initial conditions of a universe
 #
-# You observe the density of a universe today, with noise. Which initial conditions did it grow from? The
-# simulation is differentiable, so you can follow its gradient to the answer. This page makes a mock universe,
-# searches for its initial conditions, and then draws other initial conditions that explain the same data.
+# You observe the density of a universe today, with noise. Which initial conditions did it grow
+# from? The simulation is differentiable, so you can follow its gradient to the answer. This page
+# makes a mock universe, searches for its initial conditions, and then draws other initial
+# conditions that explain the same data.
 #
-# The box is tiny, so that the page runs in seconds. [Reconstruct](../howto/reconstruct.md) shows the command
-# for larger boxes, and [the explanation](../explanations/reconstruction.md) says how the search works.
+# The box is tiny, so that the page runs in seconds. [Reconstruct](../howto/reconstruct.md) shows
+# the command for larger boxes, and [the explanation](../explanations/reconstruction.md) says how
+# the search works.
 #
 # ## A mock observation
 #
-# The mock has 16^3 cells of 8 Mpc/h at a = 1. Second-order Lagrangian perturbation theory (2LPT) makes it in a
-# single step. Each cell is observed with Gaussian noise of 0.3 mean densities.
+# The mock has 16^3 cells of 8 Mpc/h at a = 1. Second-order Lagrangian perturbation theory (2LPT)
+# makes it in a single step. Each cell is observed with Gaussian noise of 0.3 mean densities.
 
 # %%
 import matplotlib.pyplot as plt
@@ -32,9 +34,10 @@ data = truth.density().numpy() + noise
 # %% [markdown]
 # ## The posterior
 #
-# The unknowns are the 4,096 numbers of the white noise that the universe began with. Their prior is a unit
-# normal. `ForwardModel` turns white noise into a density, and `Gaussian` compares that density with the data. With
-# `"pm"` in place of `"2lpt"`, the model is the particle mesh with the steps of `simulation`.
+# The unknowns are the 4,096 numbers of the white noise that the universe began with. Their prior is
+# a unit normal. `ForwardModel` turns white noise into a density, and `Gaussian` compares that
+# density with the data. With `"pm"` in place of `"2lpt"`, the model is the particle mesh with the
+# steps of `simulation`.
 
 # %%
 model = ForwardModel(simulation, "2lpt")
@@ -43,19 +46,20 @@ posterior = rec.Posterior(model, rec.Gaussian(box, data, sigma=SIGMA))
 # %% [markdown]
 # ## The search
 #
-# `Search` minimises minus the logarithm of the posterior. It begins with smoothed data and greater noise,
-# because the small scales have many local maxima. Each stage comes nearer to the real problem.
+# `Search` minimises minus the logarithm of the posterior. It begins with smoothed data and greater
+# noise, because the small scales have many local maxima. Each stage comes nearer to the real
+# problem.
 
 # %%
 losses = []
-search = rec.Search(posterior, rec.LBFGS(), rec.default_stages(posterior, evaluations=50))
+search = rec.Search(posterior, rec.LBFGS(), rec.default_stages(posterior, evaluations=40))
 found = search.run(lambda row, point: losses.append((row.evaluations, row.loss, row.inflation)))
 state = model.run(found.field, {})
 print(f"{losses[-1][0]} gradients, ended because: {search.outcome}")
 
 # %% [markdown]
-# The three panels show a slab of the density, one cell thick: the truth, the data, and the universe that grows from the
-# initial conditions that were found.
+# The three panels show a slab of the density, one cell thick: the truth, the data, and the universe
+# that grows from the initial conditions that were found.
 
 # %%
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True, layout="constrained")
@@ -71,9 +75,10 @@ plt.show()
 # %% [markdown]
 # ## How good is it?
 #
-# `compare` returns the correlation coefficient r(k) and the transfer function T(k) of two fields. Compare the
-# initial fields, and not only the final ones: the initial fields are what was unknown. Where the noise hides a
-# mode, the most probable value is close to 0. T falls there, and r falls, too.
+# `compare` returns the correlation coefficient r(k) and the transfer function T(k) of two fields.
+# Compare the initial fields, and not only the final ones: the initial fields are what was unknown.
+# Where the noise hides a mode, the most probable value is close to 0. T falls there, and r falls,
+# too.
 
 # %%
 initial = fpm.compare(state.linear_delta, truth.linear_delta)
@@ -90,22 +95,26 @@ plt.show()
 # %% [markdown]
 # ## A few draws
 #
-# The search gives the most probable initial conditions. A sampler gives a set of initial conditions that all
-# explain the data, so that their scatter is the uncertainty. Its chain here begins at the point that was found.
-# In the first moves the sampler learns its step.
+# The search gives the most probable initial conditions. A sampler gives a set of initial conditions
+# that all explain the data, so that their scatter is the uncertainty. Its chain here begins at the
+# point that was found. In the first moves the sampler learns its step.
 
 # %%
 sampler = rec.Microcanonical(leaps=8, seed=3)
 sampler.start(rec.EvenPosterior(posterior), found)
-for _ in range(8):
+for _ in range(6):
     sampler.draw(learn=True)
 draws = [sampler.draw(learn=False) for _ in range(12)]
 fields = np.array([draw.point.field.numpy() for draw in draws])
-print(f"{len(fields)} draws, {draws[0].evaluations} gradients each, with steps of {draws[0].step:.2f}")
+gradients, step = draws[0].evaluations, draws[0].step
+print(f"{len(fields)} draws, {gradients} gradients each, with steps of {step:.2f}")
 
 # %% [markdown]
-# The histogram shows the error of the draws' mean in each cell of the white noise, divided by the draws'
-# standard deviation. If the draws were many and independent, it would be the unit normal distribution.
+# The histogram shows the error of the draws' mean in each cell of the white noise, divided by the
+# standard deviation of the draws. For many independent draws it would be the unit normal
+# distribution. Twelve independent draws would have a standard deviation of 1.15. These draws follow
+# each other closely, so theirs is greater.
+# [Draw initial conditions](../howto/draw_samples.md) has the settings of real chains.
 
 # %%
 deviation = (truth.white_noise.numpy() - fields.mean(axis=0)) / fields.std(axis=0, ddof=1)
