@@ -50,6 +50,7 @@ truth = converged.run(seed=1)
 # Each density is painted on a mesh twice as fine as the particles' lattice and compared with the
 # converged run. The left panel shows the ratio of powers. The right panel shows how much of the
 # plain run's error in the phases, 1 - r, is left.
+# In its first bin 1 - r is only a few times 1e-6 in all runs.
 #
 # The converged run resolves forces on a mesh three times as fine. A mesh still lacks some power on
 # small scales. The corrections were learned from TreePM runs, which do not lack it. So at large k a
@@ -68,7 +69,7 @@ for name, one in found.items():
     phases.plot(k[shown], error[shown], label=name)
 power.axhline(1, color="k", lw=0.5)
 power.set(xlabel="k [h/Mpc]", ylabel="P / P of the converged run")
-phases.set(xlabel="k [h/Mpc]", ylabel="(1 - r) / (1 - r of the plain run)", ylim=(0, 1.1))
+phases.set(xlabel="k [h/Mpc]", ylabel="(1 - r) / (1 - r of the plain run)", ylim=(0, None))
 power.legend()
 plt.show()
 
@@ -107,9 +108,9 @@ learned = fpm.run(
         "box": {"grid": 16, "size": 32.0},
         "cosmology": {"Omega_m": 0.30966, "Omega_b": 0.04897, "h": 0.6766, "n_s": 0.96822},
         "priors": {"sigma8": [0.8, 0.9]},
-        "evolution": {"integrator": "bullfrog", "steps": 3, "deconvolve": True},
-        "truth": {"universes": 2, "mesh_factor": 2, "steps": 6},
-        "emulate": {"iterations": 8, "rate": 0.05, "validation": 1, "validate_every": 8},
+        "evolution": {"integrator": "bullfrog", "steps": 5, "deconvolve": True},
+        "truth": {"universes": 2, "mesh_factor": 2, "steps": 10},
+        "emulate": {"iterations": 12, "rate": 0.05, "validation": 1, "validate_every": 6},
     },
     folder,
     quiet=True,
