@@ -118,7 +118,8 @@ learned = fpm.run(
 print(learned.steps, learned.results)
 
 # %% [markdown]
-# `scores.csv` compares the universe that was held out with its converged run.
+# `scores.csv` compares the universe that was held out with its converged run. This correction
+# overshoots: it would need more universes and more iterations.
 
 # %%
 scores = np.genfromtxt(folder / "scores.csv", delimiter=",", names=True, dtype=None, encoding=None)
