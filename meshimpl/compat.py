@@ -10,9 +10,11 @@ The docstring of each shim names the version that makes it obsolete.
 from __future__ import annotations
 
 import collections
+import logging
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 from meshimpl.imports import without_keras
@@ -56,8 +58,19 @@ def _install_conversion_registry() -> None:
         )
 
 
+def _drop_reports() -> None:
+    """Drops what mesh_tensorflow reports about each graph; TensorFlow prints it in notebooks."""
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        from_mesh_tensorflow = Path(record.pathname).parent.name == "mesh_tensorflow"
+        return record.levelno > logging.INFO or not from_mesh_tensorflow
+
+    tf.get_logger().addFilter(is_wanted)
+
+
 _install_estimator()
 _install_conversion_registry()
+_drop_reports()
 
 import mesh_tensorflow as mtf  # noqa: E402
 from mesh_tensorflow import ops as mtf_ops  # noqa: E402

@@ -112,3 +112,19 @@ def test_horovod_loads_keras_for_its_layer_alone() -> None:
         "assert issubclass(SyncBatchNormalization, sys.modules['keras'].layers.Layer)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_notebook_is_not_told_of_each_graph(tmp_path):
+    """TensorFlow prints to the standard output of an interactive Python what is logged as INFO."""
+    lines = """
+import flowpm_dist as fpm
+steps = fpm.scale_factor_steps(0.1, 1.0, 1)
+sim = fpm.Simulation(fpm.Cosmology.planck18(), grid=4, box_size=64.0, steps=steps)
+state = sim.lpt(seed=1)
+"""
+    command = [sys.executable, "-i", "-q"]
+    done = subprocess.run(
+        command, input=lines, capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert "Error" not in done.stderr
+    assert done.stdout == ""
