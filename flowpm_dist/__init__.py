@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.statistics import power_wedges as power_wedges
     from flowpm_dist.statistics import transfer_function as transfer_function
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _HOMES = {
     "Bins": "statistics",
