@@ -175,6 +175,7 @@ def test_lensing_train():
 
 
 @pytest.mark.budget(40)
+@pytest.mark.long
 def test_cosmoflow(monkeypatch, folder):
     """The commands are run in this process."""
     message = []

@@ -92,6 +92,7 @@ def test_no_rank_reads_before_files_are_staged(tmp_path_factory, monkeypatch):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.long
 def test_the_preset_trains_on_packed_files_judged_on_validation(tmp_path_factory, monkeypatch):
     """As there is no test set; validation after each epoch, in the table and in the log."""
     folder, mesh = shared_folder(tmp_path_factory), process_mesh(f"replica:{SIZE}")
