@@ -97,6 +97,8 @@ def execute(path: Path) -> Any:
         "PATH": os.pathsep.join(filter(None, programs)),
     }
     env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # At the size of a tutorial, XLA takes longer to optimise than the code takes to run.
+    env.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     with tempfile.TemporaryDirectory(prefix="tutorial-") as folder:
         # By files, which no other user of the machine can read.
         kernel = AsyncKernelManager(transport="ipc", ip=f"{folder}/kernel")
