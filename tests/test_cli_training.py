@@ -266,6 +266,7 @@ def test_a_training_that_ranks_began_goes_on_to_the_same_losses(here, trained):
         np.testing.assert_allclose(*numbers, rtol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.budget(40)
 def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
     """If the correction of its force is still the same."""

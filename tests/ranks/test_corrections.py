@@ -39,7 +39,7 @@ def block_of(box, whole):
     return tf.constant(whole[box.place])
 
 
-@pytest.mark.dealt
+@pytest.mark.dealt(2)
 @pytest.mark.parametrize(
     "precision", ["float32", pytest.param("float64", marks=pytest.mark.ranks(1))]
 )
@@ -153,7 +153,7 @@ def test_each_universe_of_a_batch_has_its_coefficients(mesh):
         np.testing.assert_allclose(both[n], one, atol=1e-10)
 
 
-@pytest.mark.dealt
+@pytest.mark.dealt(2)
 def test_states_on_the_way_have_the_gradients_of_theta(mesh):
     """What a function makes of outputs is differentiated as the states themselves are."""
 

@@ -163,6 +163,7 @@ def assert_phases(outcome, shape):
     assert (outcome.phases["halo"] > 0) == (process_mesh(shape).without("replica").size > 1)
 
 
+@pytest.mark.long
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("shape", MESHES[1:2])
 def test_ten_steps_are_those_of_one_rank(shape, shared, alone):
