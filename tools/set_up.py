@@ -52,7 +52,8 @@ def read_stamp(venv: Path) -> dict[str, str]:
 
 def inputs_of(venv: Path, mpi: str) -> dict[str, str]:
     """Return what an environment is made from; nothing is started to find out."""
-    files = [*ROOT.glob("requirements*.txt"), *(ROOT / "tools").glob("*.py")]
+    files = [path for path in ROOT.glob("requirements*.txt") if path.name != DOCS]
+    files += [ROOT / "tools" / "set_up.py"]
     files += [ROOT / "setup.py", ROOT / "pyproject.toml", NATIVE / "build.py"]
     files += [*wheel.HERE.glob("*.py"), *wheel.HERE.glob("requirements*.txt")]
     files += [*NATIVE.glob("*.cc"), *NATIVE.glob("*.h")]
@@ -252,7 +253,8 @@ def main() -> int:
         if options.docs:
             install_docs(ROOT / FLAVOURS[options.flavour][0], options.mpi)
     except BuildError as error:
-        say(f"{error}\nThen run make again. make HOROVOD=no sets up for one rank without Horovod.")
+        without = "" if options.docs else " make HOROVOD=no sets up for one rank without Horovod."
+        say(f"{error}\nThen run make again.{without}")
         return 1
     except KeyboardInterrupt:
         say("interrupted; run make again to continue")

@@ -23,7 +23,7 @@ from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
 from flowpm_dist.io.volume import open_white_noise
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.jobs.session import FieldCheckpoints, StopError, StopRequest
+from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopError, StopRequest
 from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
@@ -343,6 +343,11 @@ class SimulationSession:
         self.checkpoints.save(here.step, fields, attributes, maps=packed)
 
     def _restored(self, path: Path, about: Mapping[str, Any]) -> MidRun:
+        if "measured" not in about:
+            raise CheckpointError(
+                f"{path} was written by a development version of flowpm_dist; begin the run again "
+                "with --overwrite"
+            )
         particles = Particles(*(self.checkpoints.block(path, name) for name in VECTORS))
         rest = {name: about[name] for name in ("done", "step", "a", "halo", "timings")}
         maps = {

@@ -51,7 +51,7 @@ class BlockOperation(mtf.Operation):
         results = results if isinstance(results, (tuple, list)) else [results]
         for output, result in zip(self.outputs, results, strict=True):
             if not isinstance(result, mtf.LazyAllreduceSum):
-                shape = impl.slice_shape(output.shape)
+                result, shape = tf.convert_to_tensor(result), impl.slice_shape(output.shape)
                 if result.shape.rank is None or result.shape.as_list() != shape:
                     result = tf.reshape(result, shape)
                 result = LaidOutTensor([result])

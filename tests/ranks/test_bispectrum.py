@@ -71,7 +71,6 @@ def test_triangles_are_those_of_modes_one_by_one(shape):
     np.testing.assert_allclose(rounded.bispectrum, found.bispectrum, atol=1e-5 * size)
 
 
-@pytest.mark.dealt
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("shape", BATCH_MESHES)
 def test_slope_and_batches(shape):

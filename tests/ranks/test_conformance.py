@@ -33,9 +33,15 @@ ELSEWHERE = {
     "Variable": "test_mesh_impl.py",
 }
 SHAPES = {1: ["row:1,col:1"], 4: ["row:2,col:2", "row:4"]}.get(SIZE, [f"row:{SIZE}"])
-# Each case on one of the meshes in turn; on the others it is a long test.
+# On two rows and two columns both neighbours of a rank are the same, so these need a line of four.
+BOTH = ("halos", "shift", "conv3d_on_blocks")
+# Another case runs on one of the meshes in turn; on the others it is a long test.
 ON_MESHES = [
-    pytest.param(case, shape, marks=[] if turn == number % len(SHAPES) else pytest.mark.long)
+    pytest.param(
+        case,
+        shape,
+        marks=[] if case.name in BOTH or turn == number % len(SHAPES) else pytest.mark.long,
+    )
     for number, case in enumerate(CASES)
     for turn, shape in enumerate(SHAPES)
 ]

@@ -56,8 +56,7 @@ def evaluated(mesh):
     return posterior, point, posterior.evaluate(point)
 
 
-@pytest.mark.dealt(2)
-@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.ranks(1, 2)
 def test_gradient_is_the_slope_and_the_same_on_any_mesh(mesh):
     """Through the light cone, by the white noise and by parameters."""
     posterior, point, found = evaluated(mesh)

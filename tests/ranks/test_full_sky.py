@@ -119,7 +119,6 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     np.testing.assert_allclose(kappa, expected, atol=1e-7 * np.abs(expected).max())
 
 
-@pytest.mark.dealt
 @pytest.mark.ranks(1, 2, 4)
 def test_particles_in_files(mesh, tmp_path_factory, monkeypatch):
     """Each copy once, at its crossing: painted they give a shell, and states their columns."""
@@ -236,7 +235,6 @@ class MatterOfShells:
         return types.SimpleNamespace(kappa=delta)
 
 
-@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 def test_gradients_of_shells(mesh):
     runs = dataclasses.replace(RUNS, cone=MatterOfShells())

@@ -8,7 +8,7 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.halo import halo_exchange, halo_reduce
 
-pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.every_split, pytest.mark.dealt]
+pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.every_split]
 
 LAYOUT = {"row": "x:row;x_halo:row", "col": "y:col;y_halo:col"}
 GRID = (8, 12, 5)

@@ -10,7 +10,7 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import layers
 from meshimpl.operations.layers import convolution, halo_widths
 
-pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.dealt]
+pytestmark = pytest.mark.ranks(1, 4)
 
 # A side with ranks between others, both sides, and a batch with a side.
 MESHES = {

@@ -201,7 +201,6 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
         np.testing.assert_allclose(found[m], state.displacement.block, atol=1e-10)
 
 
-@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("integrator", ["cola"])
 def test_particles_in_files(mesh, integrator, tmp_path_factory, monkeypatch):

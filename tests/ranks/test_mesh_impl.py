@@ -18,7 +18,7 @@ from meshimpl.engine import CollectiveError
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.mesh_function import mesh_function
 
-pytestmark = [pytest.mark.ranks(1, 4), pytest.mark.dealt]
+pytestmark = pytest.mark.ranks(1, 4)
 
 FIELD = shape(x=8, y=4)
 WHOLE = np.arange(32.0).reshape(8, 4)

@@ -18,7 +18,7 @@ from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
 from meshimpl.traffic import Traffic, added, so_far
 
-pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.dealt]
+pytestmark = pytest.mark.ranks(1, 2, 4)
 
 
 @pytest.mark.every_split
