@@ -103,6 +103,11 @@ def test_a_list_of_runs_has_their_states_and_results(two, here):
     found.write_mark(complete=True)
     found.release()
     found.result.write_text(json.dumps({"parameters": {"sigma8": {"value": 0.8125}}}))
+    Path("runs/judged").mkdir()
+    scores = {"generator": "flowpm-dist", "split": "test", "samples": 4, "main": "network",
+              "trainings": [{"folder": str(stopped.path)}],
+              "scores": {"network": {"sigma8": {"rmse_over_mean": 0.25}}}}  # fmt: skip
+    Path("runs/judged/scores.json").write_text(json.dumps(scores))
     Path("runs/set").mkdir()
     Path("runs/set", UNFINISHED).touch()
     Path("runs/other").mkdir()
@@ -117,7 +122,7 @@ def test_a_list_of_runs_has_their_states_and_results(two, here):
     lines = flowpm_here("runs", "runs").stdout.splitlines()
     running.release()
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
-    names = ("cut", "deep", "found", "list", "more", "net", "saved", "set", "stopped")
+    names = ("cut", "deep", "found", "judged", "list", "more", "net", "saved", "set", "stopped")
     assert list(rows) == ["run", *(f"runs/{n}" for n in names)]
     for name in ("cut", "deep"):
         assert rows[f"runs/{name}"].startswith("- damaged 20")
@@ -132,6 +137,8 @@ def test_a_list_of_runs_has_their_states_and_results(two, here):
     assert rows["runs/found"].startswith("reconstruction complete")
     assert rows["runs/found"].endswith("sigma8 0.8125")
     assert rows["runs/set"].startswith("dataset stopped")
+    assert rows["runs/judged"].startswith("evaluation complete 4 samples 20")
+    assert rows["runs/judged"].endswith("RMSE of sigma8 / mean's 0.25")
 
 
 def test_a_comparison_has_what_differs_and_nothing_else(two):

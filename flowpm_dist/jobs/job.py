@@ -310,7 +310,10 @@ JOBS = {
 }
 """Command -> module and name of its class."""
 
-OTHER_RECORDS = ("flowpm_dist.cosmoflow.training.dataset:record",)
+OTHER_RECORDS = (
+    "flowpm_dist.cosmoflow.training.dataset:record",
+    "flowpm_dist.cosmoflow.planning.folder:record_of_evaluation",
+)
 """Functions that read the folders of other commands, as "module:name"."""
 
 

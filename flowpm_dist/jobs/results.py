@@ -82,7 +82,7 @@ class RunRecord:
 
     Attributes:
         folder: its path.
-        kind: "simulation", "training", "reconstruction" or "dataset".
+        kind: such as "simulation", "training" or "evaluation".
         state: "complete", "running", "stopped" or "damaged".
         steps: what was done, such as "8/24 steps"; empty where it is not known.
         when: the time of its last change.

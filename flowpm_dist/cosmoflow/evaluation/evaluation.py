@@ -330,7 +330,7 @@ def judge(
 def _summary_of(found: Judged, which: str) -> dict[str, Any]:
     training = found.training
     return {
-        "folder": str(training.folder.path),
+        "folder": str(training.folder.path.absolute()),
         "step": found.step,
         "saved": training.folder.saved(which),
         "steps": training.plan.training.steps,

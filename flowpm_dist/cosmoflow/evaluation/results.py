@@ -20,6 +20,7 @@ from rich.table import Table
 
 from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.posteriors import PosteriorResults, markdown_table
+from flowpm_dist.cosmoflow.planning.folder import SCORES
 from flowpm_dist.cosmoflow.scores.judging import (
     Differences,
     LearningCurve,
@@ -29,7 +30,6 @@ from flowpm_dist.cosmoflow.scores.judging import (
 from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays, read_json
 from flowpm_dist.jobs.folder import check_foreign, check_ground
 
-SCORES = "scores.json"
 FILES = (
     "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
     "learning_curve.png", *OF_POSTERIORS, SCORES,

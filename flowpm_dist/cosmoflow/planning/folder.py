@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import read_json, write_text
+from flowpm_dist.io.files import GENERATOR, read_json, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
+from flowpm_dist.jobs.results import RunRecord, changed
+from flowpm_dist.jobs.run_file import settings_in
 
 MARK = "training.json"
+SCORES = "scores.json"
+"""The file of an evaluation that is written last."""
 OPENINGS = "test-set.json"
 BEST = "best"
 FRESH = "fresh"
@@ -130,3 +134,25 @@ class TrainingFolder(WorkFolder):
     def statistics(self, stream: str) -> Path:
         """Returns the file of the summary statistics of a stream, which baselines are fitted to."""
         return self.path / "statistics" / f"{stream}.npz"
+
+
+def errors_in(evaluation: Path) -> dict[str, Any]:
+    """Returns the errors of the main method of an evaluation, by name; none without scores."""
+    scores = read_json(evaluation / SCORES)
+    judged = scores.get("scores", {}).get(scores.get("main"), {})
+    return {f"RMSE of {name} / mean's": each["rmse_over_mean"] for name, each in judged.items()}
+
+
+def record_of_evaluation(folder: Path) -> RunRecord | None:
+    """Returns what is in the folder of an evaluation; None if it is none."""
+    scores = read_json(folder / SCORES)
+    if scores.get("generator") != GENERATOR:
+        return None
+    trainings = [each["folder"] for each in scores["trainings"]]
+    settings = {
+        "evaluation.trainings": trainings,
+        "evaluation.split": scores["split"],
+        **settings_in(Path(trainings[0]) / "run.toml"),
+    }
+    done, when = f"{scores['samples']} samples", changed(folder / SCORES)
+    return RunRecord(folder, "evaluation", "complete", done, when, errors_in(folder), settings)

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.folder import FRESH, TrainedError, TrainingFolder
+from flowpm_dist.cosmoflow.planning.folder import FRESH, TrainedError, TrainingFolder, errors_in
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
     check_training_mesh,
@@ -18,7 +18,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.io.files import human_size, read_json
+from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
@@ -215,9 +215,7 @@ Next: flowpm-dist evaluate {path}"""
                 results[name.replace("_", " ")] = values[-1]
         fresh = sorted((folder.path / FRESH).glob("*/evaluation"))
         folders = [*fresh, *map(folder.evaluation, ("test", "validation"))]
-        scores = next(filter(None, (read_json(each / "scores.json") for each in folders)), {})
-        for name, score in scores.get("scores", {}).get(scores.get("main"), {}).items():
-            results[f"RMSE of {name} / mean's"] = score["rmse_over_mean"]
+        results |= next(filter(None, map(errors_in, folders)), {})
         steps = f"{len(rows)} steps" if rows else ""
         if {"step", "steps"} <= set(mark):
             steps = f"{mark['step']}/{mark['steps']} steps"
