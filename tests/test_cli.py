@@ -20,6 +20,7 @@ import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, load_light_cone, load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.io.snapshot import DEFAULT_FIELDS, FIELDS
+from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.simulate.folder import FILES, OF_LIGHT_CONE, PARTIAL, SimulationFolder
 from meshimpl import launch
 
@@ -209,7 +210,8 @@ def two_runs(tmp_path_factory):
 def test_a_run_leaves_all_its_results(two_runs, ranks):
     folder, done = two_runs
     out = folder / f"out{ranks}"
-    assert {p.name for p in out.iterdir()} == {*FILES, *OF_LIGHT_CONE, SNAPSHOT, "a_0.5000"}
+    left = {*FILES, *OF_LIGHT_CONE, *OF_EVERY_JOB, SNAPSHOT, "a_0.5000"}
+    assert {p.name for p in out.iterdir()} == left
     assert re.findall(r"step (\d)/2", done[ranks].stderr) == ["1", "2"]
     for word in (f"out{ranks}", "ns per particle", "density.png", "linear theory"):
         assert word in done[ranks].stdout
@@ -391,7 +393,7 @@ def test_one_rank_killed_ends_all_and_leaves_no_results(here):
         load_snapshot("long")
     done = flowpm_here("simulate", "run.toml", "--output", "long")
     assert done.returncode == 0, done.stderr
-    assert {p.name for p in Path("long").iterdir()} == {*FILES, SNAPSHOT}
+    assert {p.name for p in Path("long").iterdir()} == {*FILES, *OF_EVERY_JOB, SNAPSHOT}
 
 
 def descendants(pid: int) -> list[int]:

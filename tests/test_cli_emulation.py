@@ -101,6 +101,7 @@ def test_a_correction_is_learned_goes_on_and_is_used(here, truth_paints):
     assert whole.trained.times == (1.0, 1.0)
     for name in ("correction.png", "learning.png"):
         assert Path("whole", name).stat().st_size > 5000
+        assert name in Path("whole/report.html").read_text()
     done = flowpm_here("emulate", "run.toml", "--output", "whole", "--resume")
     assert "whole is complete" in done.stdout
     check_estimates()

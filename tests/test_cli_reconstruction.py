@@ -12,7 +12,7 @@ from run_files import with_keys
 from test_config_reconstruction import GOOD
 
 from flowpm_dist.evolution.corrections import PotentialFilter
-from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.run_file import ConfigError
@@ -108,6 +108,8 @@ def test_a_folder_is_owned_by_one_reconstruction(here):
 def test_overwriting_clears_what_was_there_and_nothing_else(here):
     folder = begun(here, 3)
     (folder.path / "notes.txt").touch()
+    for name in OF_EVERY_JOB:
+        (folder.path / name).touch()
     again = ReconstructionFolder(here / "found")
     del folder  # and its lock
     again.begin(resume=False, overwrite=True)

@@ -222,6 +222,9 @@ def test_a_training_leaves_all_it_names(trained):
         assert len(re.findall(words, done.stdout)) == 1, words
     assert f"loss {float(losses(folder)[-1][1]):.4f}" in done.stdout
     assert [int(row["step"]) for row in rows(folder)] == list(range(STEPS))
+    page = (folder / "report.html").read_text()
+    for words in ("training, complete", "training.png", "metrics.csv", "seconds per step"):
+        assert words in page, words
     mark = json.loads((folder / MARK).read_text())
     assert mark["complete"] and mark["step"] == STEPS
     written = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
@@ -297,6 +300,13 @@ def test_a_network_is_judged_and_asked(here, trained):
         assert word in plain(done.stdout)
     scores = json.loads((folder / "evaluation" / "scores.json").read_text())
     assert set(scores["collapse"].values()) <= set(done.stdout.splitlines())
+    page = (folder / "evaluation" / "report.html").read_text()
+    assert (
+        flowpm_here("report", str(folder / "evaluation"), "--output", "again.html").returncode == 0
+    )
+    assert Path("again.html").read_text() == page  # made again, from the same files
+    for words in ("evaluation, complete", "predicted.png", "table.csv", "ridge on log P(k)", "sgd"):
+        assert words in page, words
     refused = error_of(
         flowpm_here("evaluate", str(folder), "--fresh", "1", "--split", "validation")
     )

@@ -24,6 +24,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
 from flowpm_dist.io.light_cone import ROWS
 from flowpm_dist.jobs.estimate import TooLargeError
+from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import (
@@ -388,7 +389,7 @@ def test_the_spectra_are_those_of_python(born):
 
 def test_a_run_with_a_light_cone_leaves_its_results(born):
     out, done = born
-    assert {p.name for p in out.iterdir()} == {*FILES, *OF_RUN, SNAPSHOT}
+    assert {p.name for p in out.iterdir()} == {*FILES, *OF_RUN, *OF_EVERY_JOB, SNAPSHOT}
     assert "on the light cone" in done.stdout + done.stderr
     assert "load_light_cone" in done.stdout and "convergence_power.png" in done.stdout
     for name in ("convergence.png", "convergence_power.png"):

@@ -1,5 +1,6 @@
 """A job is added in two files and a line: `counting` has options, work, and the line."""
 
+import json
 import os
 import sys
 from functools import partial
@@ -37,6 +38,9 @@ def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
     done = flowpm(*count, "--resume")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"counted {4 * ranks}\n"
+    page = Path("run-count/report.html").read_text()
+    assert "<h1>run-count</h1>" in page and "count, complete" in page and "running" not in page
+    assert json.loads(Path("run-count/provenance.json").read_text())["ranks"] == ranks
     assert "run-count is complete." in flowpm(*count, "--resume").stdout
 
 

@@ -22,6 +22,7 @@ from flowpm_dist.cli import from_python
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT
 from flowpm_dist.jobs import session as job_session
+from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import Request, read_record
 from flowpm_dist.jobs.session import FieldCheckpoints, StopRequest
 from flowpm_dist.simulate import session as simulation_session
@@ -71,7 +72,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(here, monkeypatch, scheme):
     expected, found = (load_snapshot(name) for name in ("whole", "out"))
     for name in ("displacement", "velocity", "density"):
         np.testing.assert_array_equal(found[name], expected[name])
-    assert {p.name for p in Path("out").iterdir()} == {*FILES, SNAPSHOT}
+    assert {p.name for p in Path("out").iterdir()} == {*FILES, *OF_EVERY_JOB, SNAPSHOT}
     assert len(json.loads(Path("out/timings.json").read_text())["steps"]) == 4
     assert tomllib.loads(Path("out/run.toml").read_text())["output"]["checkpoint_every"] == 0
     assert "The run in out is complete." in flowpm_here(*SIMULATE, "out", "--resume", *words).stdout
@@ -180,7 +181,7 @@ def test_a_disk_that_fills_in_a_checkpoint_costs_no_older_one(here, monkeypatch,
     assert "are intact, the last after step 2: go on with --resume" in plain(done.stderr)
     done = flowpm_here(*words, "--resume")
     assert done.returncode == 0 and "going on after step 2" in done.stderr, done.stderr
-    assert {p.name for p in Path("out").iterdir()} == {*FILES, SNAPSHOT}
+    assert {p.name for p in Path("out").iterdir()} == {*FILES, *OF_EVERY_JOB, SNAPSHOT}
 
 
 def test_what_a_killed_job_left_of_a_checkpoint_is_removed_first(here, monkeypatch):

@@ -13,6 +13,7 @@ from test_resume import STEPS, stopped
 import flowpm_dist as fpm
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import SNAPSHOT
+from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.simulate import session as simulation_session
 from flowpm_dist.simulate.folder import FILES, PARTIAL
 from flowpm_dist.simulation.outputs import check_outputs
@@ -31,7 +32,8 @@ def test_each_state_has_a_folder_with_its_spectrum(here):
     done = flowpm_here("simulate", "run.toml", "--output", "out")
     assert done.returncode == 0, done.stderr
     assert "a_0.2500, a_0.5000: the same at earlier times" in done.stdout
-    assert {path.name for path in Path("out").iterdir()} == {*FILES, SNAPSHOT, *FOLDERS}
+    left = {*FILES, *OF_EVERY_JOB, SNAPSHOT, *FOLDERS}
+    assert {path.name for path in Path("out").iterdir()} == left
     for name, expected in zip((*FOLDERS, "."), by_python([0.25, 0.5, 1.0]), strict=True):
         found = load_snapshot(Path("out") / name)
         assert found.attributes["a"] == expected.a

@@ -187,6 +187,7 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
         return f"that was {place}; {job.saved()}" if place else job.saved()
 
     with common.working(first, kept, job.during_tensorflow_import()) as progress:
+        from flowpm_dist.jobs.report import leave_report
         from flowpm_dist.jobs.session import StopError, check_shared
         from meshimpl import ProcessMesh, initialise
 
@@ -205,6 +206,9 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
             stopped_by = stop.signal
             name = launch.stop_name(stopped_by)
             last_words = f"stopped by {name} {stop.place}; go on with --resume"
+        else:
+            if rank == 0:
+                leave_report(job.folder.path, job.name, job.mesh, progress, job.record)
     if rank == 0 and stopped_by is None:
         print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
         job.remember(result)
@@ -216,8 +220,8 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
 
 
 COMMANDS = (
-    *JOBS, "dataset", "evaluate", "predict", "export", "convert", "runs", "submit", "build",
-    "doctor",
+    *JOBS, "dataset", "evaluate", "predict", "export", "convert", "runs", "report", "submit",
+    "build", "doctor",
 )  # fmt: skip
 """Jobs, and modules of this package, each with a function of the same name and an `EXAMPLE`."""
 

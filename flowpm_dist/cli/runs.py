@@ -26,16 +26,21 @@ def runs(
     ] = False,
 ) -> None:
     """List runs with their state, their steps and their main results."""
-    searched = folders or [Path()]
-    for folder in searched:
-        if not folder.is_dir():
-            refuse(f"{folder}: there is no such folder")
-    found = list({r.folder.resolve(): r for f in searched for r in records_in(f)}.values())
-    if not found:
-        refuse(f"no runs in {', '.join(map(str, searched))}: give the folders that commands wrote")
+    found = runs_in(folders or [Path()])
     if compare and len(found) < 2:
         refuse(f"{found[0].folder} is the only run there: give two or more to compare")
     _print(comparison(found) if compare else listed(found))
+
+
+def runs_in(folders: Sequence[Path]) -> list[RunRecord]:
+    """Returns the runs in some folders, or exits with a message if there is none."""
+    for folder in folders:
+        if not folder.is_dir():
+            refuse(f"{folder}: there is no such folder")
+    found = list({r.folder.resolve(): r for f in folders for r in records_in(f)}.values())
+    if not found:
+        refuse(f"no runs in {', '.join(map(str, folders))}: give the folders that commands wrote")
+    return found
 
 
 def listed(records: Sequence[RunRecord]) -> list[list[str]]:

@@ -81,24 +81,36 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "must be a regular file", str(path))
 
 
-def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
-    """Returns the text of a regular file.
+def read_bytes(path: Path, most: int = 2**24) -> bytes:
+    """Returns the contents of a regular file.
 
     Args:
         path: the file.
         most: the largest size that is read [bytes].
-        encoding: encoding of the file.
 
     Raises:
         OSError: it cannot be read, or is no regular file, or larger.
-        UnicodeDecodeError: it is not text of this encoding.
     """
     check_regular(path)
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"must have at most {human_size(most)}", str(path))
-    return data.decode(encoding)
+    return data
+
+
+def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
+    """Returns the text of a regular file.
+
+    Args:
+        path, most: see `read_bytes`.
+        encoding: encoding of the file.
+
+    Raises:
+        OSError: see `read_bytes`.
+        UnicodeDecodeError: it is not text of this encoding.
+    """
+    return read_bytes(path, most).decode(encoding)
 
 
 def read_json(path: Path) -> dict[str, Any]:

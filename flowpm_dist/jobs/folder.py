@@ -19,6 +19,9 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, WriteError, human_size, read_json, write_text
 
 CHECKSUMS = "checksums.json"
+REPORT, PROVENANCE = "report.html", "provenance.json"
+"""The page about a job, and what no other file says of how it was made: see `jobs.report`."""
+OF_EVERY_JOB = (REPORT, PROVENANCE)
 FIGURES_AND_TABLES = 16 * 2**20
 """Room that a job's figures, tables and logs take at most [bytes]."""
 
@@ -157,6 +160,11 @@ class JobFolder(ABC):
         self._lock: IO[str] | None = None
 
     @property
+    def all_contents(self) -> tuple[str, ...]:
+        """The `contents`, and what every job leaves."""
+        return (*self.contents, *OF_EVERY_JOB)
+
+    @property
     @abstractmethod
     def run_file(self) -> Path:
         """Path of the resolved run file of the work that can be resumed."""
@@ -229,7 +237,7 @@ class JobFolder(ABC):
         """
         older = self.older_work()
         if older is None:
-            check_foreign(self.path, self.contents)
+            check_foreign(self.path, self.all_contents)
             if self.alone:
                 check_alone(self.path, self.kind)
         elif older and not overwrite:
@@ -375,7 +383,7 @@ class WorkFolder(JobFolder):
             if not resume:
                 self.check_contents(overwrite=overwrite)
                 # The mark goes last: should this be interrupted, the rest is known to be ours.
-                for name in reversed(self.contents):
+                for name in reversed(self.all_contents):
                     path = self.path / name
                     if path.is_dir() and not path.is_symlink():
                         shutil.rmtree(path)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from enum import StrEnum
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from meshimpl import launch
 
@@ -89,6 +90,9 @@ class Progress:
 
     def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
         self._rank, self._stream = rank, stream or sys.stderr
+        self._begin = time.monotonic()
+        self.warnings: list[str] = []
+        """The warnings so far, with those that Python issued inside the context."""
         level = verbosity()
         self._silent = rank != 0 or level is Verbosity.QUIET
         self._every = 0.0 if level is Verbosity.VERBOSE else EVERY
@@ -126,6 +130,13 @@ class Progress:
         )
 
     def __enter__(self) -> Self:
+        self._show_warning = show = warnings.showwarning
+
+        def keep(message: Warning | str, *others: Any, **more: Any) -> None:
+            self.warnings.append(str(message))
+            show(message, *others, **more)
+
+        warnings.showwarning = keep
         if self._bar:
             self._bar.start()
         return self
@@ -136,8 +147,14 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        warnings.showwarning = self._show_warning
         if self._bar:
             self._bar.stop()
+
+    @property
+    def seconds(self) -> float:
+        """The time since this display was made [s]."""
+        return time.monotonic() - self._begin
 
     def note(self, text: str) -> None:
         """Shows what is being done now.
@@ -164,7 +181,8 @@ class Progress:
             self._say(line)
 
     def warn(self, text: str) -> None:
-        """Show a warning, also where the job is quiet."""
+        """Show a warning, also where the job is quiet, and keep it in `warnings`."""
+        self.warnings.append(text)
         if self._rank == 0:
             print(f"warning: {text}", file=self._stream, flush=True)
 

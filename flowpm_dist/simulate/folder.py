@@ -199,7 +199,7 @@ class SimulationFolder(JobFolder):
         try:
             (self.partial / "publishing").touch()
             if not old_are_away.exists():
-                for name in (*self.contents, *_outputs_in(self.path)):
+                for name in (*self.all_contents, *_outputs_in(self.path)):
                     if (self.path / name).exists():
                         (self.path / name).rename(self.partial / f"replaced-{name}")
                 old_are_away.touch()

@@ -195,7 +195,10 @@ def _write_texts(
         "mesh": options.mesh.shape,
         "threads_per_rank": launch.threads_per_rank(),
         "peak_memory_bytes": peaks,
-        "units": {"phases": "s, for each step", "steps": "s", "compile": "s", "initial": "s"},
+        "units": {
+            "phases": "s, for each step",
+            **dict.fromkeys(("steps", "compile", "initial", "evolution", "total"), "s"),
+        },
         "versions": versions(),
     }
     (folder / "timings.json").write_text(json.dumps(timings, indent=1, default=float) + "\n")

@@ -28,11 +28,11 @@ from flowpm_dist.cosmoflow.scores.judging import (
     Scores,
 )
 from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays, read_json
-from flowpm_dist.jobs.folder import check_foreign, check_ground
+from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
 
 FILES = (
     "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
-    "learning_curve.png", *OF_POSTERIORS, SCORES,
+    "learning_curve.png", *OF_POSTERIORS, *OF_EVERY_JOB, SCORES,
 )  # fmt: skip
 PARTIAL = ".partial-evaluation"
 Cell = str | int | float | None
