@@ -118,7 +118,7 @@ class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
         Raises:
             CorrectionFileError: the file cannot be used.
         """
-        return None if self.correction is None else load_correction(file_of(self.correction))
+        return None if self.correction is None else load_correction(self.correction)
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

@@ -79,16 +79,18 @@ def test_no_adjoint_no_gradient(mesh):
 
 
 def test_results_take_the_shape_and_dtype_that_were_announced(mesh):
-    """A function may return its elements in any shape; numbers of another kind stay that."""
+    """A function may return its elements in any shape, or as an array; their kind stays."""
 
     def flat_and_whole(x):
-        return tf.reshape(x, [-1]), tf.cast(tf.round(x), tf.int32)
+        ones = np.ones(x.shape.as_list())
+        return tf.reshape(x, [-1]), tf.cast(tf.round(x), tf.int32), ones
 
-    outputs = [(SHAPE, tf.float64), (SHAPE, tf.int32)]
+    outputs = [(SHAPE, tf.float64), (SHAPE, tf.int32), (SHAPE, tf.float64)]
     function = function_on(mesh, lambda x, _: local(flat_and_whole, [x], outputs))
-    same, whole = (function.gather(y, i) for i, y in enumerate(function(X, Y)))
+    same, whole, ones = (function.gather(y, i) for i, y in enumerate(function(X, Y)))
     np.testing.assert_array_equal(same, X)
     np.testing.assert_array_equal(whole, np.rint(X).astype(np.int32))
+    np.testing.assert_array_equal(ones, 1)
     too_many = function_on(mesh, lambda x, _: local(flat_and_whole, [x], outputs[:1]))
     with pytest.raises(ValueError, match="zip"):
         too_many(X, Y)

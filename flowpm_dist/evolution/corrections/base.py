@@ -315,10 +315,13 @@ class CorrectionFileError(ValueError):
 def load_correction(path: str | Path) -> Correction:
     """Returns the correction in a file.
 
+    Args:
+        path: path of the file, or the name of a correction of the package.
+
     Raises:
         CorrectionFileError: the file cannot be read, or holds no correction.
     """
-    path = Path(path)
+    path = file_of(path)
     try:
         about = json.loads(read_text(path))
         if about["flowpm_dist correction"] != VERSION:
@@ -362,7 +365,7 @@ def file_of(name: str | Path) -> Path:
 
 
 def _chosen(value: Any) -> Any:
-    return load_correction(file_of(value)) if isinstance(value, str | Path) else value
+    return load_correction(value) if isinstance(value, str | Path) else value
 
 
 CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(_chosen)]
