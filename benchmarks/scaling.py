@@ -22,7 +22,7 @@ from pathlib import Path
 from common import report, start_worker
 
 from flowpm_dist.grid.decomposition import StepTraffic, default_mesh, parse_mesh
-from flowpm_dist.jobs.estimate import process_bytes
+from flowpm_dist.simulation.estimate import process_bytes
 from flowpm_dist.simulation.options import FORCE, KICK, LPT, STATE
 
 HALO = 8

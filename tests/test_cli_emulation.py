@@ -23,11 +23,11 @@ from flowpm_dist.evolution.corrections import (
     file_of,
     load_correction,
 )
-from flowpm_dist.jobs.estimate import kind_of, record_rate
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.simulation.estimate import kind_of, record_rate
 from meshimpl.launch import user_cache
 
 RUN = """[cosmology]

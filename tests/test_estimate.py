@@ -11,23 +11,23 @@ import tensorflow as tf
 from commands import flowpm_and_loaded, flowpm_here, folder_with, plain
 from run_files import RUN
 
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.initial.options import CHUNK
-from flowpm_dist.jobs.estimate import (
-    Demand,
-    Estimate,
-    TooLargeError,
-    kind_of,
-    measured_rate,
-    record_rate,
-)
+from flowpm_dist.jobs.estimate import Demand, TooLargeError
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
-from flowpm_dist.simulation.options import SolverOptions, power_bytes, simulation_bytes
+from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_rate, record_rate
+from flowpm_dist.simulation.options import (
+    SolverOptions,
+    power_bytes,
+    simulation_bytes,
+    writing_bytes,
+)
 from meshimpl import launch, process_mesh
 from meshimpl.launch import HostMemory
 
@@ -180,6 +180,20 @@ def test_a_speed_is_known_once_it_was_measured(tmp_path, monkeypatch):
     # A cache that cannot be written is no error.
     monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache" / "rates.json" / "below"))
     record_rate(kind, 64**3, 2.0)
+
+
+def test_a_simulation_in_python_is_estimated_as_the_command_does(here, monkeypatch):
+    monkeypatch.setenv("FLOWPM_CACHE", str(here / "cache"))
+    job = SimulationJob.plan(Request(here / "run.toml", 1, here / "out"))
+    cosmology = Cosmology(**job.options.cosmology.model_dump(exclude_none=True))
+    sim = job.options.simulation(cosmology, mesh=job.mesh)
+    writing = writing_bytes(job.options.solver, job.options.box.grid, {})
+    assert sim.estimate().memory == job.estimate.memory - writing
+    assert sim.estimate(outputs=True).memory > sim.estimate().memory
+    assert sim.estimate().seconds is None and "time" not in str(sim.estimate())
+    record_rate(kind_of("simulate", 1), job.cells, 1.0)
+    assert sim.estimate().seconds == job.estimate.seconds == 2 * 16**3
+    assert str(sim.estimate()).splitlines()[-1] == "time: about 2.3 hours, as measured here before"
 
 
 def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):

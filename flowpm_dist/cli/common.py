@@ -24,9 +24,10 @@ import typer
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import UnreadableError, WriteError, human_size
-from flowpm_dist.jobs.estimate import OVERRIDE, Demand, Estimate
+from flowpm_dist.jobs.estimate import OVERRIDE, Demand
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
+from flowpm_dist.simulation.estimate import Estimate
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow
 
@@ -302,7 +303,7 @@ class Preview:
     @property
     def message(self) -> str:
         """The estimate that is printed when the work begins."""
-        return "\n".join(self.estimate.lines(launch.host_memory()))
+        return str(self.estimate)
 
     def show(self) -> None:
         """Print the run with all its settings, as a run file, and below it what it would take."""

@@ -17,10 +17,10 @@ import typer
 from flowpm_dist.cli import batch, common
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
-from flowpm_dist.jobs.estimate import Estimate, human_time
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, Request, job_class
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
+from flowpm_dist.simulation.estimate import Estimate, human_time
 from meshimpl import launch
 
 EXAMPLE = (

@@ -1,23 +1,19 @@
-"""Memory, disk and time that a job will take, and its refusal where the memory is too small.
+"""The memory that a job will take on any grid and mesh, and its refusal where that is too much.
 
 Nothing here imports TensorFlow, Horovod or MPI.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, human_size, read_json, write_text
+from flowpm_dist.io.files import human_size
+from flowpm_dist.simulation.estimate import SHARED, Estimate
 from meshimpl import launch
-from meshimpl.launch import user_cache
 
 OVERRIDE = "--ignore-memory"
 MOST_HOSTS = 1024
@@ -30,70 +26,12 @@ class TooLargeError(UserError):
     """A job needs more memory than there is; found before the work begins."""
 
 
-PROCESS = 680 * 2**20
-"""Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
-OF_RANKS = 110 * 2**20
-"""Additional memory if there are several ranks: Horovod, MPI and their buffers [bytes]."""
-SHARED = 360 * 2**20
-"""The part of `PROCESS` that the ranks of a host share: code and data of libraries [bytes]."""
-
-
-def process_bytes(axes: Mapping[str, int]) -> int:
-    """Returns the memory of a rank without any field [bytes].
-
-    Args:
-        axes: sizes of the mesh's axes.
-    """
-    return PROCESS + (OF_RANKS if math.prod(axes.values()) > 1 else 0)
-
-
 MemoryAt = Callable[[Grid, Mapping[str, int]], int]
 """The memory of a rank [bytes] by the grid and by the sizes of the mesh's axes."""
 
 
 Fits = Callable[[int], bool]
 """Whether a memory of each rank fits."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a job will take.
-
-    Attributes:
-        ranks: number of ranks.
-        together: ranks that share this host.
-        memory: greatest memory of a rank, TensorFlow included [bytes].
-        disk: what will be written, at most [bytes].
-        seconds: duration of the work; None where nothing like it was measured on this machine.
-    """
-
-    ranks: int
-    together: int
-    memory: int
-    disk: int = 0
-    seconds: float | None = None
-
-    @property
-    def on_host(self) -> int:
-        """The memory of all ranks of this host [bytes]."""
-        return self.together * self.memory - (self.together - 1) * SHARED
-
-    def lines(self, host: launch.HostMemory) -> list[str]:
-        """Returns the estimate as lines for a user."""
-        text = f"memory: about {human_size(self.memory)}"
-        if self.ranks > 1:
-            text += f" on each of {self.ranks} ranks"
-        if self.together > 1:
-            text += f", {human_size(self.on_host)} on this host"
-        text += f"; there are {human_size(host.limit)}"
-        if host.free < self.on_host <= host.limit:
-            text += f", of which only {human_size(host.free)} are free now"
-        lines = [text]
-        if self.disk:
-            lines.append(f"disk: at most {human_size(self.disk)}")
-        if self.seconds is not None:
-            lines.append(f"time: about {human_time(self.seconds)}, as measured here before")
-        return lines
 
 
 @dataclass(frozen=True)
@@ -187,14 +125,6 @@ def shown(grid: Grid) -> str:
     return str(grid[0]) if len(set(grid)) == 1 else str(list(grid))
 
 
-def human_time(seconds: float) -> str:
-    """Returns a duration as people read it, such as "3 min"."""
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def _largest_grid(grid: Grid, axes: dict[str, int], fits: Callable[[Grid], bool]) -> Grid | None:
     """Returns the largest grid of the same proportions that fits; None if none does."""
     units = math.gcd(*grid)
@@ -207,59 +137,3 @@ def _largest_grid(grid: Grid, axes: dict[str, int], fits: Callable[[Grid], bool]
             if even and not misfits(axes, sides, ranks, batch) and fits(sides):
                 return sides
     return None
-
-
-COMPARABLE = 64
-"""Ratio of cells up to which the speeds of two jobs are comparable."""
-
-
-def kind_of(work: str, ranks: int) -> str:
-    """Returns the name of this host's jobs of a kind; their speeds can be compared.
-
-    Args:
-        work: what is done, such as "simulate".
-        ranks: number of ranks of the job that this process is part of or will start.
-    """
-    here = launch.detect()
-    if here.size == 1:
-        here = launch.RankEnvironment(size=ranks, local_size=launch.ranks_on_host(ranks))
-    kind = {"work": work, "ranks": ranks, "threads": launch.threads_per_rank(here)}
-    return json.dumps({**kind, "host": socket.gethostname()}, sort_keys=True)
-
-
-def measured_rate(kind: str, cells: int) -> float | None:
-    """Returns the seconds for each cell of the most similar job of a kind; None if there is none.
-
-    Args:
-        kind: the job's kind, see `kind_of`.
-        cells: number of cells of its box.
-    """
-    near = {}
-    found = _rates().get(kind)
-    for size, rate in (found if isinstance(found, dict) else {}).items():
-        ratio = max(int(size) / cells, cells / int(size))
-        if ratio <= COMPARABLE:
-            near[ratio] = rate
-    return near[min(near)] if near else None
-
-
-def record_rate(kind: str, cells: int, rate: float) -> None:
-    """Keeps the speed of a job, if the file can be written.
-
-    Args:
-        kind: the job's kind, see `kind_of`.
-        cells: number of cells of its box.
-        rate: seconds for each cell in one step, or in another unit of the work.
-    """
-    rates = _rates()
-    rates.setdefault(kind, {})[str(cells)] = rate
-    with contextlib.suppress(WriteError):
-        write_text(_rates_file(), json.dumps(rates, indent=1) + "\n")
-
-
-def _rates_file() -> Path:
-    return user_cache() / "rates.json"
-
-
-def _rates() -> dict[str, dict[str, float]]:
-    return read_json(_rates_file())

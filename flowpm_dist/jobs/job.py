@@ -34,18 +34,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.jobs.estimate import (
-    Demand,
-    Estimate,
-    kind_of,
-    measured_rate,
-    record_rate,
-)
+from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError, Settings
 from flowpm_dist.options import Options, Problem
+from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_seconds, record_rate
 from meshimpl import launch
 
 
@@ -245,8 +240,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     @property
     def estimate(self) -> Estimate:
         """The memory, disk space and time that the work will need."""
-        left, rate = self.remaining, measured_rate(self._rate_kind, self.cells)
-        seconds = None if left is None or rate is None else rate * self.cells * left
+        left = self.remaining
+        seconds = None if left is None else measured_seconds(self._rate_kind, self.cells, left)
         return self.demand.estimate(self.disk, seconds)
 
     def remember(self, result: ResultT) -> None:

@@ -23,7 +23,6 @@ from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import checksum
 from flowpm_dist.io.volume import open_volume
-from flowpm_dist.jobs.estimate import process_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import fitting_mesh
 from flowpm_dist.observables.light_cone.map_files import read_convergence
@@ -51,6 +50,7 @@ from flowpm_dist.options import (
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.simulate.options import SimulatedRun
+from flowpm_dist.simulation.estimate import process_bytes
 from flowpm_dist.simulation.options import NETWORK_GRADIENT
 
 Radius = Annotated[float, Field(ge=0)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -36,6 +37,12 @@ from flowpm_dist.simulation.compiled_solver import (
     halo_for,
     lpt_particles,
 )
+from flowpm_dist.simulation.estimate import (
+    Estimate,
+    kind_of,
+    measured_seconds,
+    process_bytes,
+)
 from flowpm_dist.simulation.inputs import (
     CosmologyFactory,
     Given,
@@ -46,7 +53,7 @@ from flowpm_dist.simulation.inputs import (
     particles_of,
     source_of,
 )
-from flowpm_dist.simulation.options import SolverKeys, SolverOptions
+from flowpm_dist.simulation.options import SolverKeys, SolverOptions, simulation_bytes
 from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs, state_leaving
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
@@ -209,6 +216,26 @@ class Simulation:
         other._warned = set()
         other._warn_of_correction(self.cosmology)
         return other
+
+    def estimate(self, *, outputs: bool = False) -> Estimate:
+        """Returns the memory and the time of a run, as `flowpm-dist simulate --check` shows them.
+
+        The memory is that of one universe on each replica, without writing. A gradient takes more.
+        The time is known where `flowpm-dist simulate` has run on as many ranks of this host before,
+        with a similar grid; it leaves out compilation.
+
+        Args:
+            outputs: whether states are measured during the run.
+        """
+        axes, cells = dict(self._mesh.axes), math.prod(self._grid)
+        own = simulation_bytes(self.options, self._grid, axes, outputs=outputs)
+        ranks, steps = self._mesh.size, len(self.edges) - 1
+        return Estimate(
+            ranks=ranks,
+            together=launch.ranks_on_host(ranks),
+            memory=process_bytes(axes) + own,
+            seconds=measured_seconds(kind_of("simulate", ranks), cells, steps),
+        )
 
     def linear_amplitude(
         self, cosmology: Cosmology | Sequence[Cosmology] | None = None
