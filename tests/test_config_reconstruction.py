@@ -13,7 +13,8 @@ from pydantic import Field
 from run_files import ROUND_NUMBERS, check_mistake, problems_of, write
 
 from flowpm_dist.evolution.adjoints import ADJOINTS, DirectAdjoint
-from flowpm_dist.io.light_cone import MapArray, write_light_cone
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.light_cone.map_files import read_convergence
 from flowpm_dist.observables.options import OBSERVATIONS, CellOptions
@@ -430,7 +431,7 @@ def test_maps_in_files_must_fit(tmp_path):
     changed = ReconstructionOptions.load(write(tmp_path, listed)).checksums()
     assert all(changed[key] != both[key] for key in both)
     message = {"field_of_view": 11.0}
-    array = MapArray(maps, ("source", "y", "x"), "1", "convergence")
+    array = LabelledArray(maps, ("source", "y", "x"), "1", "convergence")
     write_light_cone(tmp_path / "lightcone.zarr", {"kappa": array}, message, {})
     text = text.replace("maps.npy", "lightcone.zarr")
     assert (

@@ -193,6 +193,9 @@ def test_a_posterior_is_repeatable_and_the_same_when_read_again(tmp_path):
         read.sample(test.features[:3], 7, seed=5), found.sample(test.features[:3], 7, seed=5)
     )
     assert read.loss == found.loss and read.priors == found.priors and read.about == {"step": 3}
+    axes, (samples,) = read.plot(test.features[0], 7, seed=5), read.sample(test.features[:1], 7, 5)
+    middle = np.median(samples[:, -1])  # the dotted line of the last parameter's panel
+    assert axes.shape == (PRIORS.low.size,) * 2 and middle in axes[-1, -1].lines[0].get_xdata()
 
 
 def test_what_cannot_be_fitted_is_refused():

@@ -5,7 +5,7 @@ Figures are drawn without a display and without touching matplotlib's global sta
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,10 @@ COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a03b", "#8d6a9f", "#5b8e3e")
 
 SMALL_TITLE: dict[str, Any] = {"fontsize": 11}
 PLAIN_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9}
+WAVENUMBER = r"$k$  [$h$/Mpc]"
+POWER = r"$P(k)$  [(Mpc/$h$)$^3$]"
+MULTIPOLE = r"multipole $l$"
+POWER_PER_LOG = r"$l\,(l+1)\,C_l\,/\,2\pi$"
 SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
 
 
@@ -37,12 +41,17 @@ def symbol(name: str) -> str:
     return SYMBOLS.get(name, name)
 
 
-def new_figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float, *, shown: bool = False) -> Figure:
     """Returns an empty figure whose layout keeps labels apart.
 
     Args:
         width, height: [inches].
+        shown: whether it is a figure of pyplot, which a notebook shows.
     """
+    if shown:
+        from matplotlib import pyplot
+
+        return pyplot.figure(figsize=(width, height), layout="constrained")
     return Figure(figsize=(width, height), dpi=160, layout="constrained")
 
 
@@ -63,6 +72,74 @@ def plain_log_ticks(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=(1,) if crowded else (1, 2, 5), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def draw_measured(
+    axes: Axes,
+    x: np.ndarray,
+    values: np.ndarray,
+    modes: np.ndarray | None = None,
+    *,
+    colour: str = MEASURED,
+    label: str = "",
+) -> None:
+    """Draws a measured curve: joined points, or points with the scatter of a Gaussian field.
+
+    Args:
+        axes: what to draw on.
+        x, values: [bin].
+        modes: number of Fourier modes in each bin, k and -k both counted; None for no scatter.
+        colour, label: of the curve.
+    """
+    if modes is None:
+        axes.plot(x, values, "o-", ms=3, lw=1.2, color=colour, label=label)
+        return
+    scatter = np.abs(values) * np.sqrt(2 / np.maximum(modes, 1))
+    axes.errorbar(x, values, scatter, fmt="o", ms=3, lw=0.9, color=colour, label=label)
+
+
+def draw_curves(
+    axes: Axes | None,
+    x: np.ndarray,
+    curves: np.ndarray,
+    names: tuple[str, str],
+    *,
+    modes: np.ndarray | None = None,
+    labels: Sequence[str] = ("",),
+    logarithmic: str = "x",
+) -> Axes:
+    """Draws the curves of a result, and returns the axes.
+
+    Args:
+        axes: what to draw on; None for a new figure of pyplot.
+        x: [..., bin], which broadcasts with the curves.
+        curves: [..., bin].
+        names: labels of the two axes.
+        modes: see `draw_measured`; broadcasts with the curves.
+        labels: the label of each curve [...], which broadcasts; curves of one label share a colour.
+        logarithmic: "", "x" or "xy", the axes with a logarithmic scale.
+    """
+    axes = new_figure(6.4, 4.4, shown=True).add_subplot() if axes is None else axes
+    used = len({line.get_color() for line in axes.lines})
+    curves = np.atleast_2d(curves)
+    of_curves = np.broadcast_to(labels, curves.shape[:-1]).ravel().tolist()
+    colours = {name: COLOURS[(used + n) % 6] for n, name in enumerate(dict.fromkeys(of_curves))}
+    rows = [
+        np.broadcast_to(each, curves.shape).reshape(len(of_curves), -1)
+        for each in (x, curves, *(() if modes is None else (modes,)))
+    ]
+    for number, row in enumerate(zip(*rows, strict=True)):
+        name = of_curves[number]
+        label = "" if name in of_curves[:number] else name
+        draw_measured(axes, *row, colour=colours[name], label=label)
+    scales = {f"{axis}scale": "log" for axis in logarithmic}
+    axes.set(xlabel=names[0], ylabel=names[1], **scales)
+    style_axes(axes)
+    if logarithmic:
+        plain_log_ticks(axes.xaxis)
+    if any(of_curves):
+        axes.legend(**PLAIN_LEGEND)
+    return axes
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -156,17 +233,15 @@ def power_spectrum_figure(
     """
     figure = new_figure(6.8, 6.4)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
-    error = np.sqrt(2 / np.maximum(modes, 1))
-    style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": MEASURED}
     fine = np.geomspace(k[0], k[-1], 400)
     top.plot(fine, linear(fine), color=THEORY, lw=1.6, label="linear theory", zorder=1)
-    top.errorbar(k, power, power * error, **style, label="measured, with cosmic variance")
-    top.set(xscale="log", yscale="log", ylabel=r"$P(k)$  [(Mpc/$h$)$^3$]")
+    draw_measured(top, k, power, modes, label="measured, with cosmic variance")
+    top.set(xscale="log", yscale="log", ylabel=POWER)
     top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     ratio = power / linear(k)
     below.axhline(1, color=THEORY, lw=1.6, zorder=1)
-    below.errorbar(k, ratio, ratio * error, **style)
-    below.set(yscale="log", xlabel=r"$k$  [$h$/Mpc]", ylabel="measured / linear")
+    draw_measured(below, k, ratio, modes)
+    below.set(yscale="log", xlabel=WAVENUMBER, ylabel="measured / linear")
     low, high = 0.9 * min(ratio.min(), 0.6), 1.1 * max(ratio.max(), 1.6)
     below.set_ylim(max(low, 0.05), min(high, 50))
     plain_log_ticks(below.yaxis)

@@ -17,6 +17,7 @@ import numpy as np
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import CONE_PARTICLES, GENERATOR, LIGHT_CONE, WriteError, write_text
+from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.snapshot import (
     complete_attributes,
     mark_complete,
@@ -34,23 +35,6 @@ if TYPE_CHECKING:
 
 MOST_OF_CHUNK = 2**24
 """Values along a side of a chunk: compressors take no more than 2^31 bytes."""
-
-
-@dataclass(frozen=True)
-class MapArray:
-    """An array of `lightcone.zarr`.
-
-    Attributes:
-        values: a map is [..., y, x] or, of the whole sky, [..., pixel].
-        dimensions: names of its axes.
-        units: units of the values.
-        meaning: in words.
-    """
-
-    values: np.ndarray
-    dimensions: tuple[str, ...]
-    units: str
-    meaning: str
 
 
 @dataclass(frozen=True)
@@ -83,7 +67,7 @@ class LightConeMaps:
 
 def write_light_cone(
     path: Path,
-    arrays: Mapping[str, MapArray],
+    arrays: Mapping[str, LabelledArray],
     attributes: Mapping[str, Any],
     conventions: Mapping[str, str],
 ) -> None:
@@ -107,7 +91,7 @@ def write_light_cone(
         raise WriteError.of(path, error) from error
 
 
-def add_array(group: zarr.Group, name: str, array: MapArray) -> None:
+def add_array(group: zarr.Group, name: str, array: LabelledArray) -> None:
     """Writes an array into a zarr group, in one or more chunks for each map. One rank calls it."""
     shape, values = array.values.shape, array.values
     of_map = 1 if array.dimensions[-1] == "pixel" else 2

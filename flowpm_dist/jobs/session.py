@@ -26,7 +26,8 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import UnreadableError, WriteError, snapshot_attributes
-from flowpm_dist.io.light_cone import MapArray, add_array
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.light_cone import add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
 from flowpm_dist.jobs.folder import (
     JobFolder,
@@ -248,7 +249,7 @@ class FieldCheckpoints:
                 group = zarr.open_group(aside, mode="r+")
                 for name, values in (maps or {}).items():
                     axes = tuple(f"axis_{n}" for n in range(values.ndim))
-                    add_array(group, name, MapArray(values, axes, "1", name))
+                    add_array(group, name, LabelledArray(values, axes, "1", name))
                 mark_complete(aside)
                 shutil.rmtree(final, ignore_errors=True)
                 aside.rename(final)

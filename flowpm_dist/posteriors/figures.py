@@ -91,15 +91,16 @@ def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
     return figure
 
 
-def corner_figure(samples: np.ndarray, priors: UniformPriors) -> Figure:
+def corner_figure(samples: np.ndarray, priors: UniformPriors, *, shown: bool = False) -> Figure:
     """Returns a corner plot of samples: 68 and 95 % contours, medians and 68 % intervals.
 
     Args:
         samples: [sample, p] [physical units].
         priors: the priors; their ranges are the limits of the axes.
+        shown: see `new_figure`.
     """
     names, count = priors.names, len(priors.names)
-    figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4)
+    figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4, shown=shown)
     grid = figure.subplots(count, count, squeeze=False, sharex="col")
     for i in range(count):
         for j in range(count):

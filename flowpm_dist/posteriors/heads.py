@@ -144,6 +144,19 @@ class Posterior:
             found.append(z.reshape(len(z), -1, z.shape[-1])[:, :count])
         return bounded(self.priors, np.concatenate(found))
 
+    def plot(self, features: np.ndarray, count: int = 4000, seed: int = 0) -> np.ndarray:
+        """Draws a corner plot of the posterior of one data set, and returns its axes [p, p].
+
+        Args:
+            features: of the data set, [features] or [1, features].
+            count, seed: see `sample`.
+        """
+        from flowpm_dist.posteriors.figures import corner_figure
+
+        (samples,) = self.sample(np.atleast_2d(features), count, seed)
+        axes = corner_figure(samples, self.priors, shown=True).axes
+        return np.array(axes, object).reshape(len(self.priors.names), -1)
+
     def save(self, path: Path) -> None:
         """Writes the posterior to a .npz file of numbers and text. Raises WriteError."""
         text = {name: getattr(self, name) for name in _TEXT}

@@ -15,6 +15,8 @@ from flowpm_dist.io.figures import (
     PLAIN_LEGEND,
     SMALL_TITLE,
     THEORY,
+    WAVENUMBER,
+    draw_measured,
     new_figure,
     plain_log_ticks,
     style_axes,
@@ -139,14 +141,14 @@ def correlation_figure(
     figure = new_figure(6.4, 6.4)
     top, below = figure.subplots(2, 1, sharex=True)
     for (name, (r, t)), colour in zip(fields.items(), (MEASURED, THEORY), strict=False):
-        top.plot(k, r, "o-", ms=3, lw=1.2, color=colour, label=name)
-        below.plot(k, t, "o-", ms=3, lw=1.2, color=colour, label=name)
+        draw_measured(top, k, r, colour=colour, label=name)
+        draw_measured(below, k, t, colour=colour, label=name)
     top.set(
         xscale="log",
         ylabel=r"correlation $r(k)$ with the truth",
         ylim=(min(0, *(1.05 * float(np.nanmin(r)) for r, _ in fields.values())), 1.05),
     )
-    below.set(xlabel=r"$k$  [$h$/Mpc]", ylabel=r"$T(k) = \sqrt{P / P_{\rm truth}}$")
+    below.set(xlabel=WAVENUMBER, ylabel=r"$T(k) = \sqrt{P / P_{\rm truth}}$")
     below.set_ylim(0, max(1.3, *(1.05 * float(np.nanmax(t)) for _, t in fields.values())))
     for axes in (top, below):
         axes.axhline(1, color=MUTED, lw=1)

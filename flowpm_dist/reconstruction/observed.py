@@ -19,7 +19,8 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.figures import project, save_figure
 from flowpm_dist.io.files import written_whole
-from flowpm_dist.io.light_cone import MapArray, write_light_cone
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.io.snapshot import load_snapshot
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.noise import with_noise
@@ -321,7 +322,9 @@ class ObservedMaps(Observed):
         group, table, picture = (folder / name for name in MAPS)
         shutil.rmtree(group, ignore_errors=True)  # of a session that was stopped here
         arrays = {
-            name: MapArray(np.swapaxes(each, -1, -2), ("source", "y", "x"), "1", MAP_MEANINGS[name])
+            name: LabelledArray(
+                np.swapaxes(each, -1, -2), ("source", "y", "x"), "1", MAP_MEANINGS[name]
+            )
             for name, each in maps.items()
         }
         axes = {"axes": "a map is [y, x], as pictures are; maps in Python are [x, y]"}

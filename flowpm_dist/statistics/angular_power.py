@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.flat_sky import FlatSky
+from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Spacing = Literal["linear", "log"]
 
@@ -34,7 +38,7 @@ _TIE = 1e-9  # relative, so that rounding does not decide of a mode on an edge
 
 
 @dataclass(frozen=True)
-class AngularPower:
+class AngularPower(Labelled):
     """A measured angular power spectrum; unpacks as `ell, power`.
 
     Attributes:
@@ -51,6 +55,32 @@ class AngularPower:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.ell, self.power))
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws l (l + 1) C_l / 2 pi, a curve for each map, with the scatter of a Gaussian field.
+
+        The scatter is that of auto spectra without noise; others have more.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            label: of the curve.
+        """
+        from flowpm_dist.io.figures import MULTIPOLE, POWER_PER_LOG, draw_curves
+
+        curves = self.ell * (self.ell + 1) / (2 * np.pi) * self.power
+        modes, names = self.modes, (MULTIPOLE, POWER_PER_LOG)
+        return draw_curves(
+            axes, self.ell, curves, names, modes=modes, labels=[label], logarithmic="xy"
+        )
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        axes = (*leading_axes(self.power, 1, "map"), "ell")
+        return {
+            "ell": LabelledArray(self.ell, axes[-1:], "1", "mean multipole"),
+            "modes": LabelledArray(self.modes, axes[-1:], "1", "number of modes"),
+            "power": LabelledArray(self.power, axes, "sr", "angular power"),
+        }
 
 
 def binned_angular_power(

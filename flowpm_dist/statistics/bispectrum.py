@@ -12,6 +12,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, cic_window, convolve
+from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.statistics.bins import (
     BinChoice,
     Binning,
@@ -26,7 +27,7 @@ from meshimpl.mesh_function import MeshFunction
 
 
 @dataclass(frozen=True)
-class Bispectrum:
+class Bispectrum(Labelled):
     """A measured bispectrum, for each triangle of bins i <= j <= l that closes.
 
     Attributes:
@@ -41,6 +42,18 @@ class Bispectrum:
     k: np.ndarray
     bispectrum: np.ndarray
     triangles: np.ndarray
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`; k1, k2 and k3 are the wavenumbers of a triangle."""
+        axes = (*leading_axes(self.bispectrum, 1), "triangle")
+        sides = {
+            f"k{side + 1}": LabelledArray(k, axes[-1:], "h/Mpc", "mean wavenumber")
+            for side, k in enumerate(self.k.T)
+        }
+        return sides | {
+            "triangles": LabelledArray(self.triangles, axes[-1:], "1", "number of triangles"),
+            "bispectrum": LabelledArray(self.bispectrum, axes, "(Mpc/h)^6", "bispectrum"),
+        }
 
 
 def bispectrum(

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.statistics.bins import BinChoice, bin_contents
 from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
 from flowpm_dist.statistics.power import PowerSpectrum
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Pair = tuple[Any, Any]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Labelled):
     """The power and cross power of two fields, in numpy arrays, or in tensors by `binned_compare`.
 
     Attributes:
@@ -48,6 +52,36 @@ class Comparison:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.k, self.power_a, self.power_b, self.cross, self.transfer,
                      self.correlation))  # fmt: skip
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws correlation and transfer function.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            label: what the names of the two curves begin with.
+        """
+        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
+
+        curves = np.stack([self.correlation, self.transfer], axis=-2)
+        labels = [f"{label}  {name}".strip() for name in ("correlation", "transfer function")]
+        return draw_curves(axes, self.k, curves, (WAVENUMBER, "$r(k)$, $T(k)$"), labels=labels)
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        axes = (*leading_axes(self.cross, 1), "k")
+        found = {
+            "k": LabelledArray(self.k, axes[-1:], "h/Mpc", "mean wavenumber"),
+            "modes": LabelledArray(self.modes, axes[-1:], "1", "number of modes"),
+        }
+        for name, units, meaning in (
+            ("power_a", "(Mpc/h)^3", "power of the first field"),
+            ("power_b", "(Mpc/h)^3", "power of the second field"),
+            ("cross", "(Mpc/h)^3", "cross power"),
+            ("transfer", "1", "root of power_a / power_b"),
+            ("correlation", "1", "correlation coefficient"),
+        ):
+            found[name] = LabelledArray(np.asarray(getattr(self, name)), axes, units, meaning)
+        return found
 
 
 def binned_compare(

@@ -6,21 +6,45 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.statistics.bins import sum_over_universe
 from flowpm_dist.statistics.measure import box_of, sample_of, sum_over_cells, whole
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class _Counts(Labelled):
+    """Counts in bins: `edges` [bin + 1] and `counts` [..., bin]."""
+
+    edges: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def centres(self) -> np.ndarray:
+        """The centres of the bins [bin]."""
+        return bin_centres(self.edges)
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        axes = (*leading_axes(self.counts, 1), "centre")
+        return {
+            "centre": LabelledArray(self.centres, axes[-1:], "", "centre of the bin"),
+            "counts": LabelledArray(self.counts, axes, "1", "count in the bin"),
+        }
+
 
 @dataclass(frozen=True)
-class Histogram:
+class Histogram(_Counts):
     """The number of cells, or pixels, with a value in each bin; unpacks as `centres, pdf`.
 
     Attributes:
@@ -35,17 +59,30 @@ class Histogram:
     cells: int
 
     @property
-    def centres(self) -> np.ndarray:
-        """The centres of the bins [bin]."""
-        return bin_centres(self.edges)
-
-    @property
     def pdf(self) -> np.ndarray:
         """The probability density: its integral over the bins is the share of cells in them."""
         return self.counts / (self.cells * np.diff(self.edges))
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.centres, self.pdf))
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws the probability density, a curve for each universe or map.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            label: of the curve.
+        """
+        from flowpm_dist.io.figures import draw_curves
+
+        names = "centre of the bin", "probability density"
+        return draw_curves(axes, self.centres, self.pdf, names, labels=[label], logarithmic="")
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        found = super().labelled()
+        axes = found["counts"].dimensions
+        return found | {"pdf": LabelledArray(self.pdf, axes, "", "probability density")}
 
 
 def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram:
@@ -182,7 +219,7 @@ def bin_centres(edges: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Peaks:
+class Peaks(_Counts):
     """Counts of peaks by their height; unpacks as `centres, counts`.
 
     Attributes:
@@ -193,13 +230,15 @@ class Peaks:
     edges: np.ndarray
     counts: np.ndarray
 
-    @property
-    def centres(self) -> np.ndarray:
-        """The centres of the bins [bin]."""
-        return bin_centres(self.edges)
-
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.centres, self.counts))
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws the counts, a curve for each map; see `Histogram.plot`."""
+        from flowpm_dist.io.figures import draw_curves
+
+        names = "height", "peaks in the bin"
+        return draw_curves(axes, self.centres, self.counts, names, labels=[label], logarithmic="")
 
 
 def peaks(maps: Any, edges: Any, *, sigma: Any = None, periodic: bool = False) -> Peaks:

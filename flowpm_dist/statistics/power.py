@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.statistics.bins import BinChoice, Binning, bin_contents, binning, contents
 from flowpm_dist.statistics.measure import Window, mode_means, sample_of, whole
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @dataclass(frozen=True)
-class PowerSpectrum:
+class PowerSpectrum(Labelled):
     """A measured power spectrum; unpacks as `k, power`.
 
     Attributes:
@@ -33,6 +37,33 @@ class PowerSpectrum:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.k, self.power))
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws the power, a curve for each universe, with the scatter of a Gaussian field.
+
+        The scatter is that of an auto spectrum without shot noise; others have more.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            label: of the curve.
+        """
+        from flowpm_dist.io.figures import POWER, WAVENUMBER, draw_curves
+
+        modes, names = self.modes, (WAVENUMBER, POWER)
+        return draw_curves(
+            axes, self.k, self.power, names, modes=modes, labels=[label], logarithmic="xy"
+        )
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        axes = (*leading_axes(self.power, 1), "k")
+        return self._bins() | {"power": LabelledArray(self.power, axes, "(Mpc/h)^3", "power")}
+
+    def _bins(self) -> dict[str, LabelledArray]:
+        return {
+            "k": LabelledArray(self.k, ("k",), "h/Mpc", "mean wavenumber"),
+            "modes": LabelledArray(self.modes, ("k",), "1", "number of modes"),
+        }
 
 
 def power_spectrum(
@@ -113,6 +144,22 @@ class Multipoles(PowerSpectrum):
 
     orders: tuple[int, ...]
 
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws k P_l(k), a curve for each order; see `PowerSpectrum.plot`."""
+        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
+
+        names = WAVENUMBER, r"$k\,P_l(k)$  [(Mpc/$h$)$^2$]"
+        labels = [f"{label}  $l = {order}$".strip() for order in self.orders]
+        return draw_curves(axes, self.k, self.k * self.power, names, labels=labels)
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        axes, orders = (*leading_axes(self.power, 2), "order", "k"), np.array(self.orders)
+        return self._bins() | {
+            "order": LabelledArray(orders, ("order",), "1", "order of the multipole"),
+            "power": LabelledArray(self.power, axes, "(Mpc/h)^3", "multipoles of the power"),
+        }
+
 
 def binned_multipoles(
     field: Field | tf.Tensor,
@@ -186,7 +233,7 @@ def _checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Wedges:
+class Wedges(Labelled):
     """A measured power spectrum in wedges; unpacks as `k, mu, power`.
 
     Each array is [wedge, bin]; the power of a batch is [batch, wedge, bin]. k, mu and power are NaN
@@ -208,6 +255,27 @@ class Wedges:
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter((self.k, self.mu, self.power))
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws the power, a curve for each wedge; see `PowerSpectrum.plot`."""
+        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
+
+        ends = zip(self.edges[:-1], self.edges[1:], strict=True)
+        labels = [rf"{label}  ${low:.3g} \leq |\mu| < {high:.3g}$".strip() for low, high in ends]
+        modes, names = self.modes, (WAVENUMBER, r"$P(k, \mu)$  [(Mpc/$h$)$^3$]")
+        return draw_curves(
+            axes, self.k, self.power, names, modes=modes, labels=labels, logarithmic="xy"
+        )
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        axes = (*leading_axes(self.power, 2), "wedge", "bin")
+        return {
+            "k": LabelledArray(self.k, axes[-2:], "h/Mpc", "mean wavenumber"),
+            "mu": LabelledArray(self.mu, axes[-2:], "1", "mean |mu|"),
+            "modes": LabelledArray(self.modes, axes[-2:], "1", "number of modes"),
+            "power": LabelledArray(self.power, axes, "(Mpc/h)^3", "power"),
+        }
 
 
 def binned_wedges(

@@ -20,7 +20,8 @@ from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, as_maps, maker_of
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import noise_function
-from flowpm_dist.io.light_cone import MapArray, write_light_cone
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.light_cone.results import attributes_of
@@ -159,7 +160,7 @@ def check_answers(training, mesh, shared):
         return
     cone = training.plan.lightcone
     for path, more in (("same", {}), ("other", {"z_max": 0.3})):
-        array = {"kappa": MapArray(maps, ("source", "y", "x"), "1", "convergence")}
+        array = {"kappa": LabelledArray(maps, ("source", "y", "x"), "1", "convergence")}
         message = {"field_of_view": 10.0, **attributes_of(cone, 700.0, Cosmology.planck18(), [])}
         write_light_cone(shared / path / "lightcone.zarr", array, {**message, **more}, {})
     check_question(training, shared / "same" / "lightcone.zarr", None)

@@ -16,6 +16,7 @@ from flowpm_dist.cosmoflow.scores.judging import Difference, MeanDifference
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.files import GENERATOR, UnreadableError, read_arrays, save_arrays
+from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
 from flowpm_dist.posteriors.calibration import LEVELS, TOGETHER, Calibration
 from flowpm_dist.posteriors.options import HEADS
@@ -208,7 +209,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class VolumePosterior:
+class VolumePosterior(Labelled):
     """The posterior of a volume.
 
     Attributes:
@@ -224,6 +225,13 @@ class VolumePosterior:
     samples: np.ndarray
     question: Question
     step: int
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`: the samples of each parameter."""
+        return {
+            name: LabelledArray(values, ("sample",), "", f"samples of {name}")
+            for name, values in zip(self.priors.names, self.samples.T, strict=True)
+        }
 
     def sentences(self) -> list[str]:
         """Returns the central intervals of each parameter in words."""

@@ -10,7 +10,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,7 @@ from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer
 from flowpm_dist.grid.box import Box
+from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.shapes import shear
@@ -29,9 +30,12 @@ from flowpm_dist.particle_mesh.kernels.base import BOXES
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import ProcessMesh
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @dataclass(frozen=True)
-class ConvergenceMaps:
+class ConvergenceMaps(Labelled):
     """Maps of the convergence in the Born approximation.
 
     Attributes:
@@ -53,9 +57,35 @@ class ConvergenceMaps:
             raise ValueError("the shear of maps is found on the flat sky alone")
         return shear(self.kappa, self.sky.fov)
 
+    def plot(self, axes: Axes | None = None, *, source: int = -1, universe: int = 0) -> Axes:
+        """Draws the map of a source: of the flat sky with sticks of shear, or the whole sky.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            source: number of the source.
+            universe: number of the universe among those of this rank.
+        """
+        from flowpm_dist.io.figures import new_figure
+        from flowpm_dist.observables.light_cone.pictures import draw_field, draw_sky
+
+        if axes is None:
+            axes = new_figure(7.9, 6.4, shown=True).add_subplot()
+        maps = self.kappa.numpy().reshape(-1, *self.kappa.shape[-1 - len(self.sky.map_shape) :])
+        kappa, name = maps[universe, source], f"number {source % maps.shape[1]}"
+        if isinstance(self.sky, FlatField):
+            sticks = (gamma.numpy().T for gamma in shear(tf.constant(kappa), self.sky.fov))
+            draw_field(axes, [kappa.T, *sticks], self.sky.field_of_view, name)
+        else:
+            draw_sky(axes, kappa, name)
+        return axes
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        return _maps("kappa", self.kappa, "source", self.sky, "convergence")
+
 
 @dataclass(frozen=True)
-class DensityPlanes:
+class DensityPlanes(Labelled):
     """The matter of slabs of the universe, projected along the lines of sight.
 
     On the whole sky they are shells about the observer.
@@ -70,6 +100,34 @@ class DensityPlanes:
     delta: tf.Tensor
     planes: LensPlanes
     sky: SkyOptions
+
+    def labelled(self) -> dict[str, LabelledArray]:
+        """See `Labelled`."""
+        meaning = "comoving distance of the plane"
+        chi = LabelledArray(self.planes.chi.numpy(), ("plane",), "Mpc/h", meaning)
+        return _maps("delta", self.delta, "plane", self.sky, "overdensity") | {"chi": chi}
+
+
+def _maps(
+    name: str, maps: tf.Tensor, kind: str, sky: SkyOptions, meaning: str
+) -> dict[str, LabelledArray]:
+    """Returns maps with their axes, and the centres of the pixels of a flat sky.
+
+    Args:
+        name: of the maps.
+        maps: [..., kind, x, y] or [..., kind, pixel].
+        kind: what the maps of a universe are numbered by.
+        sky: their sky.
+        meaning: in words.
+    """
+    flat = [*"xy"] if isinstance(sky, FlatField) else []
+    own = (kind, *(flat or ["pixel"]))
+    axes = (*leading_axes(maps, len(own)), *own)
+    found = {name: LabelledArray(maps.numpy(), axes, "1", meaning)}
+    if isinstance(sky, FlatField):
+        centres = np.array(sky.centres)
+        found |= {x: LabelledArray(centres, (x,), "deg", "centre of the pixel") for x in flat}
+    return found
 
 
 T = TypeVar("T")

@@ -169,6 +169,11 @@ class FlatField(SkyOptions):
         return self.pixels, self.pixels
 
     @property
+    def centres(self) -> list[float]:
+        """The centres of the pixels along a side [deg]."""
+        return [(n + 0.5) * self.field_of_view / self.pixels for n in range(self.pixels)]
+
+    @property
     def pixel_area(self) -> float:
         """See `SkyOptions.pixel_area`."""
         return (self.fov / self.pixels) ** 2

@@ -15,9 +15,12 @@ from matplotlib.patches import Ellipse
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io.figures import (
     COLOURS,
+    MULTIPOLE,
     MUTED,
     PLAIN_LEGEND,
+    POWER_PER_LOG,
     SMALL_TITLE,
+    draw_measured,
     new_figure,
     plain_log_ticks,
     style_axes,
@@ -48,9 +51,14 @@ def field_figure(maps: Sequence[np.ndarray], field_of_view: float, name: str) ->
         field_of_view: side of the map [deg].
         name: name of the sources.
     """
-    kappa, *shear = maps
     figure = new_figure(7.9, 6.4)
-    axes = figure.add_subplot()
+    draw_field(figure.add_subplot(), maps, field_of_view, name)
+    return figure
+
+
+def draw_field(axes: Axes, maps: Sequence[np.ndarray], field_of_view: float, name: str) -> None:
+    """Draws a map of convergence as `field_figure` does, with its bar of colours."""
+    kappa, *shear = maps
     image = _image(axes, kappa, kappa, extent=(0, field_of_view, 0, field_of_view))
     block = -(-len(kappa) // STICKS)
     first, second = (_means(gamma, block) for gamma in shear)
@@ -78,8 +86,8 @@ def field_figure(maps: Sequence[np.ndarray], field_of_view: float, name: str) ->
     axes.set(xlim=(0, field_of_view), ylim=(0, field_of_view))
     title = f"sources: {name}; the longest sticks are a shear of {max_shear:.2g}"
     axes.set_title(title, **SMALL_TITLE)
-    figure.colorbar(image, ax=axes, extend="both", fraction=0.046, pad=0.02, label=KAPPA)
-    return figure
+    bar: dict[str, Any] = {"extend": "both", "fraction": 0.046, "pad": 0.02}
+    axes.figure.colorbar(image, ax=axes, label=KAPPA, **bar)
 
 
 def _means(values: np.ndarray, block: int) -> np.ndarray:
@@ -100,7 +108,12 @@ def sky_figure(kappa: np.ndarray, name: str) -> Figure:
         name: name of the sources.
     """
     figure = new_figure(9.0, 5.2)
-    axes = figure.add_subplot()
+    draw_sky(figure.add_subplot(), kappa, name)
+    return figure
+
+
+def draw_sky(axes: Axes, kappa: np.ndarray, name: str) -> None:
+    """Draws a map of convergence as `sky_figure` does, with its bar of colours."""
     shown = mollweide(kappa, WIDTH)
     image = _image(axes, kappa, shown, extent=(-2, 2, -1, 1), interpolation="antialiased")
     border = Ellipse((0, 0), 4, 2, fill=False, lw=1.0, color="black")
@@ -110,8 +123,7 @@ def sky_figure(kappa: np.ndarray, name: str) -> Figure:
     axes.set_axis_off()
     axes.set_title(f"convergence of sources: {name}", **SMALL_TITLE)
     below: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.05, "pad": 0.03}
-    figure.colorbar(image, ax=axes, extend="both", aspect=40, label=KAPPA, **below)
-    return figure
+    axes.figure.colorbar(image, ax=axes, extend="both", aspect=40, label=KAPPA, **below)
 
 
 def mollweide(values: np.ndarray, width: int) -> np.ndarray:
@@ -145,7 +157,6 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
     figure = new_figure(6.8, 6.4)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
     ell, fine = spectra.ell, spectra.fine
-    error = np.sqrt(2 / np.maximum(spectra.modes, 1))
     per_log, per_log_fine = (x * (x + 1) / (2 * np.pi) for x in (ell, fine))
     below.axhline(1, color=MUTED, lw=1.2, zorder=1)
     ratios = []
@@ -153,20 +164,19 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         pair = spectra.pairs.index((n, n))
         linear, halofit = per_log_fine * spectra.curves[:, n]
         colour = COLOURS[n % len(COLOURS)]
-        style = {"fmt": "o", "ms": 3, "lw": 0.9, "color": colour}
         top.plot(fine, halofit, color=colour, lw=1.4)
         top.plot(fine, linear, color=colour, lw=1.0, ls="--")
         shifted = ell * 1.012 ** (n - (len(names) - 1) / 2)  # so that no point hides another
         measured = per_log * spectra.power[pair]
-        top.errorbar(shifted, measured, measured * error, **style, label=name)
+        draw_measured(top, shifted, measured, spectra.modes, colour=colour, label=name)
         ratio = spectra.power[pair] / spectra.halofit[pair]
-        below.errorbar(shifted, ratio, ratio * error, **style)
+        draw_measured(below, shifted, ratio, spectra.modes, colour=colour)
         ratios.append(ratio)
     top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
     top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")
-    top.set(xscale="log", yscale="log", ylabel=r"$l\,(l+1)\,C_l\,/\,2\pi$")
+    top.set(xscale="log", yscale="log", ylabel=POWER_PER_LOG)
     top.set_title("power of the convergence; bars: scatter of a Gaussian field", **SMALL_TITLE)
-    below.set(xlabel=r"multipole $l$", ylabel="measured / halofit")
+    below.set(xlabel=MULTIPOLE, ylabel="measured / halofit")
     below.set_ylim(0, min(2.5, max(1.6, 1.1 * float(np.max(ratios)))))
     plain_log_ticks(below.xaxis)
     for axes in (top, below):

@@ -16,7 +16,8 @@ from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
-from flowpm_dist.io.light_cone import LightConeFiles, MapArray, write_light_cone
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.light_cone import LightConeFiles, write_light_cone
 from flowpm_dist.observables.lensing.planes import convergence_power
 from flowpm_dist.observables.lensing.ray_tracing import ray_trace
 from flowpm_dist.observables.light_cone.light_cone import LightCone
@@ -113,7 +114,7 @@ def write_light_cone_results(
     name = options.sources[-1].name
     if isinstance(options, FullSkyLensingOptions):
         assert born is not None
-        maps = {"kappa": MapArray(born.kappa.numpy(), ("source", "pixel"), "1", "convergence")}
+        maps = {"kappa": LabelledArray(born.kappa.numpy(), ("source", "pixel"), "1", "convergence")}
         if planes is not None:
             maps |= _matter(planes, planes.delta.numpy(), "shell", ("pixel",))
         attributes |= {"ordering": "RING"}
@@ -169,7 +170,7 @@ def _flat_maps(
     born: ConvergenceMaps | None,
     planes: DensityPlanes | None,
     cosmology: Cosmology,
-) -> dict[str, MapArray]:
+) -> dict[str, LabelledArray]:
     """Returns maps of lensing on the flat sky, with noise, and the angles of their pixels."""
     if born is not None:
         found = dict(zip(("kappa", "gamma1", "gamma2"), (born.kappa, *born.shear()), strict=True))
@@ -190,22 +191,26 @@ def _flat_maps(
         "gamma2": ("1", f"shear along the diagonals{noisy}"),
         "rotation": ("rad", "rotation of images"),
     }
-    centres = (np.arange(options.pixels) + 0.5) * options.field_of_view / options.pixels
+    centres = np.array(options.centres)
     return {
-        key: MapArray(_transposed(values.numpy()), ("source", "y", "x"), *meanings[key])
+        key: LabelledArray(_transposed(values.numpy()), ("source", "y", "x"), *meanings[key])
         for key, values in found.items()
-    } | {axis: MapArray(centres, (axis,), "deg", "centres of the pixels") for axis in ("x", "y")}
+    } | {
+        axis: LabelledArray(centres, (axis,), "deg", "centres of the pixels") for axis in ("x", "y")
+    }
 
 
 def _matter(
     planes: DensityPlanes, delta: np.ndarray, name: str, axes: tuple[str, ...]
-) -> dict[str, MapArray]:
+) -> dict[str, LabelledArray]:
     """Returns the overdensity of planes or shells, each of which is a `name`, and their edges."""
     edges, what = np.asarray(planes.planes.edges), "shells" if name == "shell" else "slabs"
     between = f"comoving distances between which the {what} lie"
     return {
-        f"{name}s": MapArray(delta, (name, *axes), "1", f"overdensity of the matter of {what}"),
-        f"{name}_edges": MapArray(edges, ("edge",), "Mpc/h", between),
+        f"{name}s": LabelledArray(
+            delta, (name, *axes), "1", f"overdensity of the matter of {what}"
+        ),
+        f"{name}_edges": LabelledArray(edges, ("edge",), "Mpc/h", between),
     }
 
 
