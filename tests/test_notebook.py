@@ -1,14 +1,20 @@
-"""What a notebook shows of results: curves, tables and labelled arrays."""
+"""What a notebook shows: facts and pictures of objects; curves, tables and arrays of results."""
 
+import base64
+import io
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from matplotlib import pyplot
 
+import flowpm_dist as fpm
 from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.options import FlatField
+from flowpm_dist.options.html import as_html
+from flowpm_dist.simulation import state as states
 from flowpm_dist.statistics import (
     AngularPower,
     Bispectrum,
@@ -84,22 +90,16 @@ def test_results_are_drawn_as_they_are_usually_shown():
 def test_a_map_is_drawn_on_its_field():
     sky = FlatField.model_construct(field_of_view=2.0, pixels=4)
     maps = np.arange(32.0).reshape(2, 4, 4)
-    axes = ConvergenceMaps(tensor(maps), sky).plot(source=0)
+    axes = ConvergenceMaps(tf.constant(maps), sky).plot(source=0)
     (image,) = axes.images
     np.testing.assert_array_equal(image.get_array(), maps[0].T)  # rows of a picture are y
     assert image.get_extent() == [0, 2, 0, 2]
-    found = ConvergenceMaps(tensor(maps), sky).labelled()
+    found = ConvergenceMaps(tf.constant(maps), sky).labelled()
     assert found["kappa"].dimensions == ("source", "x", "y")
     np.testing.assert_allclose(found["y"].values, [0.25, 0.75, 1.25, 1.75])
-    chi = SimpleNamespace(chi=tensor(np.array([1.0, 2.0])))
-    planes = DensityPlanes(tensor(np.zeros((3, 2, 4, 4))), chi, sky).labelled()
+    chi = SimpleNamespace(chi=tf.constant(np.array([1.0, 2.0])))
+    planes = DensityPlanes(tf.constant(np.zeros((3, 2, 4, 4))), chi, sky).labelled()
     assert planes["delta"].dimensions == ("batch", "plane", "x", "y")
-
-
-def tensor(values):
-    import tensorflow as tf
-
-    return tf.constant(values)
 
 
 @pytest.fixture
@@ -148,3 +148,72 @@ def test_an_optional_package_that_is_missing_is_named(monkeypatch, method, packa
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=rf"{package} is not installed: pip install {package}"):
         getattr(SPECTRUM, method)()
+
+
+COSMOLOGY = fpm.Cosmology.planck18()
+
+
+@pytest.fixture(scope="module")
+def universe():
+    sim = fpm.Simulation(COSMOLOGY, grid=(8, 8, 16), box_size=(16.0, 16.0, 32.0), steps=[0.1, 1.0])
+    return sim, sim.lpt(seed=7)
+
+
+def picture(html):
+    """The pixels of the picture in an object's HTML [y, x, colour]."""
+    data = html.partition("base64,")[2].partition('"')[0]
+    return pyplot.imread(io.BytesIO(base64.b64decode(data)))
+
+
+def test_objects_are_shown_by_their_facts(universe):
+    sim, state = universe
+    sigma8 = tf.Variable(0.8, dtype=tf.float64)
+    assert "<th>sigma8</th><td>0.8</td>" in COSMOLOGY.replace(sigma8=sigma8)._repr_html_()
+    html = sim._repr_html_()
+    for name, value in {"grid": "8 x 8 x 16", "steps": "1, from a = 0.1 to 1"}.items():
+        assert f"<th>{name}</th><td>{value}</td>" in html
+    assert "<td>Omega_m = 0.30966, " in html and "<td>fastpm</td>" in html
+    assert "<td>vector</td>" in state.displacement._repr_html_()
+    assert "<td>cic</td>" in state.density()._repr_html_()
+    for fact in ("redshift</th><td>0<", "seed</th><td>7<", "picture</th><td>a slab of 4 Mpc/h<"):
+        assert fact in state._repr_html_()
+
+
+def test_the_picture_of_a_state_is_brightest_where_the_slab_is_densest(universe):
+    _, state = universe
+    slab = state.density().numpy()[:, :, :2].mean(axis=2)
+    brightness = picture(state._repr_html_())[::-1, :, :3].sum(axis=2)  # the first row is above
+    x, y = np.unravel_index(np.argmax(slab), slab.shape)
+    assert brightness[y, x] == brightness.max()
+    x, y = np.unravel_index(np.argmin(slab), slab.shape)
+    assert brightness[y, x] == brightness.min()
+
+
+def test_no_picture_is_drawn_that_takes_long_or_that_ranks_draw_together(universe, monkeypatch):
+    sim, state = universe
+    drawn = []
+    monkeypatch.setattr(fpm.State, "density", lambda self: drawn.append(self))
+    assert "none of a batch" in sim.lpt(seed=[1, 2])._repr_html_()
+    with monkeypatch.context() as small:
+        small.setattr(states, "MOST_PICTURED", 1000)
+        assert "none of more than" in state._repr_html_()
+    several = SimpleNamespace(
+        mesh=SimpleNamespace(size=2),
+        batch=None,
+        cells=512,
+        grid=(8,) * 3,
+        cell=(1.0,) * 3,
+        facts=dict,
+    )
+    monkeypatch.setattr(fpm.State, "box", several)
+    assert "none on several ranks" in state._repr_html_()
+    assert not drawn
+
+
+def test_html_is_escaped_and_never_an_error():
+    def fails():
+        raise RuntimeError("no facts")
+
+    html = as_html(COSMOLOGY, lambda: {"a<b": "<script>"})
+    assert "<th>a&lt;b</th><td>&lt;script&gt;</td>" in html
+    assert as_html(COSMOLOGY, fails, fails) == "<b>Cosmology</b>"

@@ -22,6 +22,7 @@ from flowpm_dist.cosmology.options import (
     Transfer,
     dark_energy_fades,
 )
+from flowpm_dist.options.html import as_html
 
 Parameter: TypeAlias = float | tf.Tensor | tf.Variable
 """A number, or a scalar floating tensor when gradients are wanted."""
@@ -170,6 +171,15 @@ class Cosmology:
         """Returns plain numbers that make the same cosmology, as `Cosmology(**numbers)`."""
         values = {name: float(getattr(self, name)) for name in self.names}
         return {**values, "transfer": self.transfer}
+
+    def facts(self) -> dict[str, str]:
+        """Returns the parameters as texts by name, for notebooks."""
+        values = {name: known_value(getattr(self, name)) for name in self.names}
+        texts = {n: "a tensor" if v is None else f"{v:.6g}" for n, v in values.items()}
+        return texts | {"transfer": self.transfer}
+
+    def _repr_html_(self) -> str:
+        return as_html(self, self.facts)
 
     def replace(self, **changes: Any) -> Cosmology:
         """A copy with some parameters changed; a new A_s replaces sigma8, and vice versa.

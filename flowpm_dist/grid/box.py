@@ -73,6 +73,15 @@ class Box:
         grid, size = (" x ".join(f"{n:g}" for n in three) for three in (self.grid, self.size))
         return f"{batch}grid {grid}, size {size} Mpc/h, mesh {self.mesh}, {self.dtype.name}"
 
+    def facts(self) -> dict[str, str]:
+        """Returns its properties as texts by name, for notebooks."""
+        grid, size, cell = (
+            " x ".join(f"{n:.6g}" for n in x) for x in (self.grid, self.size, self.cell)
+        )
+        batch = {} if self.batch is None else {"universes": str(self.batch)}
+        lengths = {"size": f"{size} Mpc/h", "cell": f"{cell} Mpc/h"}
+        return {**batch, "grid": grid, **lengths, "mesh": str(self.mesh), "dtype": self.dtype.name}
+
     def finer(self, factor: float) -> Box:
         """Returns the same box with `factor` times as many cells along each side.
 

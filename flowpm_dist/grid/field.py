@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, check_same_box
+from flowpm_dist.options.html import as_html
 from meshimpl.graph_guards import check_eager
 from meshimpl.mesh_function import block_of
 from meshimpl.process_mesh import ProcessMesh
@@ -156,6 +157,10 @@ class Field:
 
     def __repr__(self) -> str:
         return f"Field({'vector, ' if self._trailing else ''}{self.box})"
+
+    def _repr_html_(self) -> str:
+        kind = "vector" if self._trailing else "scalar"
+        return as_html(self, lambda: {"kind": kind, **self.box.facts(), "window": self.window})
 
     __add__, __radd__ = _both_ways(operator.add, (True, True, True))
     __sub__, __rsub__ = _both_ways(operator.sub, (True, True, True))

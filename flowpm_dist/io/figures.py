@@ -5,16 +5,19 @@ Figures are drawn without a display and without touching matplotlib's global sta
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from flowpm_dist.io.files import written_whole
@@ -181,6 +184,25 @@ def project(field: Field, cells: int) -> np.ndarray | None:
     return whole
 
 
+def _shades(slab: np.ndarray) -> tuple[np.ndarray, LogNorm]:
+    """Returns a projected density [y, x] without its lowest values, and its scale of colours."""
+    positive = slab[slab > 0]
+    low, high = np.percentile(positive, [0.5, 99.9]) if positive.size else (0.5, 2.0)
+    return np.maximum(slab, low).T, LogNorm(vmin=low, vmax=max(high, 1.001 * low))
+
+
+def density_picture(slab: np.ndarray) -> bytes:
+    """Returns the map of `density_figure` alone, as a PNG file with a pixel for each cell.
+
+    Args:
+        slab: projected density [nx, ny].
+    """
+    shown, norm = _shades(slab)
+    file = io.BytesIO()
+    imsave(file, colormaps["inferno"](norm(shown)), origin="lower", format="png")
+    return file.getvalue()
+
+
 def density_figure(
     slab: np.ndarray, box_size: tuple[float, float, float], thickness: float, a: float
 ) -> Figure:
@@ -196,11 +218,8 @@ def density_figure(
     width = 6.0
     figure = new_figure(width + 1.4, float(np.clip(width * aspect, 2.5, 14)) + 0.9)
     axes = figure.add_subplot()
-    positive = slab[slab > 0]
-    low, high = np.percentile(positive, [0.5, 99.9]) if positive.size else (0.5, 2.0)
-    norm = LogNorm(vmin=low, vmax=max(high, 1.001 * low))
+    shown, norm = _shades(slab)
     extent = (0, box_size[0], 0, box_size[1])
-    shown = np.maximum(slab, low).T
     image = axes.imshow(shown, origin="lower", extent=extent, norm=norm, cmap="inferno")
     axes.set(xlabel=r"$x$  [Mpc/$h$]", ylabel=r"$y$  [Mpc/$h$]")
     axes.set_title(f"a slab of {thickness:.3g} Mpc/$h$ at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)

@@ -28,6 +28,7 @@ from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed
+from flowpm_dist.options.html import as_html
 from flowpm_dist.simulation.compiled_solver import (
     AfterStep,
     Resume,
@@ -154,6 +155,20 @@ class Simulation:
             if text not in self._warned:
                 self._warned.add(text)
                 warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
+
+    def _repr_html_(self) -> str:
+        return as_html(self, self._facts)
+
+    def _facts(self) -> dict[str, object]:
+        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        others = {**given, "halo": self.halo, "integrator": name_of(self.options.integrator)}
+        first, last, steps = self.edges[0], self.edges[-1], len(self.edges) - 1
+        return {
+            **self.box_of_replicas.facts(),
+            "steps": f"{steps}, from a = {first:.4g} to {last:.4g}",
+            **{name: others[name] for name in sorted(others)},
+            "cosmology": ", ".join(f"{n} = {text}" for n, text in self.cosmology.facts().items()),
+        }
 
     @property
     def cosmology(self) -> Cosmology:

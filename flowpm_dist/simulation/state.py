@@ -33,6 +33,7 @@ from flowpm_dist.io.snapshot import (
     save_fields,
 )
 from flowpm_dist.options import constructed
+from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
@@ -44,6 +45,8 @@ from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 Axis = Literal["x", "y", "z"]
 AXES = get_args(Axis)
+MOST_PICTURED = 128**3
+"""Largest number of particles of which a notebook shows a picture."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -274,6 +277,37 @@ class State:
     def __repr__(self) -> str:
         return f"State(a = {self.a:.6g}, {self.box})"
 
+    def _repr_html_(self) -> str:
+        return as_html(self, self._facts, self._picture)
+
+    def _facts(self) -> dict[str, object]:
+        cells = _slab(self.box)
+        about = self._without_picture() or f"a slab of {cells * self.box.cell[2]:.3g} Mpc/h"
+        source = self._provenance.source
+        return {
+            "scale factor": f"{self.a:.6g}",
+            "redshift": f"{1 / self.a - 1:.4g}" if self.a else "infinite",
+            **self.box.facts(),
+            "halo": self.halo,
+            **({} if source.seeds is None else {"seed": _texts(source.seeds)}),
+            "cosmology": ", ".join(f"{n} = {text}" for n, text in self.cosmology.facts().items()),
+            "picture": about,
+        }
+
+    def _without_picture(self) -> str:
+        """Returns why a notebook shows no picture of the density; an empty text if it shows one."""
+        if self.box.mesh.size > 1:  # ranks would have to draw it together
+            return "none on several ranks: project(state.density(), ...) of flowpm_dist.io.figures"
+        if self.box.batch is not None:
+            return "none of a batch"
+        return "" if self.box.cells <= MOST_PICTURED else "none of more than 128^3 particles"
+
+    def _picture(self) -> bytes | None:
+        from flowpm_dist.io.figures import density_picture, project
+
+        slab = None if self._without_picture() else project(self.density(), _slab(self.box))
+        return None if slab is None else density_picture(slab)
+
     def __copy__(self) -> State:
         return replace(self)
 
@@ -420,6 +454,15 @@ class State:
     def _displacement_to(self, axis: Axis | None) -> Field:
         """Returns the displacement, to redshift space if there is a line of sight."""
         return self.displacement if axis is None else self.redshift_space(axis)
+
+
+def _texts(seeds: Any) -> str:
+    return ", ".join(str(seed) for seed in np.ravel(seeds))
+
+
+def _slab(box: Box) -> int:
+    """Returns the number of layers of z in the picture of a state."""
+    return max(1, box.grid[2] // 8)
 
 
 def _unpickled(
