@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.evolution.integrators import FastPM as FastPM
     from flowpm_dist.grid.box import Box as Box
     from flowpm_dist.grid.field import Field as Field
+    from flowpm_dist.jobs.progress import Progress as Progress
     from flowpm_dist.particle_mesh.cloud_in_cell import HaloError as HaloError
     from flowpm_dist.simulation.simulation import Simulation as Simulation
     from flowpm_dist.simulation.state import State as State
@@ -56,6 +57,7 @@ _HOMES = {
     "Field": "grid.field",
     "HaloError": "particle_mesh.cloud_in_cell",
     "PowerSpectrum": "statistics",
+    "Progress": "jobs.progress",
     "Simulation": "simulation.simulation",
     "State": "simulation.state",
     "compare": "statistics",
@@ -75,4 +77,4 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 if not TYPE_CHECKING:  # where it would accept any name
-    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_tensorflow=["run"])
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES, without_tensorflow=["Progress", "run"])

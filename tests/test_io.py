@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from flowpm_dist.io.particles import mark_particles_complete
 from flowpm_dist.io.snapshot import FIELDS, chunk_shape, mark_complete, write_snapshot
 from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.jobs import folder
+from flowpm_dist.jobs import progress as progress_module
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import (
     OUTPUT_VARIABLE,
@@ -586,6 +588,32 @@ def test_progress_is_a_bar_where_the_parent_has_a_terminal(monkeypatch):
     assert "2/2" in shown(rank=0)
     assert "step" not in shown(rank=0)
     assert shown(rank=1) == ""
+
+
+def test_a_count_of_another_process_moves_the_bar_and_other_lines_stay_above(monkeypatch):
+    monkeypatch.setenv(TERMINAL_VARIABLE, "80")
+    stream = io.StringIO()
+    with Progress(0, stream) as progress:
+        progress.relay("loading TensorFlow")
+        progress.relay("step  3/10  a = 0.3000  0.25 s")
+        progress.relay("warning: 3/10 [of] it")
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())  # without colours
+    assert "loading TensorFlow\n" in shown and "warning: 3/10 [of] it\n" in shown
+    assert " 3/10 a = 0.3000  0.25 s" in shown and "step  3/10" not in shown
+    monkeypatch.delenv(TERMINAL_VARIABLE)
+    stream = io.StringIO()
+    with Progress(0, stream) as progress:
+        progress.relay("step  3/10  a = 0.3000  0.25 s")
+    assert stream.getvalue() == "step  3/10  a = 0.3000  0.25 s\n"
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_progress_is_a_bar_in_a_notebook_with_widgets(monkeypatch, widgets):
+    monkeypatch.setitem(sys.modules, "ipykernel", None)
+    monkeypatch.setattr(progress_module, "find_spec", lambda name: widgets or None)
+    progress = Progress(0, io.StringIO())
+    assert (progress._bar is not None) == widgets
+    assert not widgets or progress._bar.console.is_jupyter
 
 
 def test_a_rank_believes_what_its_parent_says_of_the_terminal(monkeypatch):

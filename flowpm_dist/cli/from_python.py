@@ -17,6 +17,7 @@ import tomli_w
 from flowpm_dist.cli.common import MISUSE, default_output
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.jobs.job import JOBS, command_of, job_class, read_record
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.jobs.run_file import read_table
 from meshimpl import launch
@@ -53,7 +54,8 @@ def run(
         resume: continue the run in the folder.
         overwrite: replace what is in the folder.
         ignore_memory: start even if the estimated memory does not fit.
-        quiet: show no progress on the standard error.
+        quiet: show no progress. Otherwise it is a bar in a notebook and on a terminal, see
+            `Progress`, and lines on the standard error elsewhere.
 
     Returns:
         The folder of the run with its state, its main results and its settings.
@@ -154,8 +156,9 @@ def _work(words: Sequence[str], path: str, named: str) -> None:
 def _show(process: subprocess.Popen[str], said: list[str]) -> None:
     """Show a command's progress until it ends; keep the message that it ends with."""
     assert process.stderr is not None
-    for line in process.stderr:
-        if said or line.startswith("error: "):
-            said.append(line)
-        else:
-            print(line, end="", file=sys.stderr, flush=True)
+    with Progress(rank=0) as progress:
+        for line in process.stderr:
+            if said or line.startswith("error: "):
+                said.append(line)
+            else:
+                progress.relay(line.removesuffix("\n"))

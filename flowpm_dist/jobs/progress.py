@@ -1,12 +1,14 @@
-"""How much a job prints, and its progress: a bar on a terminal, lines otherwise."""
+"""How much a job prints, and its progress: a bar on a terminal or in a notebook, else lines."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 import warnings
 from enum import StrEnum
+from importlib.util import find_spec
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
@@ -78,17 +80,34 @@ def can_draw(stream: IO[str]) -> bool:
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
-class Progress:
-    """The display of a job's progress, a context manager: a bar on a terminal, lines otherwise.
+def in_notebook() -> bool:
+    """Returns whether this process is the kernel of a notebook that can draw a bar."""
+    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
 
-    A quiet job shows nothing; a verbose one shows lines, and every count.
+
+_COUNT = re.compile(r"(\S.*?) +(\d+)/(\d+)(?:  (.*))?")
+"""A line of a count: what is counted, how much is done, of how much, and a state."""
+
+
+class Progress:
+    """The display of progress: a bar on a terminal or in a notebook, lines otherwise.
+
+    ::
+
+        with fpm.Progress() as progress:
+            state = sim.run(seed=42, progress=progress.step)
+
+    A quiet job shows nothing; a verbose one shows lines, and every count. A notebook draws a bar
+    where the package ipywidgets is installed.
 
     Args:
-        rank: the rank of this process; ranks other than 0 show nothing.
+        rank: the rank of this process, by default as it was started; ranks other than 0 show
+            nothing.
         stream: what is written to; standard error by default.
     """
 
-    def __init__(self, rank: int = 0, stream: IO[str] | None = None) -> None:
+    def __init__(self, rank: int | None = None, stream: IO[str] | None = None) -> None:
+        rank = launch.detect().rank if rank is None else rank
         self._rank, self._stream = rank, stream or sys.stderr
         self._begin = time.monotonic()
         self.warnings: list[str] = []
@@ -105,7 +124,8 @@ class Progress:
         if self._every == 0:
             return None
         own, columns = can_draw(self._stream), os.environ.get(TERMINAL_VARIABLE)
-        if not own and columns is None:
+        notebook = in_notebook()
+        if not own and columns is None and not notebook:
             return None
         from rich.console import Console
         from rich.progress import (
@@ -124,9 +144,17 @@ class Progress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(),
-            console=Console(file=self._stream, force_terminal=True, width=width),
-            # Output that goes to a file or a pipe is not redirected to the terminal.
+            console=Console(
+                file=self._stream,
+                width=width,
+                # A cell knows no codes that move a cursor.
+                force_terminal=not notebook,
+                force_interactive=False if notebook else None,
+                force_jupyter=notebook,
+            ),
+            # Output that goes to a file, a pipe or a cell is not redirected to the terminal.
             redirect_stdout=output_columns() is not None,
+            redirect_stderr=not notebook,
         )
 
     def __enter__(self) -> Self:
@@ -200,6 +228,19 @@ class Progress:
         elif done == total or time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             self._say_count(what, done, total, state)
+
+    def relay(self, line: str) -> None:
+        """Show a line that another process has printed: a count, which moves the bar, or a text.
+
+        Args:
+            line: without its end.
+        """
+        if self._bar and (count := _COUNT.fullmatch(line)):
+            self(count[1], int(count[2]), int(count[3]), count[4] or "")
+        elif self._bar:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            print(line, file=self._stream, flush=True)
 
     def step(self, step: int, steps: int, a: float, seconds: float) -> None:
         """Show a step of an evolution, each on a line: the callback of `Simulation.run`.

@@ -327,7 +327,8 @@ class Simulation:
                 each, in any form that `white_noise` can have.
             cosmology: replaces the simulation's own.
             paired: whether to reverse the sign of the seed's white noise.
-            progress: called on every rank after each step.
+            progress: called on every rank after each step, such as `flowpm_dist.Progress().step`
+                within a `with` block, which shows a bar.
             outputs: scale factors, between the first and the last edge of the steps, at which to
                 return states. A state between two edges is made with part of the integrator's own
                 kick and drift. Outputs do not change the run.
