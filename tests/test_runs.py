@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import flowpm_and_loaded, flowpm_here, folder_with, plain, python
+from commands import ROOT, flowpm_and_loaded, flowpm_here, folder_with, plain, python
 from run_files import RUN
 from test_cli_training import RUN as TRAINING
 
@@ -27,8 +27,9 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import command_of, read_record
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.report import commit, leave_report
-from flowpm_dist.jobs.run_file import LEFT_OUT, parse_settings
+from flowpm_dist.jobs.run_file import LEFT_OUT, completions, parse_settings
 from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.simulate.options import SimulationOptions
 
 here = folder_with(RUN)
 
@@ -57,6 +58,45 @@ def test_a_wrong_setting_is_told_as_in_a_run_file(here, text, message):
     done = flowpm_here("simulate", "run.toml", "--set", text)
     assert done.returncode == 2
     assert message in plain(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("begun", "texts"),
+    [
+        ("evolution.st", ["evolution.steps=", "evolution.steps=10"]),
+        ("evolution.integrator=c", ["evolution.integrator=cola"]),
+        ("evolution.steps=20", []),
+        ("initial.pai", [f"initial.paired={value}" for value in ("", "true", "false")]),
+        (
+            "lightcone.p",
+            [f"lightcone.{key}=" for key in ("pixels", "particles", "plane_width", "planes")],
+        ),
+        ("lightcone.nsid", ["lightcone.nside="]),  # of another variant than the default
+        ("evolutoin.st", []),
+    ],
+)
+def test_a_setting_is_completed_from_the_declarations(begun, texts):
+    assert completions(SimulationOptions, begun) == texts
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ("sim", {"simulate"}),
+        ("simulate run.toml --resu", {"--resume"}),
+        ("simulate run.toml --set training.batch", set()),
+        ("submit train run.toml --set training.batch", {"training.batch=", "training.batch=4"}),
+    ],
+)
+def test_a_shell_completes_without_tensorflow(monkeypatch, words, texts):
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    monkeypatch.setenv("COMP_WORDS", f"flowpm-dist {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    before = "import sys; sys.argv[0] = 'flowpm-dist'"
+    monkeypatch.setenv("_FLOWPM_DIST_COMPLETE", "complete_bash")
+    done, loaded = flowpm_and_loaded(before=before)
+    assert {*done.stdout.split("#")[0].split()} == texts, done.stderr
+    assert "tensorflow" not in loaded
 
 
 def test_every_command_with_a_run_file_takes_settings(here):

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow, Horovod or MPI before the work of a job begins.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import signal
@@ -26,7 +27,9 @@ from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import UnreadableError, WriteError, human_size
 from flowpm_dist.jobs.estimate import OVERRIDE, Demand
 from flowpm_dist.jobs.folder import existing_part
+from flowpm_dist.jobs.job import JOBS, job_class
 from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
+from flowpm_dist.jobs.run_file import completions
 from flowpm_dist.simulation.estimate import Estimate
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow
@@ -52,10 +55,20 @@ def mesh_option(example: str) -> typer.models.OptionInfo:
 
 
 Mesh = Annotated[str | None, mesh_option("replica:2,row:2")]
+
+
+def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Returns how the value of --set may go on; every command but those of jobs knows all keys."""
+    known = [ctx.info_name] if ctx.info_name in JOBS else [*JOBS]
+    every = (completions(job_class(str(name)).options_type, incomplete) for name in known)
+    return [*dict.fromkeys(itertools.chain(*every))]
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
+        autocompletion=complete_setting,
         metavar="SECTION.KEY=VALUE",
         help="A value in place of the run file's own; can be repeated.",
     ),
@@ -189,7 +202,7 @@ def working(
     """
     try:
         launch.configure_threads()
-        with Progress(launch.detect().rank) as progress:
+        with Progress() as progress:
             progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
             with during_import or nullcontext():
                 import_tensorflow()

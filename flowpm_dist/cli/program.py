@@ -282,7 +282,6 @@ app = typer.Typer(
     cls=Commands,
     help="Particle-mesh universes on many ranks, and networks that learn from them.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

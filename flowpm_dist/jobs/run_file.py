@@ -23,24 +23,27 @@ from __future__ import annotations
 import csv
 import re
 import tomllib
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import tomli_w
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import read_text, write_text
 from flowpm_dist.options import (
     Options,
     Problem,
+    Variants,
     as_written,
     keys_of,
     model_of,
     nearest,
     problems_of,
 )
+from flowpm_dist.options.base import flat_variants
 
 
 class ConfigError(UserError):
@@ -289,6 +292,54 @@ def parse_settings(texts: Iterable[str]) -> Settings:
         section, key, value = match.groups()
         found[section, key] = _value(text, value) if value else LEFT_OUT
     return found
+
+
+def completions(model: type[RunFile], begun: str) -> list[str]:
+    """Returns how a text for `parse_settings` may go on, from the declarations of the options.
+
+    Args:
+        model: the model of the run file.
+        begun: the text so far, such as "evolution.st". It is completed to "evolution.steps="; if
+            one key is left, the values that it can have by name, or its default, are added.
+    """
+    name = begun.partition("=")[0]
+    fields = {
+        f"{section}.{key}": (part, key)
+        for section in model.model_fields
+        for part in _models_of(model, section)
+        for key in keys_of(part)
+    }
+    found = [f for f in fields if f == name or ("=" not in begun and f.startswith(name))]
+    texts = [f"{field}=" for field in found]
+    if len(found) == 1:
+        texts += [f"{found[0]}={value}" for value in _values_of(*fields[found[0]])]
+    return [text for text in texts if text.startswith(begun)]
+
+
+def _models_of(model: type[BaseModel], section: str) -> list[type[BaseModel]]:
+    """Returns the models that a section can have."""
+    for each in model.model_fields[section].metadata:
+        if isinstance(each, Variants) and not each.flat:
+            return [*each.models.values()]
+    found = model_of(model, section)
+    return [] if found is None else [found]
+
+
+def _values_of(model: type[BaseModel], key: str) -> list[str]:
+    """Returns the values that a key can have by name; else its default, if it has one."""
+    if key in (flat := flat_variants(model)):
+        return [*flat[key].models]
+    if key not in model.model_fields:  # of a variant
+        return []
+    field = model.model_fields[key]
+    kinds = [field.annotation, *typing.get_args(field.annotation)]
+    if bool in kinds:
+        return ["true", "false"]
+    for kind in kinds:
+        if typing.get_origin(kind) is typing.Literal:
+            return [str(value) for value in typing.get_args(kind)]
+    default = field.get_default()
+    return [as_written(default)] if isinstance(default, int | float) else []
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
