@@ -155,6 +155,8 @@ class Progress:
             # Output that goes to a file, a pipe or a cell is not redirected to the terminal.
             redirect_stdout=output_columns() is not None,
             redirect_stderr=not notebook,
+            # A thread that draws the bar in a notebook would take lines printed meanwhile with it.
+            auto_refresh=not notebook,
         )
 
     def __enter__(self) -> Self:
@@ -225,6 +227,8 @@ class Progress:
         """
         if self._bar:
             self._bar.update(self._task, description=what, completed=done, total=total, state=state)
+            if not self._bar.live.auto_refresh:
+                self._bar.refresh()
         elif done == total or time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             self._say_count(what, done, total, state)

@@ -294,7 +294,7 @@ def parse_settings(texts: Iterable[str]) -> Settings:
     return found
 
 
-def completions(model: type[RunFile], begun: str) -> list[str]:
+def completions(model: type[Options], begun: str) -> list[str]:
     """Returns how a text for `parse_settings` may go on, from the declarations of the options.
 
     Args:
