@@ -49,7 +49,8 @@ def test_each_state_has_a_folder_with_its_spectrum(here):
     Path("out/a_0.7000").mkdir()
     words = ["--overwrite", "--set", "output.redshifts="]
     assert flowpm_here("simulate", "run.toml", "--output", "out", *words).returncode == 0
-    assert {path.name for path in Path("out").iterdir()} == {*FILES, SNAPSHOT, "a_0.7000"}
+    left = {*FILES, *OF_EVERY_JOB, SNAPSHOT, "a_0.7000"}
+    assert {path.name for path in Path("out").iterdir()} == left
     words = ["--overwrite", "--set", "output.redshifts=", "--set", "output.a=[0.7]"]
     done = flowpm_here("simulate", "run.toml", "--output", "out", *words)
     assert "holds a_0.7000 from elsewhere" in plain(done.stderr)

@@ -32,7 +32,7 @@ from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
 
 FILES = (
     "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
-    "learning_curve.png", *OF_POSTERIORS, *OF_EVERY_JOB, SCORES,
+    "learning_curve.png", *OF_POSTERIORS, SCORES,
 )  # fmt: skip
 PARTIAL = ".partial-evaluation"
 Cell = str | int | float | None
@@ -128,7 +128,8 @@ class Evaluation:
             aside.mkdir(parents=True)
             kept = self._kept(folder / SCORES)
             self._write_into(aside, kept)
-            (folder / SCORES).unlink(missing_ok=True)
+            for name in (SCORES, *OF_EVERY_JOB):
+                (folder / name).unlink(missing_ok=True)
             for name in FILES if kept is None else [n for n in FILES if n not in OF_POSTERIORS]:
                 (folder / name).unlink(missing_ok=True)
                 if (aside / name).exists():
@@ -208,7 +209,7 @@ def check_evaluation_folder(folder: Path) -> None:
     check_ground(folder)
     ours = read_json(folder / SCORES).get("generator") == GENERATOR
     if not ours and not (folder / PARTIAL).is_dir():
-        check_foreign(folder, FILES)
+        check_foreign(folder, (*FILES, *OF_EVERY_JOB))
 
 
 def plain(value: Any) -> Any:
