@@ -18,6 +18,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from IPython.display import Image
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.chdir(tempfile.mkdtemp())
@@ -124,18 +125,8 @@ run("train run.toml --quiet")
 # %%
 run("evaluate run-training --quiet --posteriors --head gaussian --baseline power")
 
-
 # %%
-def show(path, width=9):
-    """Shows a picture that a command has written."""
-    picture = plt.imread(path)
-    plt.figure(figsize=(width, width * picture.shape[0] / picture.shape[1]))
-    plt.imshow(picture)
-    plt.axis("off")
-    plt.show()
-
-
-show("run-training/evaluation/ranks.png")
+Image("run-training/evaluation/ranks.png")
 
 # %% [markdown]
 # The sentences below the table name posteriors that are too wide or too narrow, and by about how much. Expect such
@@ -151,7 +142,7 @@ show("run-training/evaluation/ranks.png")
 # %%
 np.save("mine.npy", lognormal(spread=1.0, tilt=-1.0))
 run("predict run-training mine.npy --quiet --output mine")
-show("mine/corner.png", width=6)
+Image("mine/corner.png")
 
 # %% [markdown]
 # The network has seen lognormal fields alone, and so its posteriors are right for lognormal fields

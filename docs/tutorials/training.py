@@ -13,7 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+from IPython.display import Image
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.chdir(tempfile.mkdtemp())
@@ -93,18 +93,8 @@ run("train run.toml --quiet")
 # The training is in the folder `run-training`. `metrics.csv` has a row for each step, and
 # `training.png` shows the losses and the learning rate:
 
-
 # %%
-def show(path, width=9):
-    """Shows a picture that a command has written."""
-    picture = plt.imread(path)
-    plt.figure(figsize=(width, width * picture.shape[0] / picture.shape[1]))
-    plt.imshow(picture)
-    plt.axis("off")
-    plt.show()
-
-
-show("run-training/training.png")
+Image("run-training/training.png")
 
 # %% [markdown]
 # ## Evaluate
@@ -122,7 +112,7 @@ run("evaluate run-training --quiet")
 # network](../howto/evaluate.md) explains every column.
 
 # %%
-show("run-training/evaluation/predicted.png")
+Image("run-training/evaluation/predicted.png")
 
 # %% [markdown]
 # ## Predict

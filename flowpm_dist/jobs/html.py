@@ -1,13 +1,12 @@
-"""Pages of HTML that need no other file and no network: elements that escape, and the whole."""
+"""Pages of HTML that need no other file and no network."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 from flowpm_dist.io.files import GENERATOR
+from flowpm_dist.options.html import Html, element
 
-_VOID = ("img", "meta")
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --text: #1c2330; --soft: #5d6878;
@@ -65,30 +64,6 @@ summary + * { margin-top: .6rem; }
 .bars > div > div { background: var(--accent); border-radius: 4px; height: 100%; }
 @media print { body { background: #fff; } nav { display: none; } }
 """
-
-
-class Html(str):
-    """Text that is HTML already."""
-
-
-def element(name: str, /, *inside: str, **attributes: str) -> Html:
-    """Returns an element. Text that is not `Html` is escaped, attributes always are.
-
-    Args:
-        name: name of the element.
-        inside: its children.
-        attributes: its attributes, of which empty ones are left out; an underscore in a name is a
-            hyphen, and at the end nothing.
-    """
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
-        for key, value in attributes.items()
-        if value
-    )
-    if name in _VOID:
-        return Html(f"<{name}{given}>")
-    text = "".join(part if isinstance(part, Html) else escape(part) for part in inside)
-    return Html(f"<{name}{given}>{text}</{name}>")
 
 
 def in_groups(rows: Mapping[str, Sequence[str]]) -> Html:

@@ -10,7 +10,6 @@ Nothing here imports TensorFlow or matplotlib.
 
 from __future__ import annotations
 
-import base64
 import csv
 import dataclasses
 import functools
@@ -34,10 +33,11 @@ from flowpm_dist.io.files import (
     write_text,
 )
 from flowpm_dist.jobs.folder import PROVENANCE, REPORT, OutputError
-from flowpm_dist.jobs.html import MARK, Html, element, in_groups, note, rows_of, whole_page
+from flowpm_dist.jobs.html import MARK, in_groups, note, rows_of, whole_page
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
+from flowpm_dist.options.html import Html, element, png_source
 from meshimpl import launch
 
 ROWS = 16
@@ -265,8 +265,7 @@ def _picture(path: Path) -> Html:
         return note(f"cannot be read: {error.strerror}")
     if not (data.startswith(_SEALS[0]) and data.endswith(_SEALS[1])):
         return note("damaged: not a whole PNG")
-    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return element("img", src=source, alt=path.stem.replace("_", " "))
+    return element("img", src=png_source(data), alt=path.stem.replace("_", " "))
 
 
 def _table(path: Path) -> Html:
