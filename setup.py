@@ -96,6 +96,7 @@ setup(
         "h5py>=3",
         "healpy>=1.17",
         "zarr>=3",
+        "psutil>=5.9",
         "pydantic>=2.7",
         "rich>=13",
         "tomli-w>=1",

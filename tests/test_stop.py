@@ -19,8 +19,9 @@ from flowpm_dist.cli.common import working
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.session import TrainingSession
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.session import StopError, StopRequest
+from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.simulate.folder import SimulationFolder
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh

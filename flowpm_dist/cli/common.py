@@ -190,6 +190,8 @@ def working(
     first: str = "",
     kept: Callable[[], str] = str,
     during_import: AbstractContextManager[None] | None = None,
+    *,
+    alone: bool = False,
 ) -> Iterator[Progress]:
     """Load TensorFlow and give a progress display; inside, this rank works.
 
@@ -199,8 +201,15 @@ def working(
         first: text to show at once.
         kept: see `refuse_after`.
         during_import: context in which TensorFlow is imported.
+        alone: whether this process starts jobs, and needs no TensorFlow.
     """
     try:
+        if alone:
+            with Progress() as progress:
+                progress.note(first)
+                with full_disks_reported():
+                    yield progress
+            return
         launch.configure_threads()
         with Progress() as progress:
             progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
@@ -287,19 +296,21 @@ class Preview:
 
     Attributes:
         resolved: its run file with all settings.
-        demand: the memory that it takes on its mesh of ranks.
+        demand: the memory that it takes on its mesh of ranks; None if it starts other jobs.
         estimate: what it will take.
         output: folder of the results; None if there is none.
         explains_mesh: whether the reason for the default mesh is printed.
         warnings: what a user should know; printed again when the work begins.
+        outline: what the work is; needed for work without a mesh of ranks.
     """
 
     resolved: str
-    demand: Demand
+    demand: Demand | None
     estimate: Estimate
     output: Path | None = None
     explains_mesh: bool = False
     warnings: tuple[str, ...] = ()
+    outline: str = ""
 
     def check_memory(self, *, ignore: bool) -> None:
         """Check that the work fits into the memory of this host.
@@ -310,7 +321,7 @@ class Preview:
         Raises:
             TooLargeError: it does not fit.
         """
-        if not ignore:
+        if self.demand is not None and not ignore:
             self.demand.check(self.estimate, launch.host_memory())
 
     @property
@@ -322,18 +333,22 @@ class Preview:
         """Print the run with all its settings, as a run file, and below it what it would take."""
         if launch.detect().rank:
             return
-        count, mesh, grid = self.estimate.ranks, self.demand.mesh, self.demand.grid
-        ranks = "1 rank" if count == 1 else f"{count} ranks"
-        lines = [f"mesh: {mesh}, {ranks}"]
-        one_box = parse_mesh(mesh, batched=True).get("replica", 1) == 1
-        if self.explains_mesh and one_box and mesh == default_mesh(count, grid):
-            lines.append(f"that mesh because {why_default_mesh(count, grid)}")
+        lines = [self.outline] if self.demand is None else self._mesh_lines(self.demand)
         lines += self.estimate.lines(launch.host_memory())
         if self.output is not None:
             free = shutil.disk_usage(existing_part(self.output)).free
             lines.append(f"results: in {self.output}, where {human_size(free)} are free")
         lines += [f"warning: {each}" for each in self.warnings]
         print("\n".join([self.resolved.rstrip(), "", *(f"# {line}" for line in lines)]))
+
+    def _mesh_lines(self, demand: Demand) -> list[str]:
+        """Returns the mesh of ranks, and why it is the default one."""
+        count, mesh, grid = self.estimate.ranks, demand.mesh, demand.grid
+        lines = [f"mesh: {mesh}, {'1 rank' if count == 1 else f'{count} ranks'}"]
+        one_box = parse_mesh(mesh, batched=True).get("replica", 1) == 1
+        if self.explains_mesh and one_box and mesh == default_mesh(count, grid):
+            lines.append(f"that mesh because {why_default_mesh(count, grid)}")
+        return lines
 
     @contextmanager
     def begun(self, ranks: int | None, *, check: bool) -> Iterator[Progress]:

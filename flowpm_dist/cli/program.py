@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from flowpm_dist.cli import common
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.folder import OutputError, check_room
-from flowpm_dist.jobs.job import JOBS, Job, Request, job_class
+from flowpm_dist.jobs.job import JOBS, Job, Request, StopError, job_class
 from flowpm_dist.jobs.progress import Verbosity
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
 from meshimpl import launch
@@ -62,6 +62,11 @@ def command_of(kind: Kind) -> Callable[..., None]:
                 raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
             settings = parse_settings(changes or [])
             size = common.job_size(ranks)
+            if kind.starts_jobs and size > 1:
+                raise UserError(
+                    f"{kind.name} is one process that starts jobs: leave --ranks out, and give the "
+                    "number of ranks of these jobs in the run file"
+                )
             request = Request(run_file, size, output, resume, overwrite, mesh, settings)
             jobs = [kind.plan(request)] if table is None else _rows(kind, request, table)
             left = [job for job in jobs if not job.is_complete]
@@ -132,6 +137,7 @@ def preview(job: Job[Any, Any]) -> common.Preview:
         job.folder.path,
         explains_mesh=True,
         warnings=job.warnings,
+        outline=job.describe() if job.starts_jobs else "",
     )
 
 
@@ -186,16 +192,20 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
     def kept() -> str:
         return f"that was {place}; {job.saved()}" if place else job.saved()
 
-    with common.working(first, kept, job.during_tensorflow_import()) as progress:
+    context = job.during_tensorflow_import()
+    with common.working(first, kept, context, alone=job.starts_jobs) as progress:
         from flowpm_dist.jobs.report import leave_report
-        from flowpm_dist.jobs.session import StopError, check_shared
-        from meshimpl import ProcessMesh, initialise
 
-        initialise(meshes)
-        mesh = ProcessMesh(job.mesh)
-        again = {"resume": job.resume, "overwrite": job.overwrite}
-        mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
-        check_shared(job.folder.path, mesh)
+        mesh: Any = None
+        if not job.starts_jobs:
+            from flowpm_dist.jobs.session import check_shared
+            from meshimpl import ProcessMesh, initialise
+
+            initialise(meshes)
+            mesh = ProcessMesh(job.mesh)
+            again = {"resume": job.resume, "overwrite": job.overwrite}
+            mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
+            check_shared(job.folder.path, mesh)
         if rank == 0:
             job.folder.begin(resume=job.resume, overwrite=job.overwrite)
         for warning in job.warnings:
@@ -215,7 +225,8 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
     elif rank == 0:
         print(last_words, file=sys.stderr, flush=True)
     # A rank that exits with a status ends the others: all must be printed before.
-    mesh.barrier()
+    if mesh is not None:
+        mesh.barrier()
     return stopped_by
 
 

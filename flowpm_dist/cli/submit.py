@@ -18,7 +18,7 @@ from flowpm_dist.cli import batch, common
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.job import JOBS, Request, job_class
+from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
 from flowpm_dist.simulation.estimate import Estimate, human_time
 from meshimpl import launch
@@ -27,10 +27,6 @@ EXAMPLE = (
     "flowpm-dist submit simulate run.toml --nodes 4 --ranks-per-node 8 --time "
     "02:00:00 --array initial.seed=0-9"
 )
-
-PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
-"""The command flowpm-dist of this Python, which imports nothing in place of its own modules."""
-
 
 _SUFFIXES = {"dataset": "dataset", "evaluate": "evaluation", "predict": "prediction"}
 """Commands that begin anew, and what their scripts are named after."""

@@ -34,10 +34,11 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import UnreadableError, read_arrays, save_arrays, versions
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.jobs.session import CheckpointError, StopError, StopRequest
+from flowpm_dist.jobs.session import CheckpointError, StopRequest
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State

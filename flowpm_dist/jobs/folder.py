@@ -30,18 +30,23 @@ class OutputError(UserError):
     """A folder that results cannot go to; found before any work."""
 
 
-def _lock_soon(file: IO[str]) -> None:
+def _lock_soon(file: IO[str], *, together: bool = False) -> None:
     """Locks a file; `flowpm-dist runs`, which only looks, may have locked it for an instant.
+
+    Args:
+        file: the open file.
+        together: whether other processes may hold such a lock, too.
 
     Raises:
         BlockingIOError: another process keeps the lock.
     """
+    kind = fcntl.LOCK_SH if together else fcntl.LOCK_EX
     for _ in range(10):
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(0.02)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file, kind | fcntl.LOCK_NB)
 
 
 def existing_part(path: Path) -> Path:
@@ -256,11 +261,12 @@ class JobFolder(ABC):
             where = error.filename or self.path
             raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
 
-    def _locked(self, path: Path, **more: object) -> IO[str]:
+    def _locked(self, path: Path, *, together: bool = False, **more: object) -> IO[str]:
         """Lock a file; the system lifts the lock when this process ends, however it ends.
 
         Args:
             path: path of the file, in a folder that exists. It says which process holds the lock.
+            together: whether other processes may hold such a lock, too.
             more: what the file says besides host and process.
 
         Returns:
@@ -272,7 +278,7 @@ class JobFolder(ABC):
         """
         lock = open(path, "a+", encoding="utf-8")
         try:
-            _lock_soon(lock)
+            _lock_soon(lock, together=together)
         except BlockingIOError:
             lock.seek(0)
             try:
@@ -339,6 +345,8 @@ class WorkFolder(JobFolder):
 
     kept: ClassVar[tuple[str, ...]] = ()
     """Keys of the mark that a resumed job keeps."""
+    shared: ClassVar[bool] = False
+    """Whether several processes may resume the job together."""
     alone = True
 
     @property
@@ -379,7 +387,9 @@ class WorkFolder(JobFolder):
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
         """See `JobFolder.begin`."""
         with self._being_prepared():
-            self._lock = self._locked(self.path / ".lock")
+            self._lock = self._locked(self.path / ".lock", together=resume and self.shared)
+            if resume and self.shared:
+                return
             if not resume:
                 self.check_contents(overwrite=overwrite)
                 # The mark goes last: should this be interrupted, the rest is known to be ours.
@@ -393,6 +403,8 @@ class WorkFolder(JobFolder):
             self.write_mark(
                 complete=False, **{name: mark[name] for name in self.kept if name in mark}
             )
+            if self.shared:  # from now on others may resume it, too
+                fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def checksums(self) -> Mapping[str, str]:
         """See `JobFolder.checksums`; they are kept where `CHECKSUMS` is among the `contents`."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -42,6 +43,24 @@ from flowpm_dist.jobs.run_file import ConfigError, Settings
 from flowpm_dist.options import Options, Problem
 from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_seconds, record_rate
 from meshimpl import launch
+
+PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
+"""The command flowpm-dist of this Python, which imports nothing in place of its own modules."""
+STARTER = 200 * 2**20
+"""The memory of a process that starts jobs [bytes]."""
+
+
+class StopError(Exception):
+    """A signal stopped a job; what was done is saved.
+
+    Attributes:
+        signal: name of the signal.
+        place: the place where it was stopped, such as "after step 3 of 10".
+    """
+
+    def __init__(self, signal: str = "", place: str = "") -> None:
+        super().__init__(signal, place)
+        self.signal, self.place = signal, place
 
 
 @dataclass(frozen=True)
@@ -98,6 +117,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     """What checkpoints are counted in."""
     takes_tables: ClassVar[bool] = False
     """Whether one process does the job for each row of a table."""
+    starts_jobs: ClassVar[bool] = False
+    """Whether the work is to start other jobs: it has one process, and loads no TensorFlow."""
 
     def __init__(self, options: OptionsT, mesh: str, request: Request) -> None:
         self.options, self.mesh = options, mesh
@@ -201,8 +222,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
 
     @property
     @abstractmethod
-    def demand(self) -> Demand:
-        """The memory that the work needs, and settings that need less."""
+    def demand(self) -> Demand | None:
+        """The memory that the work needs, and settings that need less; None if it starts jobs."""
 
     @property
     def disk(self) -> int:
@@ -242,6 +263,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         """The memory, disk space and time that the work will need."""
         left = self.remaining
         seconds = None if left is None else measured_seconds(self._rate_kind, self.cells, left)
+        if self.demand is None:
+            return Estimate(1, 1, STARTER, self.disk, seconds)
         return self.demand.estimate(self.disk, seconds)
 
     def remember(self, result: ResultT) -> None:

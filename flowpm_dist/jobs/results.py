@@ -123,7 +123,7 @@ def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of a job, by the path of the lock's file."""
     try:
         with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

@@ -44,19 +44,6 @@ VISIBLE_SECONDS = 10.0
 VISIBLE, NOT_VISIBLE, NOT_WRITABLE = 0, 1, 2
 
 
-class StopError(Exception):
-    """A signal stopped a job; what was done is saved.
-
-    Attributes:
-        signal: name of the signal.
-        place: the place where it was stopped, such as "after step 3 of 10".
-    """
-
-    def __init__(self, signal: str = "", place: str = "") -> None:
-        super().__init__(signal, place)
-        self.signal, self.place = signal, place
-
-
 class StopRequest:
     """A request to stop, which all ranks agree on after each step.
 

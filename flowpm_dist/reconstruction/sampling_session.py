@@ -18,9 +18,10 @@ from scipy.stats import norm
 from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import WriteError, write_text
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
-from flowpm_dist.jobs.session import StopError, StopRequest
+from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.diagnostics import (

@@ -16,10 +16,11 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import power_spectrum_figure, save_figure
 from flowpm_dist.io.files import WriteError, versions, write_text
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.jobs.session import StopError, StopRequest
+from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.observables.forward_model import AMPLITUDE
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.figures import correlation_figure, loss_figure

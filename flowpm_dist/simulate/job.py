@@ -113,7 +113,7 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
     def work(self, progress: Progress) -> Summary | None:
         """See `Job.work`. Returns the summary on rank 0."""
-        from flowpm_dist.jobs.session import StopError
+        from flowpm_dist.jobs.job import StopError
         from flowpm_dist.simulate.session import SimulationSession
 
         try:

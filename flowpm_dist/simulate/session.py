@@ -21,9 +21,10 @@ from flowpm_dist.io.files import WriteError, versions
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
 from flowpm_dist.io.volume import open_white_noise
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopError, StopRequest
+from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopRequest
 from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name

@@ -50,7 +50,8 @@ class CountJob(Job[CountOptions, int]):
     def work(self, progress: Progress) -> int:
         import tensorflow as tf
 
-        from flowpm_dist.jobs.session import StopError, StopRequest
+        from flowpm_dist.jobs.job import StopError
+        from flowpm_dist.jobs.session import StopRequest
         from meshimpl import ProcessMesh
 
         mesh, requested = ProcessMesh(self.mesh), self.options.count

@@ -19,9 +19,8 @@ from test_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
 from test_reconstruction_run import DENSITY, config_of
 
 from flowpm_dist import Simulation
-from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.job import Request, StopError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.session import StopError
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.reconstruction import (
     HMC,

@@ -22,9 +22,9 @@ from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.draws import Draws, View, block_of, views_of, whole_volumes
 from flowpm_dist.cosmoflow.volumes.sources import PHASES, InSituSource, PhaseClock
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
-from flowpm_dist.jobs.session import StopError
 
 RUN = (
     PRIORS

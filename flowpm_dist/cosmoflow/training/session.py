@@ -29,10 +29,11 @@ from flowpm_dist.cosmoflow.volumes.sources import (
 )
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, draws_of, priors_of
 from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.jobs.session import StopError, StopRequest
+from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.observables.record import BARE
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh

@@ -1,0 +1,357 @@
+"""The runs of a study: each is a process of its own, watched until it ends.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import human_size, read_bytes
+from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
+from flowpm_dist.jobs.run_file import Settings, read_table
+from flowpm_dist.options import as_written
+from meshimpl import launch
+
+COMPLETE, FAILED, NO_MEMORY, STOPPED = "complete", "failed", "no memory", "stopped"
+"""How a run ended."""
+LOOK_SECONDS = 0.2
+"""Time between two looks at a running process [s]."""
+STOP_SECONDS = 300.0
+"""Time within which a run that is asked to stop must end [s]."""
+LAST_LINES = 12
+"""Lines of a run's output that a message shows."""
+CLAIM, LOG = ".claim", "log.txt"
+_PR_SET_PDEATHSIG = 1
+_NO_MEMORY = (
+    "ResourceExhausted",
+    "RESOURCE_EXHAUSTED",
+    "std::bad_alloc",
+    "OOM when",
+    "MemoryError",
+)
+"""Texts by which programs say that they have no memory."""
+
+Values = Mapping[str, Any]
+"""Values of a subject's keys, by "section.key", or by the option of a script."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a study runs: a job, by its run file, or a Python script.
+
+    A script takes the options `--output DIR`, and `--KEY VALUE` for each key of a study. Under
+    mpirun each rank runs it. It leaves `metrics.csv` in DIR.
+
+    Attributes:
+        path: path of the run file or the script.
+    """
+
+    path: Path
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a script."""
+        return self.path.suffix == ".py"
+
+    @property
+    def command(self) -> str:
+        """The command of the job; an empty text for a script.
+
+        Raises:
+            ConfigError: the run file cannot be read.
+        """
+        return "" if self.is_script else command_of({*read_table(self.path)})
+
+    def plan(self, values: Values, ranks: int, output: Path) -> Job[Any, Any] | None:
+        """Returns the job with these values, after all checks; None for a script.
+
+        Raises:
+            UserError: the job cannot begin.
+        """
+        if self.is_script:
+            return None
+        settings: Settings = {_section_and_key(key): value for key, value in values.items()}
+        return job_class(self.command).plan(
+            Request(self.path, ranks, output, overwrite=True, settings=settings)
+        )
+
+    def command_line(
+        self, values: Values, ranks: int, output: Path, *, more: Sequence[str] = ()
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the command line of a run, and the environment that it needs.
+
+        Args:
+            values: values of its keys.
+            ranks: number of ranks.
+            output: folder of its results.
+            more: further options of the command, such as "--resume".
+
+        Raises:
+            LaunchError: there is no mpirun.
+        """
+        if not self.is_script:
+            settings = [w for k, v in values.items() for w in ("--set", f"{k}={as_written(v)}")]
+            words = [self.command, str(self.path), "--ranks", str(ranks), "--output", str(output)]
+            return [*PROGRAM, *words, *settings, *more], dict(os.environ)
+        words = [sys.executable, str(self.path), "--output", str(output)]
+        for key, value in values.items():
+            words += [f"--{key.replace('_', '-')}", _word(value)]
+        if ranks == 1:
+            return [*words, *more], dict(os.environ)
+        return launch.mpirun_command(ranks, [*words, *more])
+
+
+def _section_and_key(key: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    return section, name
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else as_written(value)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        status: `COMPLETE`, `FAILED`, `NO_MEMORY` or `STOPPED`.
+        seconds: its duration [s].
+        message: why it did not complete, or an empty text.
+    """
+
+    status: str
+    seconds: float
+    message: str = ""
+
+
+def run(
+    command: Sequence[str],
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    memory: int | None = None,
+    limit: float | None = None,
+    asked: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Run a command to its end, in a process group of its own.
+
+    If this process dies, the command is sent SIGTERM by the system.
+
+    Args:
+        command: the command line.
+        log: the file of its output and its errors, which is begun anew.
+        environment: its environment variables; by default those of this process.
+        memory: the memory of all its processes at which they are killed [bytes].
+        limit: its longest duration [s]; after it the command is asked to stop.
+        asked: whether the command is to stop; called several times a second. It is then sent
+            SIGTERM, and is killed after `STOP_SECONDS`.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def die_with_parent() -> None:
+        if prctl is not None:  # on Linux
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    begin = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=None if environment is None else dict(environment),
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            ended = _watched(process, begin, memory, limit, asked)
+        except BaseException:
+            _kill(process)
+            raise
+    return _outcome(ended or "", process.returncode, time.monotonic() - begin, log, memory)
+
+
+def _watched(
+    process: subprocess.Popen[bytes],
+    begin: float,
+    memory: int | None,
+    limit: float | None,
+    asked: Callable[[], bool],
+) -> str | None:
+    """Waits for the end of a process; returns how it was ended, or None if it ended by itself."""
+    stopping: float | None = None
+    why = None
+    while True:
+        try:
+            process.wait(LOOK_SECONDS)
+            return why
+        except subprocess.TimeoutExpired:
+            now = time.monotonic()
+        if memory is not None and memory_of(process.pid) > memory:
+            _kill(process)
+            return NO_MEMORY
+        if stopping is None:
+            over = limit is not None and now - begin > limit
+            if over or asked():
+                why, stopping = "limit" if over else STOPPED, now
+                process.terminate()
+        elif now - stopping > STOP_SECONDS:
+            _kill(process)
+            return why
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and all that it has started."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.Error:
+        family = []
+    process.kill()
+    for member in family:
+        try:
+            member.kill()
+        except psutil.Error:
+            continue
+    process.wait()
+
+
+def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | None) -> Outcome:
+    if ended == NO_MEMORY:
+        what = f"it was killed when it took more than {human_size(memory or 0)}"
+        return Outcome(NO_MEMORY, seconds, what)
+    if ended == STOPPED:
+        return Outcome(STOPPED, seconds)
+    if ended:
+        return Outcome(FAILED, seconds, f"it was stopped after {seconds:.0f} s, its time limit")
+    if status == 0:
+        return Outcome(COMPLETE, seconds)
+    text = read_bytes(log).decode(errors="replace")
+    killed = status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    kind = NO_MEMORY if killed or any(each in text for each in _NO_MEMORY) else FAILED
+    lines = [line for line in text.splitlines() if line.strip()]
+    own = [n for n, line in enumerate(lines) if line.startswith("error: ")]
+    last = lines[own[-1] :] if own else lines[-LAST_LINES:]
+    return Outcome(kind, seconds, "\n".join(last) or f"it ended with status {status}")
+
+
+def memory_of(pid: int) -> int:
+    """Returns the memory of a process and all that it has started [bytes].
+
+    Pages that several of them share are counted once. A process that may not be read counts 0.
+    """
+    try:
+        family = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return 0
+    return sum(_proportional(each) for each in (pid, *(child.pid for child in family)))
+
+
+def _proportional(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
+
+
+class Claim:
+    """A piece of work that one process at a time does, on any host that sees its folder.
+
+    The system gives the claim up when the process ends, however it ends.
+
+    Args:
+        folder: folder of the piece; it is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / CLAIM
+        self._file: IO[str] | None = None
+
+    def take(self) -> bool:
+        """Returns whether this process has the claim now."""
+        file = self._path.open("a")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    def give_up(self) -> None:
+        """Let another process take it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class StopSignals:
+    """Signals that ask this process to stop, remembered until its runs have ended."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    @contextmanager
+    def heard(self, say: Callable[[str], None]) -> Iterator[StopSignals]:
+        """Inside, a signal is remembered; a second SIGINT raises SystemExit.
+
+        Args:
+            say: shows the user a line.
+        """
+
+        def note(number: int, frame: Any) -> None:
+            if number == self.received == signal.SIGINT:
+                raise SystemExit(128 + number)
+            if self.received is None:
+                say("stopping the runs ...")
+            self.received = number
+
+        before = {number: signal.signal(number, note) for number in launch.STOP_SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+    @property
+    def name(self) -> str:
+        """Name of the signal."""
+        return signal.Signals(self.received or 0).name
+
+
+def check_subject(subject: Subject) -> None:
+    """Check that there is such a subject.
+
+    Raises:
+        UserError: there is none, or it is neither a run file nor a script.
+    """
+    if not subject.path.is_file():
+        raise UserError(f"there is no {subject.path}")
+    if subject.is_script:
+        return
+    if subject.path.suffix != ".toml":
+        raise UserError(f"{subject.path} is neither a run file (.toml) nor a script (.py)")
+    if subject.command not in JOBS or job_class(subject.command).starts_jobs:
+        raise UserError(f"{subject.path} is the run file of a study itself")
