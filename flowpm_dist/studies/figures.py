@@ -1,0 +1,221 @@
+"""The figures of a study: scaling, phases, what the keys change, and energy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from flowpm_dist.io.figures import (
+    COLOURS,
+    MUTED,
+    PLAIN_LEGEND,
+    SMALL_TITLE,
+    new_figure,
+    plain_log_ticks,
+    style_axes,
+)
+from flowpm_dist.studies.measures import BEST, ENERGY, EPOCH, LAST, PHASE, POWER, STEP, THROUGHPUT
+from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group
+
+MOST_CURVES, MOST_BARS = 12, 40
+"""Curves of a panel, and bars, that can be told from each other."""
+
+
+def figures(groups: Sequence[Group]) -> dict[str, Figure]:
+    """Returns the figures for which there is data, by the name of their file.
+
+    Args:
+        groups: the runs of each point.
+    """
+    found: dict[str, Figure] = {}
+    timed = [group for group in groups if group.values(STEP)]
+    if len({group.ranks for group in timed}) > 1:
+        found[SCALING] = scaling_figure(timed)
+    if any(
+        name.startswith(PHASE) for group in timed for run in group.runs for name in run.measured
+    ):
+        found[PHASES] = phases_figure(timed[:MOST_BARS])
+    if keys := numeric_keys(timed):
+        found[KEYS] = keys_figure(timed, keys)
+    if any(group.values(ENERGY) for group in timed):
+        found[ENERGIES] = energy_figure(timed)
+    return found
+
+
+def scaling_figure(groups: Sequence[Group]) -> Figure:
+    """Returns a figure of time, throughput, speed-up and efficiency against the ranks.
+
+    Bars extend from the least value to the greatest of the repetitions; dotted lines are ideal.
+    """
+    figure = new_figure(9.2, 7.0)
+    panels = figure.subplots(2, 2, sharex=True).ravel()
+    names = (STEP, THROUGHPUT, "speed-up", "efficiency")
+    ranks = sorted({group.ranks for group in groups})
+    for number, curve in enumerate(_by_values(groups)[:MOST_CURVES]):
+        colour = COLOURS[number % len(COLOURS)]
+        several = [group for group in curve if group.speed_up is not None]
+        at = [group.ranks for group in several]
+        for axes, name in zip(panels, names, strict=True):
+            rows = np.array([_scaling_values(group, name) for group in several]).T
+            _draw(axes, at, rows, colour, curve[0].label)
+    for axes, name in zip(panels, names, strict=True):
+        axes.set(xscale="log", ylabel=name)
+        axes.set_xticks(ranks, [str(each) for each in ranks], minor=False)
+        axes.minorticks_off()
+        style_axes(axes)
+    ideal = np.array(ranks) / ranks[0]
+    panels[2].plot(ranks, ideal, ls=":", color=MUTED, label="ideal")
+    panels[3].axhline(1, ls=":", color=MUTED)
+    panels[3].set_ylim(bottom=0)
+    for axes in panels[:3]:
+        axes.set_yscale("log")
+        plain_log_ticks(axes.yaxis)
+    for axes in panels[2:]:
+        axes.set_xlabel("ranks")
+    if any(line.get_label()[0] != "_" for line in panels[2].lines):
+        panels[2].legend(**PLAIN_LEGEND)
+    return figure
+
+
+def _scaling_values(group: Group, name: str) -> tuple[float, float, float]:
+    speed = group.speed_up
+    if name in (STEP, THROUGHPUT) or speed is None:
+        return _with_ends(group, name)
+    if name == "speed-up":
+        return speed
+    return speed[0] / group.ideal, speed[1] / group.ideal, speed[2] / group.ideal
+
+
+def _with_ends(group: Group, name: str) -> tuple[float, float, float]:
+    median, spread = group.median(name), group.spread(name)
+    if median is None or spread is None:
+        return np.nan, np.nan, np.nan
+    return median, *spread
+
+
+def _draw(axes: Axes, at: Sequence[Any], rows: np.ndarray, colour: str, label: str) -> None:
+    """Draws medians with bars from the least to the greatest value [3, point]."""
+    if not rows.size:
+        return
+    ends = np.abs(rows[1:] - rows[0])
+    axes.errorbar(at, rows[0], ends, fmt="o-", ms=4, lw=1.3, capsize=2, color=colour, label=label)
+
+
+def phases_figure(groups: Sequence[Group]) -> Figure:
+    """Returns a figure of the time of each phase in a step, stacked, with a bar for each point."""
+    names = _phases(groups)
+    bars = [[group.median(name) or 0.0 for name in names] for group in groups]
+    figure = new_figure(7.6, 1.4 + 0.34 * len(groups))
+    axes = figure.add_subplot()
+    left = np.zeros(len(groups))
+    places = np.arange(len(groups))[::-1]
+    for number, (name, widths) in enumerate(zip(names, np.array(bars).T, strict=True)):
+        if not widths.any():
+            continue
+        shade = {"color": COLOURS[number % len(COLOURS)], "hatch": "//" * (number // len(COLOURS))}
+        axes.barh(places, widths, left=left, label=name.removeprefix(PHASE), edgecolor="w", **shade)
+        left += widths
+    labels = [", ".join(filter(None, [group.label, ranks_of(group.ranks)])) for group in groups]
+    axes.set_yticks(places, labels)
+    axes.set(xlabel="time in a step [s]")
+    style_axes(axes)
+    figure.legend(loc="outside upper center", ncols=min(4, len(names)), **PLAIN_LEGEND)
+    return figure
+
+
+def _phases(groups: Sequence[Group]) -> list[str]:
+    """Returns the columns with the time of a phase."""
+    names = (name for group in groups for run in group.runs for name in run.measured)
+    return [name for name in dict.fromkeys(names) if name.startswith(PHASE)]
+
+
+def numeric_keys(groups: Sequence[Group]) -> list[str]:
+    """Returns the keys with several values, all of them numbers."""
+    keys = dict.fromkeys(key for group in groups for key in group.varied)
+    values = {key: {g.varied[key] for g in groups if _number(g.varied.get(key))} for key in keys}
+    return [key for key in keys if len(values[key]) > 1]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def keys_figure(groups: Sequence[Group], keys: Sequence[str]) -> Figure:
+    """Returns a figure of times, losses and accuracies against each key, with a curve a setting."""
+    names = [n for n in (EPOCH, STEP, *LAST, *BEST) if any(g.values(n) for g in groups)]
+    if EPOCH in names:
+        names.remove(STEP)
+    figure = new_figure(3.5 * len(names), 3.1 * len(keys) + 0.6)
+    panels = figure.subplots(len(keys), len(names), squeeze=False)
+    shown: dict[str, Any] = {}
+    for row, key in zip(panels, keys, strict=True):
+        curves = _by_values(groups, but=key)[:MOST_CURVES]
+        for axes, name in zip(row, names, strict=True):
+            for number, curve in enumerate(curves):
+                several = [group for group in curve if group.values(name)]
+                rows = np.array([_with_ends(group, name) for group in several]).T
+                others = [
+                    f"{k.rpartition('.')[2]} {v}" for k, v in curve[0].varied.items() if k != key
+                ]
+                label = ", ".join([*others, f"{curve[0].ranks} ranks"])
+                _draw(axes, [g.varied[key] for g in several], rows, COLOURS[number % 6], label)
+            values = sorted({group.varied[key] for group in groups})
+            logarithmic = values[0] > 0 and values[-1] >= 4 * values[0]
+            axes.set(xlabel=key.rpartition(".")[2].replace("_", " "))
+            if logarithmic:
+                axes.set_xscale("log")
+            axes.minorticks_off()
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.set_title(name.replace("_", " "), **SMALL_TITLE)
+            style_axes(axes)
+        shown |= {key: row[-1].get_legend_handles_labels()}
+    for row, key in zip(panels, keys, strict=True):
+        handles, labels = shown[key]
+        if len(labels) > 1:
+            row[-1].legend(
+                handles, labels, loc="center left", bbox_to_anchor=(1, 0.5), **PLAIN_LEGEND
+            )
+    return figure
+
+
+def energy_figure(groups: Sequence[Group]) -> Figure:
+    """Returns a figure of the energy of a run and its mean power against the ranks."""
+    figure = new_figure(8.4, 3.6)
+    for axes, name in zip(figure.subplots(1, 2), (ENERGY, POWER), strict=True):
+        for number, curve in enumerate(_by_values(groups)[:MOST_CURVES]):
+            several = [group for group in curve if group.values(name)]
+            rows = np.array([_with_ends(group, name) for group in several]).T
+            at = [group.ranks for group in several]
+            _draw(axes, at, rows, COLOURS[number % len(COLOURS)], curve[0].label)
+        ranks = sorted({group.ranks for group in groups})
+        axes.set_xticks(ranks)
+        axes.set(xlabel="ranks", ylabel=name)
+        axes.set_ylim(bottom=0)
+        style_axes(axes)
+        if any(group.label for group in groups):
+            axes.legend(**PLAIN_LEGEND)
+    return figure
+
+
+def _by_values(groups: Sequence[Group], but: str | None = None) -> list[list[Group]]:
+    """Returns the groups of each curve.
+
+    Args:
+        groups: all groups.
+        but: the key along the axis; by default the ranks are.
+    """
+    found: dict[Any, list[Group]] = {}
+    key: Callable[[Group], Any]
+    if but is None:
+        key = lambda group: repr(group.varied)  # noqa: E731
+    else:
+        key = lambda g: (g.ranks, repr({k: v for k, v in g.varied.items() if k != but}))  # noqa: E731
+    for group in groups:
+        found.setdefault(key(group), []).append(group)
+    for curve in found.values():
+        curve.sort(key=lambda group: group.ranks if but is None else group.varied[but])
+    return list(found.values())

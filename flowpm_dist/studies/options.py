@@ -1,0 +1,271 @@
+"""The run file of `flowpm-dist study`: a subject, and the points at which it is run.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.jobs.job import job_class
+from flowpm_dist.jobs.run_file import RunFile, flat
+from flowpm_dist.options import (
+    A_SEED,
+    AnyPath,
+    Names,
+    OneOrMore,
+    Options,
+    Problem,
+    Seed,
+    count,
+    nearest,
+)
+from flowpm_dist.studies.process import Subject, check_subject
+
+MESH = "mesh.shape"
+COMMANDS = ("simulate", "train")
+"""Jobs whose results a study reads."""
+MOST_POINTS = 10_000
+
+
+def lists_by_key(value: Any) -> Any:
+    """Returns the lists of a table by "section.key"; tables may be nested or keys dotted."""
+    if not isinstance(value, Mapping):
+        return value
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            found |= {f"{key}.{name}": each for name, each in inner.items()}
+        else:
+            found[key] = inner
+    for key, values in found.items():
+        if not isinstance(values, list | tuple) or not values:
+            raise ValueError(f"{key} has no list of values")
+        if any(values.count(each) > 1 for each in values):
+            raise ValueError(f"{key} has a value twice")
+    return {key: tuple(values) for key, values in found.items()}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A run of a study.
+
+    Attributes:
+        number: its number, from 0; the name of its folder.
+        varied: the values of the study's keys, as the study file has them.
+        ranks: the number of ranks.
+        repeat: the number of the repetition, from 0.
+        settings: the values that the subject is given.
+    """
+
+    number: int
+    varied: Mapping[str, Any]
+    ranks: int
+    repeat: int
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.number:04d}"
+
+    def __str__(self) -> str:
+        values = [f"{key} = {value}" for key, value in self.varied.items()]
+        return ", ".join([*values, f"{self.ranks} rank{'s' * (self.ranks > 1)}"])
+
+
+class StudySection(Options):
+    """The section [study]: what is run, and how often.
+
+    Attributes:
+        subject: the run file of a simulation or a training, or a Python script.
+        ranks: the numbers of ranks.
+        scaling: whether the work of a run is the same on all numbers of ranks ("strong"), or in
+            proportion to them ("weak": the box of a simulation grows along x, and the batch of a
+            training grows). For a script, whose batch is the batch of a rank, "strong" divides its
+            `batch`.
+        repeats: the number of runs at each point.
+        seeds: keys to which the number of the repetition is added.
+        skip: the number of first steps that are left out of the times.
+        limit: the longest duration of a run [s].
+        memory: the memory at which the processes of a run are killed [GiB].
+        largest: a key whose largest value that fits into `memory` is searched for, by doubling and
+            bisection, such as "training.batch".
+        smallest, most: the first value of that search, and the largest. All values are multiples of
+            the first.
+        seed: the seed of the order of the runs.
+    """
+
+    subject: AnyPath = Field(description="a run file (.toml) or a Python script (.py)")
+    ranks: OneOrMore[Annotated[int, Field(ge=1)]] = Field(
+        default=(1,), description="a list of numbers of ranks"
+    )
+    scaling: Literal["strong", "weak"] | None = Field(
+        default=None, description='"strong" or "weak"'
+    )
+    repeats: int = count(3)
+    seeds: Names = Field(default=(), description="a list of keys", min_length=0)
+    skip: int = count(1, 0)
+    limit: float | None = Field(default=None, gt=0, description="a number of seconds above 0")
+    memory: float | None = Field(default=None, gt=0, description="a number of GiB above 0")
+    largest: str | None = Field(default=None, description="a key of the subject")
+    smallest: int = count(1)
+    most: int = count(2**16)
+    seed: Seed = Field(default=0, description=A_SEED)
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        return {} if self.largest else dict.fromkeys(("smallest", "most"), "largest")
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if len(set(self.ranks)) < len(self.ranks):
+            yield self.problem("ranks", "a number is given twice")
+        if self.largest and self.memory is None:
+            yield Problem("memory", "is missing: largest needs a limit in GiB")
+        if self.largest and self.most < self.smallest:
+            yield self.problem("most", f"must be at least smallest, {self.smallest}")
+
+    @property
+    def target(self) -> Subject:
+        """The subject as a process."""
+        return Subject(self.subject)
+
+
+class StudyOptions(RunFile):
+    """A study file: a subject, and the values of its keys."""
+
+    study: StudySection
+    vary: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(lists_by_key)] = Field(
+        default={},
+        description='a list of values for each key of the subject, as "training.batch" = [4, 8]',
+    )
+
+    may_differ = ("study.limit", "study.memory")
+    may_grow = ("study.repeats",)
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        study = self.study
+        try:
+            check_subject(study.target)
+        except ValueError as error:
+            yield Problem("study.subject", str(error))
+            return
+        script, command = study.target.is_script, study.target.command
+        if not script and command not in COMMANDS:
+            what = f"is a run file of {command}: must be of {' or '.join(COMMANDS)}, or a script"
+            yield Problem("study.subject", what)
+            return
+        given = [(f"vary.{key}", key) for key in self.vary]
+        given += [("study.seeds", key) for key in study.seeds]
+        given += [("study.largest", study.largest)] if study.largest else []
+        for place, key in given:
+            if wrong := self._unknown(key):
+                yield Problem(place, wrong)
+        if study.largest in self.vary:
+            yield Problem(f"vary.{study.largest}", "is searched for by study.largest: leave it out")
+        if script and study.scaling == "strong" and "batch" not in self.vary:
+            what = "of a script divides its batch: must have vary.batch"
+            yield self.problem("study.scaling", what)
+        if study.largest and study.scaling:
+            yield self.problem("study.scaling", "goes without study.largest")
+
+    def _unknown(self, key: str) -> str:
+        """Returns why a key is none of the subject's; an empty text if it is one, or may be."""
+        section, _, name = key.partition(".")
+        if self.study.target.is_script:
+            return "" if not name else f"{key!r} has a section: the options of a script have none"
+        known = job_class(self.study.target.command).options_type.model_fields
+        if not name:
+            return f"{key!r} has no section: must be SECTION.KEY, such as evolution.steps"
+        if section not in known:
+            return f"{section!r} is no section of the subject{nearest(section, known)}"
+        return ""
+
+    def mesh_for(self, ranks: int, *, source: object, shape: str | None = None) -> str:
+        """Returns the mesh of the process that starts the runs, which has one rank."""
+        return "row:1"
+
+    def with_mesh(self, shape: str | None) -> StudyOptions:
+        """Returns the same study: it has no mesh of its own."""
+        return self
+
+    def points(self) -> list[Point]:
+        """Returns all runs, by their numbers.
+
+        A mesh goes with the number of its ranks alone. The runs of a repetition follow those of the
+        repetition before, so that repetitions can be added later.
+        """
+        found: list[Point] = []
+        for repeat in range(1 if self.study.largest else self.study.repeats):
+            for values in itertools.product(*self.vary.values()):
+                varied = dict(zip(self.vary, values, strict=True))
+                for ranks in self.study.ranks:
+                    if _fits_mesh(varied.get(MESH), ranks):
+                        settings = self._settings(varied, ranks, repeat)
+                        found.append(Point(len(found), varied, ranks, repeat, settings))
+        return found
+
+    def in_random_order(self) -> list[Point]:
+        """Returns all runs in the order in which they are made."""
+        found = self.points()
+        random.Random(self.study.seed).shuffle(found)
+        return found
+
+    def with_value(self, point: Point, value: int) -> Point:
+        """Returns a point with a value of the key that is searched for."""
+        key = self.study.largest or ""
+        settings = {**point.settings, key: value}
+        return replace(point, varied={**point.varied, key: value}, settings=settings)
+
+    def _settings(self, varied: Mapping[str, Any], ranks: int, repeat: int) -> dict[str, Any]:
+        subject, study = self.study.target, self.study
+        settings, base = dict(varied), {} if subject.is_script else self._base(varied)
+        for key in study.seeds:
+            settings[key] = int(varied.get(key, base.get(key, 0))) + repeat
+        factor = ranks / min(study.ranks)
+        if study.scaling == "strong" and subject.is_script:
+            settings["batch"] = round(settings["batch"] / factor)
+        if study.scaling == "weak" and not subject.is_script:
+            settings |= _grown(base, factor, subject.command)
+        return settings
+
+    def _base(self, varied: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values of the subject's keys where none are varied by ranks."""
+        subject = self.study.target
+        model: Any = job_class(subject.command).options_type
+        settings = {tuple(key.split(".", 1)): value for key, value in varied.items()}
+        return flat(model.load(subject.path, settings).to_table())
+
+
+def _fits_mesh(shape: str | None, ranks: int) -> bool:
+    if shape is None:
+        return True
+    sizes = parse_mesh(shape, batched=True).values()
+    return bool(ranks == _product(sizes))
+
+
+def _product(sizes: Any) -> int:
+    found = 1
+    for size in sizes:
+        found *= size
+    return found
+
+
+def _grown(base: Mapping[str, Any], factor: float, command: str) -> dict[str, Any]:
+    """Returns the values by which a job grows in proportion to its ranks."""
+    if command == "train":
+        return {"training.batch": round(base["training.batch"] * factor)}
+    grid, size = base["box.grid"], base["box.size"]
+    return {
+        "box.grid": [round(grid[0] * factor), *grid[1:]],
+        "box.size": [size[0] * factor, *size[1:]],
+    }

@@ -1,0 +1,261 @@
+"""The tables of a study: a row for each run, and for each point what its repetitions say."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.io.files import written_whole
+from flowpm_dist.studies.measures import (
+    BEST,
+    ENERGY,
+    EPOCH,
+    LAST,
+    MEMORY,
+    PHASE,
+    POWER,
+    STEP,
+    THROUGHPUT,
+)
+from flowpm_dist.studies.process import COMPLETE
+
+SUMMARISED = (STEP, EPOCH, THROUGHPUT, *LAST, *BEST, MEMORY, ENERGY, POWER)
+SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
+FIGURES = (SCALING, PHASES, KEYS, ENERGIES)
+"""The files of the figures, see `studies.figures`."""
+NO_COUNTER = "Energy: no counter could be read on these hosts."
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a study that has ended.
+
+    Attributes:
+        number: its number.
+        varied: the values of the study's keys.
+        ranks, repeat: see `Point`.
+        status: how it ended, see `Outcome`.
+        seconds: its duration, its start included [s].
+        message: why it did not complete.
+        measured: what was measured, by the name of a column.
+    """
+
+    number: int
+    varied: Mapping[str, Any]
+    ranks: int
+    repeat: int
+    status: str
+    seconds: float
+    message: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs at one point.
+
+    Attributes:
+        varied, ranks: see `Point`.
+        runs: those that are complete.
+        failed: those that are not.
+        first: the group with the same values on the fewest ranks; None where that has no times.
+    """
+
+    varied: Mapping[str, Any]
+    ranks: int
+    runs: Sequence[Run]
+    failed: Sequence[Run]
+    first: Group | None = None
+
+    def values(self, name: str) -> list[float]:
+        """Returns the values of a column, of those runs that have it."""
+        return [run.measured[name] for run in self.runs if name in run.measured]
+
+    def median(self, name: str) -> float | None:
+        """Returns the median of a column over the repetitions; None if no run has it."""
+        found = self.values(name)
+        return statistics.median(found) if found else None
+
+    def spread(self, name: str) -> tuple[float, float] | None:
+        """Returns the least and the greatest value of a column."""
+        found = self.values(name)
+        return (min(found), max(found)) if found else None
+
+    @property
+    def speed_up(self) -> tuple[float, float, float] | None:
+        """The throughput over that on the fewest ranks: of the medians, the least, the greatest.
+
+        The least is that of the slowest run over the fastest run of the fewest ranks. For a
+        constant amount of work this is the speed-up; for work in proportion to the ranks, the
+        scaled speed-up.
+        """
+        if self.first is None or not self.values(THROUGHPUT):
+            return None
+        own, base = self.values(THROUGHPUT), self.first.values(THROUGHPUT)
+        if self.ranks == self.first.ranks:
+            return 1.0, 1.0, 1.0
+        ratio = statistics.median(own) / statistics.median(base)
+        return ratio, min(own) / max(base), max(own) / min(base)
+
+    @property
+    def ideal(self) -> float:
+        """The ideal speed-up."""
+        return 1.0 if self.first is None else self.ranks / self.first.ranks
+
+    @property
+    def label(self) -> str:
+        """The values, for the legend of a figure."""
+        return ", ".join(
+            f"{key.partition('.')[2] or key} {_short(v)}" for key, v in self.varied.items()
+        )
+
+
+def label_of(values: Mapping[str, Any]) -> str:
+    """Returns values as a text such as "batch 8, learning_rate 0.001"."""
+    return ", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in values.items())
+
+
+def ranks_of(count: int) -> str:
+    """Returns a number of ranks as a text."""
+    return f"{count} rank{'s' * (count > 1)}"
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """Returns the runs of each point together, by values and then by ranks."""
+    points: dict[tuple[str, int], list[Run]] = {}
+    order = {repr(run.varied): n for n, run in reversed(list(enumerate(runs)))}
+    for run in sorted(runs, key=lambda run: (order[repr(run.varied)], run.ranks, run.repeat)):
+        points.setdefault((repr(run.varied), run.ranks), []).append(run)
+    found: list[Group] = []
+    firsts: dict[str, Group] = {}
+    for (values, ranks), several in points.items():
+        complete = [run for run in several if run.status == COMPLETE]
+        failed = [run for run in several if run.status != COMPLETE]
+        group = Group(several[0].varied, ranks, complete, failed)
+        if values not in firsts and group.values(THROUGHPUT):
+            firsts[values] = group
+        found.append(Group(group.varied, ranks, complete, failed, firsts.get(values)))
+    return found
+
+
+def write_runs(path: Path, runs: Sequence[Run]) -> None:
+    """Write points.csv: a row for each run.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    rows = [
+        {
+            "run": run.number,
+            "status": run.status,
+            **run.varied,
+            "ranks": run.ranks,
+            "repeat": run.repeat,
+            "seconds": run.seconds,
+            **run.measured,
+            "message": run.message,
+        }
+        for run in sorted(runs, key=lambda run: (run.number, str(run.varied)))
+    ]
+    _write(path, rows)
+
+
+def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Returns a row for each point: medians over its repetitions, speed-up and efficiency."""
+    several = len({group.ranks for group in groups}) > 1
+    rows = []
+    for group in groups:
+        row: dict[str, Any] = {**group.varied, "ranks": group.ranks, "runs": len(group.runs)}
+        for name in SUMMARISED:
+            value = group.median(name)
+            if value is None:
+                continue
+            row[name] = value
+            spread = group.spread(name)
+            if name in (STEP, THROUGHPUT) and spread is not None:
+                row |= {f"{name}, least": spread[0], f"{name}, greatest": spread[1]}
+        if several and (speed := group.speed_up) is not None:
+            row |= dict(
+                zip(("speed-up", "speed-up, least", "speed-up, greatest"), speed, strict=True)
+            )
+            row["efficiency"] = speed[0] / group.ideal
+        if group.failed:
+            row["not complete"] = ", ".join(sorted({run.status for run in group.failed}))
+        rows.append(row)
+    return rows
+
+
+def write_summary(path: Path, groups: Sequence[Group]) -> None:
+    """Write summary.csv, see `summary_rows`.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    _write(path, summary_rows(groups))
+
+
+def summary_text(groups: Sequence[Group], title: str) -> str:
+    """Returns summary.md: a table of the points, with the spread over repetitions.
+
+    Args:
+        groups: the runs of each point.
+        title: the heading.
+    """
+    several = len({group.ranks for group in groups}) > 1
+    keys = list(dict.fromkeys(key for group in groups for key in group.varied))
+    shown = [name for name in SUMMARISED if any(group.values(name) for group in groups)]
+    head = [*keys, "ranks", "runs", *shown, *(["speed-up", "efficiency"] if several else [])]
+    lines = [[_short(group.varied.get(key, "")) for key in keys] for group in groups]
+    for line, group in zip(lines, groups, strict=True):
+        line += [str(group.ranks), str(len(group.runs))]
+        line += [_with_spread(group.median(name), group.spread(name)) for name in shown]
+        if several:
+            speed = group.speed_up
+            line.append("" if speed is None else _with_spread(speed[0], speed[1:]))
+            line.append("" if speed is None else f"{100 * speed[0] / group.ideal:.0f} %")
+    table = [head, ["---"] * len(head), *lines]
+    text = [f"# {title}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
+    text.append(
+        "Medians over the runs of a point; in brackets the least and the greatest value. "
+        "The speed-up compares samples a second with those on the fewest ranks; the efficiency is "
+        "the speed-up divided by the ideal one."
+    )
+    if not any(group.values(ENERGY) for group in groups):
+        text += ["", NO_COUNTER]
+    failed = [run for group in groups for run in group.failed]
+    if failed:
+        text += ["", "## Runs that are not complete", ""]
+        text += [f"- run {run.number}: {run.status}. {_one_line(run.message)}" for run in failed]
+    return "\n".join(text) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _with_spread(value: float | None, spread: Sequence[float] | None) -> str:
+    if value is None or spread is None:
+        return ""
+    if spread[0] == spread[1]:
+        return f"{value:.4g}"
+    return f"{value:.4g} ({spread[0]:.3g} to {spread[1]:.3g})"
+
+
+def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    # Phases come last: there may be many.
+    columns.sort(key=lambda name: name.startswith(PHASE) or name in ("versions", "message"))
+    with written_whole(path) as aside, aside.open("w", newline="") as file:
+        table = csv.DictWriter(file, columns)
+        table.writeheader()
+        for row in rows:
+            values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
+            table.writerow(values)
