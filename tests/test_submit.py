@@ -126,12 +126,12 @@ def test_a_job_of_mpirun_passes_the_warning_on(here):
     assert "got USR1" in called and "scontrol requeue 7" in called
     assert status == 138
     # A warning that comes when mpirun has ended does not change how it has ended.
-    late = 'sleep 0.3; [ -n "$sent" ] || { sent=yes; kill -USR1 $$; }; wait $mpirun'
-    called, status = commands(text.replace("wait $mpirun", late), here)
+    late = 'sleep 0.3; [ -n "$sent" ] || { sent=yes; kill -USR1 $$; }; wait $started'
+    called, status = commands(text.replace("wait $started", late), here)
     assert status == 0 and "requeue" not in called
     assert commands(text.replace("mpirun -n", "nowhere -n"), here)[1] == 127
     # A lost host: the ranks have told, and mpirun has been killed.
-    lost = text.replace("wait $mpirun", 'echo 75 > "$MESHIMPL_FAILURE_FOLDER/told"; wait $mpirun')
+    lost = text.replace("wait $started", 'echo 75 > "$MESHIMPL_FAILURE_FOLDER/told"; wait $started')
     called, status = commands(lost, here, status=137)
     assert status == 75 and "scontrol requeue 7" in called
     (here / "site.toml").write_text('[site]\nlauncher = "mpirun"\n')

@@ -207,6 +207,8 @@ class BatchJob:
         settings: for each key of the run file that differs, its value in each job of an array.
         complete: numbers of the jobs of the array whose work is done.
         at_once: jobs of an array that may run at one time; 0 for all.
+        alone: whether the command is one process that starts the ranks of its runs.
+        workers: jobs of an array that do the work in one folder together; 0 for a single job.
         memory: what the ranks of a node take, in words; empty if it is not known.
     """
 
@@ -225,6 +227,8 @@ class BatchJob:
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     complete: Sequence[int] = ()
     at_once: int = 0
+    alone: bool = False
+    workers: int = 0
     memory: str = ""
 
     @property
@@ -244,7 +248,8 @@ class BatchJob:
         """
         values = self._values()
         parts = {
-            self.site.launcher,
+            "alone" if self.alone else self.site.launcher,
+            "waits" if self.alone or self.site.launcher == "mpirun" else "",
             "array" if self.elements else "single",
             "begun" if self.begun else "anew",
             "bound" if self.site.threads else "unbound",
@@ -255,14 +260,15 @@ class BatchJob:
     def _values(self) -> dict[str, object]:
         """Returns what the template's names stand for; its lines with an empty one are left out."""
         site, keys = self.site, self.settings
-        array = _ranges([n for n in range(self.elements) if n not in set(self.complete)])
+        several = self.elements or self.workers
+        array = _ranges([n for n in range(several) if n not in set(self.complete)])
         names = {key: key.replace(".", "_") for key in keys}
         # srun's tasks get the signal themselves; mpirun gets it from the script.
-        signal = "USR1" if site.launcher == "srun" else "B:USR1"
+        signal = "USR1" if site.launcher == "srun" and not self.alone else "B:USR1"
         command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
         quoted = {
             "name": self.name,
-            "log": f"{self.name}-%A_%a.log" if self.elements else f"{self.name}-%j.log",
+            "log": f"{self.name}-%A_%a.log" if several else f"{self.name}-%j.log",
             "time": self.time,
             "partition": site.partition,
             "account": site.account,

@@ -75,6 +75,9 @@ def submit(
     at_once: Annotated[
         int, typer.Option(min=0, help="Jobs of an array that may run at one time; 0: all.")
     ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Jobs that do a study together; 0: one job.")
+    ] = 0,
     table: common.Table = None,
     mesh: Annotated[str | None, common.mesh_option("row:4,col:8")] = None,
     changes: common.Set = None,
@@ -123,6 +126,9 @@ def submit(
             raise UserError(
                 f"--at-once {at_once} is for the jobs of an --array or a --table; there is none"
             )
+        alone = kind is not None and kind.starts_jobs
+        if workers and (settings or not alone):
+            raise UserError("--workers is for a study or a tuning, without --array or --table")
         words = [command, *(str(path.absolute()) for path in given)]
         words += ["--mesh", mesh] if mesh else []
         words += [word for text in changes or [] for word in ("--set", text)]
@@ -140,6 +146,8 @@ def submit(
             time=time,
             settings=settings,
             at_once=at_once,
+            alone=alone,
+            workers=workers,
             mpirun="mpirun" if options.program else str(launch.find_mpirun()),
             site=options,
         )
@@ -269,12 +277,13 @@ def _checked(
         UserError: one of them could not begin, or all are complete.
     """
     ranks, complete, memory = job.nodes * job.ranks_per_node, [], 0
+    own = 1 if job.alone else ranks
     for number in range(max(1, job.elements)):
         output = Path(f"{job.output}-{number}" if job.elements else job.output)
         try:
             request = Request(
                 run_file=run_file,
-                ranks=ranks,
+                ranks=own,
                 output=output,
                 resume=any(output.glob(job.begun)),
                 overwrite=False,
@@ -282,6 +291,11 @@ def _checked(
                 settings=parse_settings([*changes, *job.settings_of(number)]),
             )
             work = _planned(kind, request)
+            if work.most_ranks > ranks:
+                raise UserError(
+                    f"{run_file} has jobs of {work.most_ranks} ranks; --nodes times "
+                    f"--ranks-per-node is {ranks}"
+                )
         except UserError as error:
             raise _in_row(table, number, error) from error
         memory = max(memory, work.estimate.memory)
@@ -292,6 +306,10 @@ def _checked(
             f"{job.output}{'-*' if job.elements else ''}: the work is complete; remove it to start "
             "again, or give another --output"
         )
+    if job.workers and not request.resume:
+        work.prepare()
+    if job.alone:  # what the ranks of its runs take is not known
+        return job
     node = human_size(Estimate(ranks, job.ranks_per_node, memory).on_host)
     return dataclasses.replace(job, complete=complete, memory=node)
 
@@ -318,6 +336,8 @@ def _described(job: batch.BatchJob) -> str:
     size = f"{ranks} rank{'s' * (ranks > 1)} on {job.nodes} node{'s' * (job.nodes > 1)}"
     size += f", {human_time(batch.seconds_of(job.time))}"
     size += f", about {job.memory} of memory a node" if job.memory else ""
+    if job.workers:
+        return f"{job.workers} workers, each with {size}"
     if not job.elements:
         return size
     left = job.elements - len(job.complete)

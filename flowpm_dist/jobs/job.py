@@ -39,14 +39,14 @@ from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
-from flowpm_dist.jobs.run_file import ConfigError, Settings
+from flowpm_dist.jobs.run_file import ConfigError, Settings, write_run_file
 from flowpm_dist.options import Options, Problem
 from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_seconds, record_rate
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
 """The command flowpm-dist of this Python, which imports nothing in place of its own modules."""
-STARTER = 200 * 2**20
+STARTER = 128 * 2**20
 """The memory of a process that starts jobs [bytes]."""
 
 
@@ -204,6 +204,17 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     def ranks(self) -> int:
         """The number of ranks."""
         return math.prod(parse_mesh(self.mesh, batched=True).values())
+
+    @property
+    def most_ranks(self) -> int:
+        """The number of ranks that the work needs at one time, those of jobs that it starts."""
+        return self.ranks
+
+    def prepare(self) -> None:
+        """Begin the folder, so that several processes can resume the job together."""
+        self.folder.begin(resume=self.resume, overwrite=self.overwrite)
+        write_run_file(self.folder.run_file, self.resolved)
+        self.folder.release()
 
     @abstractmethod
     def describe(self) -> str:

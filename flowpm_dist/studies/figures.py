@@ -19,7 +19,7 @@ from flowpm_dist.io.figures import (
     style_axes,
 )
 from flowpm_dist.studies.measures import BEST, ENERGY, EPOCH, LAST, PHASE, POWER, STEP, THROUGHPUT
-from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group
+from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group, ranks_of
 
 MOST_CURVES, MOST_BARS = 12, 40
 """Curves of a panel, and bars, that can be told from each other."""

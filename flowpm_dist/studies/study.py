@@ -147,6 +147,11 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         """See `Job.demand`."""
         return None
 
+    @property
+    def most_ranks(self) -> int:
+        """See `Job.most_ranks`."""
+        return max(self.options.study.ranks)
+
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `Job.last_checkpoint`."""
         count = len(self.folder.ended())
