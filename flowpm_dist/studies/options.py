@@ -228,7 +228,9 @@ class StudyOptions(RunFile):
 
     def _settings(self, varied: Mapping[str, Any], ranks: int, repeat: int) -> dict[str, Any]:
         subject, study = self.study.target, self.study
-        settings, base = dict(varied), {} if subject.is_script else self._base(varied)
+        settings = dict(varied)
+        changes = study.seeds or study.scaling == "weak"
+        base = self._base(varied) if changes and not subject.is_script else {}
         for key in study.seeds:
             settings[key] = int(varied.get(key, base.get(key, 0))) + repeat
         factor = ranks / min(study.ranks)

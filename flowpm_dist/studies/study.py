@@ -152,6 +152,12 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         """See `Job.most_ranks`."""
         return max(self.options.study.ranks)
 
+    @property
+    def is_complete(self) -> bool:
+        """See `Job.is_complete`; repetitions may have been added."""
+        searches = self.options.study.largest is not None
+        return super().is_complete and (searches or len(self.folder.ended()) >= len(self._points))
+
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `Job.last_checkpoint`."""
         count = len(self.folder.ended())
@@ -164,8 +170,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             StopError: a signal stopped it; runs that have ended are kept.
         """
         points = self.options.in_random_order()
-        if not self.folder.run_file.exists():
-            write_run_file(self.folder.run_file, self.resolved)
+        write_run_file(self.folder.run_file, self.resolved)
         signals = StopSignals()
         done = set[int]()
         with signals.heard(progress.say):

@@ -1,0 +1,399 @@
+"""`flowpm-dist study`: its points, its tables, and what is left of it when it is stopped."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import commands
+import pytest
+from commands import flowpm_here, plain
+from rank_jobs import needs_horovod
+
+from flowpm_dist.jobs.job import PROGRAM
+from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.studies.measures import measured
+from flowpm_dist.studies.options import StudyOptions
+from flowpm_dist.studies.process import (
+    COMPLETE,
+    FAILED,
+    NO_MEMORY,
+    STOPPED,
+    Claim,
+    memory_of,
+    run,
+)
+from flowpm_dist.studies.summary import Run, groups_of, summary_rows, summary_text
+
+SCRIPT = """
+import argparse, csv, json, os, sys, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--output", type=Path)
+parser.add_argument("--batch", type=int, default=4)
+parser.add_argument("--rate", type=float, default=0.1)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--sleep", type=float, default=0)
+parser.add_argument("--mib", type=int, default=0)
+options = parser.parse_args()
+if int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)):
+    sys.exit()
+ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1))
+with open(Path(__file__).with_name("begun.txt"), "a") as file:
+    file.write(f"{options.output.parent.name}\\n")
+if options.rate < 0:
+    sys.exit("error: a rate below 0")
+room = bytearray(options.mib * options.batch * 2**20)
+time.sleep(options.sleep)
+columns = ("step", "samples", "epoch", "loss", "accuracy", "read_seconds", "compute_seconds")
+with open(options.output / "metrics.csv", "w") as file:
+    table = csv.writer(file)
+    table.writerow(columns)
+    for n in (1, 2, 3, 4):
+        first = 9.0 if n == 1 else 0.0
+        compute = first + 0.1 * options.batch + 0.01 * n + 0.3 * options.seed
+        table.writerow([10 * n, 10 * n * options.batch * ranks, n, 1 / n, 0.2 * n, 0.5, compute])
+about = {"host": "here", "duration [s]": 20.0, "versions": {"python": "3"}}
+(options.output / "provenance.json").write_text(json.dumps(about))
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a script that a study can run."""
+    monkeypatch.chdir(tmp_path)
+    Path("script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def study_file(text: str, vary: str = "", subject: str = "script.py") -> Path:
+    path = Path("study.toml")
+    path.write_text(f'[study]\nsubject = "{subject}"\n{text}\n[vary]\n{vary}\n')
+    return path
+
+
+def rows_of(path: str | Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def begun() -> list[str]:
+    """The names of the runs that were begun, in order."""
+    return Path("begun.txt").read_text().split()
+
+
+SIMULATION = """
+[box]
+grid = 8
+size = [16.0, 16.0, 16.0]
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+[initial]
+seed = 3
+[evolution]
+steps = 3
+[output]
+fields = []
+"""
+
+
+def test_points_are_combinations_repeated(here):
+    """Each combination, first all of one repetition; seeds grow; the order is random, and fixed."""
+    path = study_file('ranks = [1, 2]\nrepeats = 2\nseeds = ["seed"]', "batch = [4, 8]")
+    options = StudyOptions.load(path)
+    points = options.points()
+    assert [(p.varied["batch"], p.ranks, p.repeat, p.settings["seed"]) for p in points] == [
+        (4, 1, 0, 0), (4, 2, 0, 0), (8, 1, 0, 0), (8, 2, 0, 0),
+        (4, 1, 1, 1), (4, 2, 1, 1), (8, 1, 1, 1), (8, 2, 1, 1),
+    ]  # fmt: skip
+    order = [point.number for point in options.in_random_order()]
+    assert sorted(order) == list(range(8)) != order
+    assert order == [point.number for point in options.in_random_order()]
+
+
+def test_a_mesh_goes_with_its_ranks(here):
+    Path("run.toml").write_text(SIMULATION)
+    meshes = '"mesh.shape" = ["row:2", "row:2,col:2", "row:4"]'
+    path = study_file("ranks = [2, 4]\nrepeats = 1", meshes, "run.toml")
+    points = StudyOptions.load(path).points()
+    assert [(p.varied["mesh.shape"], p.ranks) for p in points] == [
+        ("row:2", 2), ("row:2,col:2", 4), ("row:4", 4)
+    ]  # fmt: skip
+
+
+def test_work_in_proportion_to_the_ranks(here):
+    """The box grows along x, a training's batch grows, and a script's batch falls if strong."""
+    Path("run.toml").write_text(SIMULATION)
+    study_file('ranks = [1, 4]\nrepeats = 1\nscaling = "weak"', subject="run.toml")
+    small, large = StudyOptions.load("study.toml").points()
+    assert small.settings["box.grid"] == [8, 8, 8] and large.settings["box.grid"] == [32, 8, 8]
+    assert large.settings["box.size"] == [64.0, 16.0, 16.0]
+    study_file('ranks = [1, 2]\nrepeats = 1\nscaling = "strong"', "batch = [8]")
+    assert [p.settings["batch"] for p in StudyOptions.load("study.toml").points()] == [8, 4]
+    training = Path(commands.ROOT) / "examples" / "demo_training.toml"
+    study_file('ranks = [2, 4]\nrepeats = 1\nscaling = "weak"', subject=str(training))
+    assert [p.settings["training.batch"] for p in StudyOptions.load("study.toml").points()] == [
+        8,
+        16,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "vary", "subject", "message"),
+    [
+        ("", "", "nowhere.py", "study.subject there is no"),
+        ("", "", "study.txt", "neither a run file"),
+        ("ranks = [0]", "", "script.py", "study.ranks = [0]: must be a list of numbers of ranks"),
+        ("ranks = [1, 1]", "", "script.py", "study.ranks = [1, 1]: a number is given twice"),
+        ("", "batch = [1, 1]", "script.py", "batch has a value twice"),
+        ("", "batch = 4", "script.py", "batch has no list of values"),
+        ("", '"training.batch" = [4]', "script.py", "the options of a script have none"),
+        ("", "batch = [4]", "run.toml", "must be SECTION.KEY, such as evolution.steps"),
+        ("", '"evolutoin.steps" = [4]', "run.toml", "did you mean evolution?"),
+        ('scaling = "strong"', "", "script.py", "must have vary.batch"),
+        ('largest = "batch"', "", "script.py", "study.memory is missing"),
+        ("most = 4", "", "script.py", "study.most = 4: goes with largest"),
+        ('largest = "batch"\nmemory = 1.0\nsmallest = 9\nmost = 4', "", "script.py",
+         "study.most = 4: must be at least smallest, 9"),
+        ('largest = "batch"\nmemory = 1.0', "batch = [4]", "script.py", "leave it out"),
+    ],
+)  # fmt: skip
+def test_a_wrong_study_is_refused(here, text, vary, subject, message):
+    Path("run.toml").write_text(SIMULATION)
+    Path("study.txt").write_text("")
+    with pytest.raises(ConfigError) as caught:
+        StudyOptions.load(study_file(text, vary, subject))
+    assert message in str(caught.value)
+
+
+def test_points_that_cannot_begin_are_named(here):
+    """The job of each point is planned before the first run."""
+    Path("run.toml").write_text(SIMULATION)
+    study_file("ranks = [1]", '"evolution.steps" = [3, 0]', "run.toml")
+    refused = flowpm_here("study", "study.toml")
+    assert refused.returncode == 2
+    assert "evolution.steps = 0, 1 rank:" in refused.stderr
+    assert "must be" in refused.stderr and not Path("study-study").exists()
+    ranks = flowpm_here("study", "study.toml", "--ranks", "2")
+    assert "study is one process that starts jobs: leave --ranks out" in plain(ranks.stderr)
+    study_file("ranks = [2]", '"mesh.shape" = ["row:4"]', "run.toml")
+    assert "no mesh.shape in [vary] is of study.ranks" in flowpm_here("study", "study.toml").stderr
+
+
+@pytest.mark.budget(40)
+def test_a_study_of_a_script(here):
+    """Medians, spread, speed-up and efficiency are those computed by hand from its table."""
+    needs_horovod(2)
+    study_file('ranks = [1, 2]\nrepeats = 3\nseeds = ["seed"]', "batch = [4, 8]")
+    done = flowpm_here("study", "study.toml")
+    assert done.returncode == 0, done.stderr
+    runs = rows_of("study-study/points.csv")
+    assert len(runs) == 12 and {run["status"] for run in runs} == {"complete"}
+    # A row is of 10 steps: (0.5 + 0.1 batch + 0.01 n + 0.3 seed) / 10. The first is left out.
+    for each in runs:
+        batch, seed = int(each["batch"]), int(each["repeat"])
+        expected = (0.5 + 0.1 * batch + 0.03 + 0.3 * seed) / 10
+        assert float(each["seconds a step"]) == pytest.approx(expected, rel=1e-5)
+        assert float(each["seconds an epoch"]) == pytest.approx(10 * expected, rel=1e-5)
+        assert float(each["seconds in compute"]) == pytest.approx(expected - 0.05, rel=1e-5)
+        assert float(each["loss"]) == 0.25 and float(each["accuracy"]) == 0.8
+    points = rows_of("study-study/summary.csv")
+    assert [(p["batch"], p["ranks"], p["runs"]) for p in points] == [
+        ("4", "1", "3"), ("4", "2", "3"), ("8", "1", "3"), ("8", "2", "3")
+    ]  # fmt: skip
+    middle = (0.5 + 0.4 + 0.03 + 0.3) / 10
+    assert float(points[0]["seconds a step"]) == pytest.approx(middle, rel=1e-5)
+    assert float(points[0]["seconds a step, least"]) == pytest.approx(middle - 0.03, rel=1e-5)
+    # The script is as fast on two ranks, each with the same batch.
+    assert float(points[1]["speed-up"]) == pytest.approx(2) and float(points[1]["efficiency"]) == 1
+    least = 2 * (middle - 0.03) / (middle + 0.03)
+    assert float(points[1]["speed-up, least"]) == pytest.approx(least, rel=1e-5)
+    text = Path("study-study/summary.md").read_text()
+    assert "no counter could be read" in text and "| 4 | 2 | 3 |" in text
+    for name in ("scaling.png", "phases.png", "keys.png", "report.html"):
+        assert Path("study-study", name).stat().st_size > 1000
+    assert not Path("study-study/energy.png").exists()
+    assert "12 runs" in plain(flowpm_here("runs", "study-study").stdout)
+    assert "study-study is complete" in flowpm_here("study", "study.toml", "--resume").stdout
+    assert len(begun()) == 12
+    # More repetitions are added to those that are there.
+    more = flowpm_here("study", "study.toml", "--resume", "--set", "study.repeats=4")
+    assert more.returncode == 0 and len(begun()) == 16
+    assert {point["runs"] for point in rows_of("study-study/summary.csv")} == {"4"}
+
+
+def test_a_run_that_fails_is_a_result(here):
+    study_file("repeats = 1", "rate = [0.1, -1.0]")
+    done = flowpm_here("study", "study.toml")
+    assert done.returncode == 0
+    assert [run["status"] for run in rows_of("study-study/points.csv")] == ["complete", "failed"]
+    assert "error: a rate below 0" in Path("study-study/summary.md").read_text()
+    assert rows_of("study-study/summary.csv")[1]["not complete"] == "failed"
+
+
+@pytest.mark.timeout(60)
+def test_a_killed_study_goes_on(here):
+    """A worker that is killed loses the run that it was making, and no other."""
+    study_file("repeats = 4\nseed = 5", "sleep = [0.5]")
+    command = [*PROGRAM, "study", "study.toml"]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _until(lambda: Path("begun.txt").exists() and len(begun()) == 2)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    _until(lambda: not _alive("script.py"))
+    ended = {path.parent.name for path in Path("study-study/runs").glob("*/result.json")}
+    assert len(ended) == 1
+    assert "add --resume to go on with it" in flowpm_here("study", "study.toml").stderr
+    assert flowpm_here("study", "study.toml", "--resume").returncode == 0
+    assert len(rows_of("study-study/points.csv")) == 4
+    assert len(begun()) == 5 and all(begun().count(name) == 1 for name in ended)
+
+
+@pytest.mark.timeout(60)
+def test_a_study_is_stopped(here):
+    """SIGTERM ends the present run; what has ended is kept, and the status says so."""
+    study_file("repeats = 3", "sleep = [20.0]")
+    first = subprocess.Popen([*PROGRAM, "study", "study.toml"], stderr=subprocess.PIPE, text=True)
+    _until(lambda: Path("begun.txt").exists())
+    first.terminate()
+    said = first.communicate(timeout=30)[1]
+    assert first.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM after 0 runs of 3; go on with --resume" in plain(said)
+    assert not _alive("script.py")
+
+
+@pytest.mark.timeout(60)
+def test_workers_share_a_study(here):
+    """Two that resume it together make each run once; a third that begins anew is refused."""
+    study_file("repeats = 8", "sleep = [0.3]")
+    command = [*PROGRAM, "study", "study.toml", "--output", "shared"]
+    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    first = subprocess.Popen(command, **quiet)
+    _until(lambda: Path("begun.txt").exists())
+    assert "running" in flowpm_here("runs", "shared").stdout
+    second = subprocess.Popen([*command, "--resume"], **quiet)
+    refused = flowpm_here("study", "study.toml", "--output", "shared", "--overwrite")
+    assert refused.returncode == 2 and "another study is writing in shared" in refused.stderr
+    assert first.wait(50) == 0 and second.wait(50) == 0
+    assert sorted(begun()) == [f"{n:04d}" for n in range(8)]
+    assert len(rows_of("shared/points.csv")) == 8
+    assert json.loads(Path("shared/study.json").read_text())["complete"]
+
+
+@pytest.mark.timeout(120)
+def test_the_largest_value_that_fits(here):
+    """A batch takes 40 MiB: with 300 MiB and some 10 MiB of Python, 7 fit; found by bisection."""
+    study_file('largest = "batch"\nmemory = 0.293\nmost = 64', "mib = [40]\nsleep = [0.6]")
+    done = flowpm_here("study", "study.toml")
+    assert done.returncode == 0, done.stderr
+    found = rows_of("study-study/largest.csv")
+    assert [(row["largest batch"], row["least without room"]) for row in found] == [("7", "8")]
+    tried = [int(name.partition("-")[2]) for name in begun()]
+    assert tried == [1, 2, 4, 8, 6, 7]
+    message = next(r["message"] for r in rows_of("study-study/points.csv") if r["batch"] == "8")
+    assert message == "it was killed when it took more than 300.0 MiB"
+
+
+def test_how_a_run_ends(tmp_path):
+    """Its status, and the last words of its output."""
+    log = tmp_path / "log"
+
+    def ended(code: str, **more):
+        return run([sys.executable, "-c", code], log, **more)
+
+    assert ended("pass").status == COMPLETE
+    wrong = ended("import sys; print('some text'); sys.exit('error: no')")
+    assert (wrong.status, wrong.message) == (FAILED, "error: no")
+    assert ended("raise MemoryError").status == NO_MEMORY
+    assert ended("import os; os.kill(os.getpid(), 9)").status == NO_MEMORY
+    late = ended("import time; time.sleep(60)", limit=0.5)
+    assert late.status == FAILED and "its time limit" in late.message and late.seconds < 10
+    assert ended("import time; time.sleep(60)", asked=lambda: True).status == STOPPED
+    assert memory_of(os.getpid()) > 2**20
+
+
+def test_a_claim_is_of_one_process(tmp_path):
+    mine, other = Claim(tmp_path / "piece"), Claim(tmp_path / "piece")
+    assert mine.take() and not other.take()
+    mine.give_up()
+    assert other.take()
+
+
+def test_measurements_of_a_simulation(tmp_path):
+    """Medians of the later steps; a sample is a particle in a step; energy and its mean power."""
+    timings = {
+        "steps": [9.0, 1.0, 2.0, 4.0],
+        "particles": 100,
+        "phases": {"paint": [8.0, 0.25, 0.5, 0.75]},
+        "peak_memory_bytes": [2**20, 3 * 2**20],
+    }
+    (tmp_path / "timings.json").write_text(json.dumps(timings))
+    about = {"energy [J]": {"RAPL package": 300.0, "RAPL DRAM": 60.0}, "duration [s]": 12.0}
+    (tmp_path / "provenance.json").write_text(json.dumps(about))
+    found = measured(tmp_path, skip=1)
+    assert found["seconds a step"] == 2.0 and found["samples a second"] == 50.0
+    assert found["seconds in paint"] == 0.5 and found["memory of a rank [MiB]"] == 3
+    assert found["energy [J]"] == 360.0 and found["mean power [W]"] == 30.0
+    assert measured(tmp_path, skip=9)["seconds a step"] == 4.0
+
+
+def test_a_point_without_complete_runs():
+    """It is listed, and speed-ups are compared with the fewest ranks that have a time."""
+
+    def made(ranks, status, seconds):
+        times = {"seconds a step": seconds, "samples a second": 8 / seconds} if seconds else {}
+        return Run(ranks, {}, ranks, 0, status, 1.0, "no room" if not seconds else "", times)
+
+    groups = groups_of([made(4, COMPLETE, 1.0), made(1, NO_MEMORY, 0), made(2, COMPLETE, 1.6)])
+    rows = summary_rows(groups)
+    assert [(row["ranks"], row["runs"]) for row in rows] == [(1, 0), (2, 1), (4, 1)]
+    assert rows[0]["not complete"] == NO_MEMORY and "speed-up" not in rows[0]
+    assert rows[2]["speed-up"] == pytest.approx(1.6) and rows[2]["efficiency"] == pytest.approx(0.8)
+    assert "run 1: no memory. no room" in summary_text(groups, "x")
+
+
+@pytest.mark.budget(60)
+@pytest.mark.parametrize("ranks", [[1], pytest.param([1, 2], marks=pytest.mark.long)])
+def test_a_study_of_simulations(here, ranks):
+    """Of a real job, whose box grows with the ranks."""
+    needs_horovod(max(ranks))
+    Path("run.toml").write_text(SIMULATION)
+    study_file(f'ranks = {ranks}\nrepeats = 1\nscaling = "weak"', subject="run.toml")
+    done = flowpm_here("study", "study.toml")
+    assert done.returncode == 0, done.stderr
+    runs = rows_of("study-study/points.csv")
+    assert [run["status"] for run in runs] == ["complete"] * len(ranks)
+    for number, (each, size) in enumerate(zip(runs, ranks, strict=True)):
+        throughput = 512 * size / float(each["seconds a step"])
+        assert float(each["samples a second"]) == pytest.approx(throughput, rel=1e-5)
+        assert float(each["memory of a rank [MiB]"]) > 100 and "tensorflow" in each["versions"]
+        timings = Path(f"study-study/runs/{number:04d}/run/timings.json")
+        assert json.loads(timings.read_text())["ranks"] == size
+
+
+def _until(condition, seconds=30.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+def _alive(name: str) -> bool:
+    """Whether a process of a script in this folder is there."""
+    path = str(Path(name).absolute())
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path in each.read_text():
+                return True
+        except OSError:
+            continue
+    return False
