@@ -346,6 +346,17 @@ def test_measurements_of_a_simulation(tmp_path):
     assert measured(tmp_path, skip=9)["seconds a step"] == 4.0
 
 
+def test_meshes_are_compared_with_the_fewest_ranks():
+    """The speed-up of a mesh of ranks is over the one rank that has the same other values."""
+    shapes = {"row:1": (1, 4.0), "row:2": (2, 2.5), "replica:2": (2, 2.0)}
+    runs = [
+        Run(n, {"mesh.shape": shape}, ranks, 0, COMPLETE, 1.0, "", {"samples a second": 8 / time})
+        for n, (shape, (ranks, time)) in enumerate(shapes.items())
+    ]
+    speed_ups = {row["mesh.shape"]: row["speed-up"] for row in summary_rows(groups_of(runs))}
+    assert speed_ups == pytest.approx({"row:1": 1, "row:2": 1.6, "replica:2": 2})
+
+
 def test_a_point_without_complete_runs():
     """It is listed, and speed-ups are compared with the fewest ranks that have a time."""
 

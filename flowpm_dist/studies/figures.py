@@ -58,6 +58,12 @@ def scaling_figure(groups: Sequence[Group]) -> Figure:
     for number, curve in enumerate(_by_values(groups)[:MOST_CURVES]):
         colour = COLOURS[number % len(COLOURS)]
         several = [group for group in curve if group.speed_up is not None]
+        # A mesh of its own is compared with the fewest ranks, which have another mesh.
+        first = several[0].first if several else None
+        if first is not None and first.ranks < several[0].ranks:
+            several = [first, *several]
+        elif len(several) < 2:
+            continue
         at = [group.ranks for group in several]
         for axes, name in zip(panels, names, strict=True):
             rows = np.array([_scaling_values(group, name) for group in several]).T

@@ -21,6 +21,7 @@ from flowpm_dist.studies.measures import (
     STEP,
     THROUGHPUT,
 )
+from flowpm_dist.studies.options import MESH
 from flowpm_dist.studies.process import COMPLETE
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *LAST, *BEST, MEMORY, ENERGY, POWER)
@@ -62,7 +63,8 @@ class Group:
         varied, ranks: see `Point`.
         runs: those that are complete.
         failed: those that are not.
-        first: the group with the same values on the fewest ranks; None where that has no times.
+        first: the group with the same values, but for the mesh, on the fewest ranks; None where
+            that has no times.
     """
 
     varied: Mapping[str, Any]
@@ -132,14 +134,15 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         points.setdefault((repr(run.varied), run.ranks), []).append(run)
     found: list[Group] = []
     firsts: dict[str, Group] = {}
-    for (values, ranks), several in points.items():
+    for (_, ranks), several in sorted(points.items(), key=lambda item: item[0][1]):
+        values = repr({k: v for k, v in several[0].varied.items() if k != MESH})
         complete = [run for run in several if run.status == COMPLETE]
         failed = [run for run in several if run.status != COMPLETE]
         group = Group(several[0].varied, ranks, complete, failed)
         if values not in firsts and group.values(THROUGHPUT):
             firsts[values] = group
         found.append(Group(group.varied, ranks, complete, failed, firsts.get(values)))
-    return found
+    return sorted(found, key=lambda group: (order[repr(group.varied)], group.ranks))
 
 
 def write_runs(path: Path, runs: Sequence[Run]) -> None:
