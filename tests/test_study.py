@@ -55,7 +55,7 @@ with open(options.output / "metrics.csv", "w") as file:
     table = csv.writer(file)
     table.writerow(columns)
     for n in (1, 2, 3, 4):
-        first = 9.0 if n == 1 else 0.0
+        first = {1: 9.0, 4: 2.0}.get(n, 0.0)  # medians of rows 2 to 4 do not see these
         compute = first + 0.1 * options.batch + 0.01 * n + 0.3 * options.seed
         table.writerow([10 * n, 10 * n * options.batch * ranks, n, 1 / n, 0.2 * n, 0.5, compute])
 about = {"host": "here", "duration [s]": 20.0, "versions": {"python": "3"}}
@@ -204,7 +204,8 @@ def test_a_study_of_a_script(here):
         expected = (0.5 + 0.1 * batch + 0.03 + 0.3 * seed) / 10
         assert float(each["seconds a step"]) == pytest.approx(expected, rel=1e-5)
         assert float(each["seconds an epoch"]) == pytest.approx(10 * expected, rel=1e-5)
-        assert float(each["seconds in compute"]) == pytest.approx(expected - 0.05, rel=1e-5)
+        mean = expected - 0.05 + 2.0 / 30
+        assert float(each["seconds in compute"]) == pytest.approx(mean, rel=1e-5)
         assert float(each["loss"]) == 0.25 and float(each["accuracy"]) == 0.8
     points = rows_of("study-study/summary.csv")
     assert [(p["batch"], p["ranks"], p["runs"]) for p in points] == [
@@ -243,19 +244,19 @@ def test_a_run_that_fails_is_a_result(here):
 @pytest.mark.timeout(60)
 def test_a_killed_study_goes_on(here):
     """A worker that is killed loses the run that it was making, and no other."""
-    study_file("repeats = 4\nseed = 5", "sleep = [0.5]")
+    study_file("repeats = 3\nseed = 5", "sleep = [1.5]")
     command = [*PROGRAM, "study", "study.toml"]
     first = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     _until(lambda: Path("begun.txt").exists() and len(begun()) == 2)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    _until(lambda: not _alive("script.py"))
+    _until(lambda: not _alive("script.py"), 1.0)  # the run ends with the process that made it
     ended = {path.parent.name for path in Path("study-study/runs").glob("*/result.json")}
     assert len(ended) == 1
     assert "add --resume to go on with it" in flowpm_here("study", "study.toml").stderr
     assert flowpm_here("study", "study.toml", "--resume").returncode == 0
-    assert len(rows_of("study-study/points.csv")) == 4
-    assert len(begun()) == 5 and all(begun().count(name) == 1 for name in ended)
+    assert len(rows_of("study-study/points.csv")) == 3
+    assert len(begun()) == 4 and all(begun().count(name) == 1 for name in ended)
 
 
 @pytest.mark.timeout(60)

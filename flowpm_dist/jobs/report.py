@@ -79,6 +79,7 @@ def leave_report(
             "duration [s]": round(progress.seconds, 1),
             "host": socket.gethostname(),
             "ranks": launch.detect().size,
+            "ranks on this host": launch.detect().local_size,
             "threads per rank": launch.threads_per_rank(),
             "mesh": mesh,
             **({} if (found := commit()) is None else {"commit": found}),

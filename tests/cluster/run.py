@@ -9,6 +9,7 @@ Without names all parts run. A table of what was seen is printed at the end, and
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 import time
@@ -151,6 +152,33 @@ class Jobs(Parts):
         finally:
             self.cluster.mend(THERE)
 
+    def study(self) -> Row:
+        """A study by two workers, whose runs of two ranks extend over both hosts."""
+        run_file = self.run_file("subject", SIMULATE + "[output]\nfields = []\nfigures = false\n")
+        text = f'[study]\nsubject = "{run_file}"\nranks = [1, 2]\nrepeats = 2\n'
+        study, site = self.run_file("study", text), self.folder / "study-site.toml"
+        site.write_text('[site]\nsetup = ["export PYTHONPATH=' + str(ROOT) + '"]\n')
+        output, began = self.folder / "study", time.monotonic()
+        requested = ("submit", "study", study, "--nodes", 2, "--ranks-per-node", 1, "--time",
+                     "00:10:00", "--workers", 2, "--site", site, "--output", output)  # fmt: skip
+        done = self.cluster.run(HERE, *FLOWPM, *requested)
+        if re.search(r"batch job (\d+)", done.stdout) is None:
+            raise WrongError(done.stdout + done.stderr)
+        while not json.loads((output / "study.json").read_text())["complete"]:
+            if time.monotonic() - began > 300:
+                logs = "".join(path.read_text() for path in self.folder.glob("study-*.log"))
+                raise WrongError(f"the study is not complete: {logs[-2000:]}")
+            time.sleep(0.5)
+        with (output / "points.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        expected = [("complete", "1"), ("complete", "2")] * 2
+        if [(row["status"], row["ranks"]) for row in rows] != expected:
+            raise WrongError(str(rows))
+        about = [json.loads(path.read_text()) for path in output.glob("runs/*/run/provenance.json")]
+        if sum(each["ranks on this host"] < each["ranks"] for each in about) != 2:
+            raise WrongError(f"runs of two ranks were not on both hosts: {about}")
+        return "a study by two workers", f"{time.monotonic() - began:.0f} s", "4 runs, each once"
+
     def _in_two_turns(
         self,
         fault: str,
@@ -245,7 +273,7 @@ def _difference(one: Path, two: Path, name: str) -> float:
 
 
 JOBS = ("simulate", "reconstruct", "train", "doctor", "pmi2", "folder_of_one_host", "full_disk",
-        "requeue", "requeue_cut")  # fmt: skip
+        "requeue", "requeue_cut", "study")  # fmt: skip
 FAULTS = ("killed_rank", "stopped_rank", "frozen_host", "cut", "mended", "cut_mpirun",
           "killed_srun", "killed_mpirun")  # fmt: skip
 PARTS = (*JOBS, *FAULTS)
