@@ -11,6 +11,8 @@ import pytest
 from commands import ROOT, plain
 from rank_jobs import needs_horovod
 
+from meshimpl.launch import host_memory
+
 PATH = os.pathsep.join([ROOT, str(Path(__file__).parent)])
 flowpm = partial(commands.flowpm, program=[sys.executable, "-m", "counting"], path=PATH)
 
@@ -40,7 +42,11 @@ def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
     assert done.stdout == f"counted {4 * ranks}\n"
     page = Path("run-count/report.html").read_text()
     assert "<h1>run-count</h1>" in page and "count, complete" in page and "running" not in page
-    assert json.loads(Path("run-count/provenance.json").read_text())["ranks"] == ranks
+    about = json.loads(Path("run-count/provenance.json").read_text())
+    assert about["ranks"] == ranks
+    # More than Python and TensorFlow take, less than the machine has.
+    assert 2**27 < about["peak memory of a rank [bytes]"] < host_memory().limit
+    assert "peak memory of a rank [bytes]" in page
     assert "run-count is complete." in flowpm(*count, "--resume").stdout
 
 

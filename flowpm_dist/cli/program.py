@@ -26,6 +26,7 @@ from flowpm_dist.jobs.folder import OutputError, check_room
 from flowpm_dist.jobs.job import JOBS, Job, Request, job_class
 from flowpm_dist.jobs.progress import Verbosity
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
+from flowpm_dist.jobs.usage import Usage
 from meshimpl import launch
 
 Kind = type[Job[Any, Any]]
@@ -186,9 +187,10 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
     def kept() -> str:
         return f"that was {place}; {job.saved()}" if place else job.saved()
 
-    with common.working(first, kept, job.during_tensorflow_import()) as progress:
+    during_import = job.during_tensorflow_import()
+    with Usage() as usage, common.working(first, kept, during_import) as progress:
         from flowpm_dist.jobs.report import leave_report
-        from flowpm_dist.jobs.session import StopError, check_shared
+        from flowpm_dist.jobs.session import StopError, check_shared, gather
         from meshimpl import ProcessMesh, initialise
 
         initialise(meshes)
@@ -207,8 +209,9 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
             name = launch.stop_name(stopped_by)
             last_words = f"stopped by {name} {stop.place}; go on with --resume"
         else:
+            used = usage.of_job(gather(mesh))
             if rank == 0:
-                leave_report(job.folder.path, job.name, job.mesh, progress, job.record)
+                leave_report(job.folder.path, job.name, job.mesh, progress, job.record, used)
     if rank == 0 and stopped_by is None:
         print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
         job.remember(result)
