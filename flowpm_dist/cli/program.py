@@ -56,6 +56,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
         ignore_memory: common.IgnoreMemory = False,
         changes: common.Set = None,
         table: common.Table = None,
+        trace: common.Trace = None,
     ) -> None:
         output = output or common.default_output(run_file, named)
         with common.planning():
@@ -79,7 +80,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
                 preview(job).show()
         else:
             common.begin_job(ranks, stop_as=signal.SIGUSR1)
-            work(left, rows=table is not None)
+            work(left, rows=table is not None, trace=trace)
 
     run.__name__, run.__doc__ = kind.name, kind.help
     return run
@@ -136,12 +137,13 @@ def preview(job: Job[Any, Any]) -> common.Preview:
     )
 
 
-def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
+def work(jobs: Sequence[Job[Any, Any]], *, rows: bool, trace: int | None = None) -> None:
     """Work as one of the ranks of jobs, in turn; exit with a status if a signal stopped one.
 
     Args:
         jobs: the jobs.
         rows: whether the jobs are rows of a table; they then print less.
+        trace: number of steps that are traced; None for no trace.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -155,7 +157,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
     try:
         for number, job in enumerate(jobs):
             place = f"{job.folder.path} ({number + 1} of {len(jobs)})" if rows else ""
-            if stopped_by := _work(job, meshes, place):
+            if stopped_by := _work(job, meshes, place, trace):
                 break
             if number + 1 < len(jobs) and (stopped_by := job.stopped_by):
                 if launch.detect().rank == 0:
@@ -172,13 +174,16 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
         sys.exit(128 + signal.Signals[stopped_by])
 
 
-def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
+def _work(
+    job: Job[Any, Any], meshes: Sequence[str], place: str, traced_steps: int | None
+) -> str | None:
     """Returns the name of the signal that stopped the work; None if it is complete.
 
     Args:
         job: the job.
         meshes: shapes of all meshes of ranks of this process.
         place: its folder and number, if it is a row of a table.
+        traced_steps: number of steps that are traced; None for no trace.
     """
     rank = launch.detect().rank
     stopped_by, last_words = None, ""
@@ -191,8 +196,10 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
     with Usage() as usage, common.working(first, kept, during_import) as progress:
         from flowpm_dist.jobs.report import leave_report
         from flowpm_dist.jobs.session import StopError, check_shared, gather
+        from flowpm_dist.jobs.trace import Trace
         from meshimpl import ProcessMesh, initialise
 
+        trace = None if traced_steps is None else Trace(traced_steps, job.counted, progress)
         initialise(meshes)
         mesh = ProcessMesh(job.mesh)
         again = {"resume": job.resume, "overwrite": job.overwrite}
@@ -208,7 +215,9 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
             stopped_by = stop.signal
             name = launch.stop_name(stopped_by)
             last_words = f"stopped by {name} {stop.place}; go on with --resume"
-        else:
+        if trace is not None:
+            trace.leave(job.folder.path, mesh)
+        if stopped_by is None:
             used = usage.of_job(gather(mesh))
             if rank == 0:
                 leave_report(job.folder.path, job.name, job.mesh, progress, job.record, used)
