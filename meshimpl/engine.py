@@ -26,8 +26,8 @@ MAX_ELEMENTS = 2**31 - 1
 """Elements of the largest tensor that an exchange can carry; MPI counts them as int32."""
 
 
-TIMELINE = "HOROVOD_TIMELINE"
-"""Variable by which Horovod is told to record its collectives."""
+TIMELINE, DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
+"""Variable by which Horovod is told to record its collectives, and its value for parts of a job."""
 MANY_SETS = 200
 """Process sets, of all ranks, above which a Horovod that wants them all on each rank is slow."""
 
@@ -152,8 +152,10 @@ class HorovodEngine:
             path: the file, in Chrome's trace format; None ends the recording.
 
         Raises:
-            ValueError: `prepare_timeline` was not called before the engine's start.
+            ValueError: the variable has another value than `prepare_timeline` gives it.
         """
+        if (given := os.environ.get(TIMELINE)) != DYNAMIC:
+            raise ValueError(f"{TIMELINE}={given}: unset it, so that parts can be recorded")
         if path is not None:
             self._hvd.start_timeline(str(path))
         else:
@@ -215,7 +217,7 @@ def prepare_timeline() -> None:
 
     A thread of rank 0 then takes a part of a core until the end.
     """
-    os.environ.setdefault(TIMELINE, "DYNAMIC")
+    os.environ.setdefault(TIMELINE, DYNAMIC)
 
 
 @functools.cache

@@ -17,8 +17,9 @@ LEAST = 5_000
 """Duration of the shortest spans that are kept [ns]."""
 PHASE, COLLECTIVE, OPERATION, XLA = "phase", "collective", "operation", "XLA operation"
 PYTHON, RUNTIME = "Python function", "runtime"
-KINDS = (PHASE, PYTHON, COLLECTIVE, XLA, OPERATION, RUNTIME)
-"""What ranks do. The runtime is TensorFlow around its operations, with its waiting."""
+KINDS = (PHASE, COLLECTIVE, OPERATION, XLA, RUNTIME, PYTHON)
+"""What ranks do, in the order in which it is shown. The runtime is what TensorFlow does around its
+operations; it includes waiting."""
 _NAME_LENGTH = 160
 _OPERATION = re.compile(r".+:_?[A-Z]\w*")
 _XLA = re.compile(r"[a-z][\w-]*\.\d+|\w*fusion|wrapped_[\w-]+|(Thunk|CpuExec)\w+::\w+")

@@ -36,7 +36,6 @@ from flowpm_dist.jobs.spans import (
     operations,
     spent_in,
 )
-from meshimpl import launch
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
@@ -47,6 +46,7 @@ DRIFT = 10_000_000
 """Difference between clocks that is corrected [ns]."""
 ROWS = 10
 """Rows of `LONGEST` for each rank and kind."""
+TIMELINE = "timeline.json"
 COLUMNS = ("rank", "kind", "name", "count", "seconds", "own_seconds", "share")
 
 
@@ -60,12 +60,12 @@ def chrome_events(rank: int, spans: Sequence[Span], start: int) -> Iterator[dict
     """
     tracks = sorted({(KINDS.index(span.kind), span.track) for span in spans})
     numbers = {track: n for n, track in enumerate(dict.fromkeys(track for _, track in tracks), 1)}
-    yield _about("process_name", rank, name=f"rank {rank}")
+    yield _about("process_name", rank, name="rank")  # viewers add its number
     yield _about("process_sort_index", rank, sort_index=rank)
     for track, number in numbers.items():
-        yield _about("thread_name", rank, number, name=track)
+        yield _about("thread_name", rank, number, name=track.rstrip(" 0123456789"))
         yield _about("thread_sort_index", rank, number, sort_index=number)
-    for span in spans:
+    for span in sorted(spans, key=lambda each: (each.begin, -each.end)):
         yield {
             "ph": "X", "pid": rank, "tid": numbers[span.track], "cat": span.kind, "name": span.name,
             "ts": (span.begin - start) / 1000, "dur": (span.end - span.begin) / 1000,
@@ -108,7 +108,7 @@ class Trace:
         from meshimpl import engine
 
         self._steps, self._counted, self._progress = steps, counted, progress
-        self._seen, self._window = 0, (0, 0)
+        self._seen, self._began, self._seconds, self._problem = 0, 0, 0.0, ""
         self._python, self._spans = PythonCalls(), list[Span]()
         self._spent: Spending = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -128,13 +128,9 @@ class Trace:
         try:
             do()
         except Exception as error:
-            self._progress.warn(f"no trace of rank {launch.detect().rank}: {error}")
-            self._folder, self._progress.on_count = None, None
-
-    @property
-    def _timeline(self) -> Path:
-        assert self._folder is not None
-        return Path(self._folder.name) / "timeline.json"
+            self._problem, self._progress.on_count = str(error) or type(error).__name__, None
+            self._python.stop()
+            self._folder = None
 
     def _begin(self) -> None:
         import tensorflow as tf
@@ -142,11 +138,12 @@ class Trace:
         from meshimpl import engine
 
         self._folder = tempfile.TemporaryDirectory()
+        timeline = Path(self._folder.name) / TIMELINE
+        if engine.current().is_running:
+            engine.current().record_timeline(timeline)
         # Its levels are the defaults: this TensorFlow refuses those that are given.
         tf.profiler.experimental.start(self._folder.name)
-        if engine.current().is_running:
-            engine.current().record_timeline(self._timeline)
-        self._window = (time.time_ns(), 0)
+        self._began = time.time_ns()
         self._python.start()
 
     def _end(self) -> None:
@@ -156,15 +153,15 @@ class Trace:
 
         self._progress.on_count = None
         self._python.stop()
-        self._window = (self._window[0], time.time_ns())
+        self._seconds = 1e-9 * (time.time_ns() - self._began)
+        tf.profiler.experimental.stop()
         if engine.current().is_running:
             engine.current().record_timeline(None)
-        tf.profiler.experimental.stop()
         assert self._folder is not None
         with self._folder as name:
-            found = [*operations(Path(name))]
-            if self._timeline.exists():
-                found += collectives(self._timeline.read_text())
+            found, timeline = [*operations(Path(name))], Path(name) / TIMELINE
+            if timeline.exists():
+                found += collectives(timeline.read_text())
         self._folder = None
         self._spent = spent_in(found) | self._python.spent()
         self._spans = [*found, *self._python.spans()]
@@ -180,28 +177,30 @@ class Trace:
         """
         if self._folder is not None:  # the work had fewer steps
             self._attempt(self._end)
-        most = MOST // mesh.size
-        if len(self._spans) > most:
-            self._spans = sorted(self._spans, key=lambda span: span.begin - span.end)[:most]
-        seconds = 1e-9 * (self._window[1] - self._window[0])
-        rows = longest(mesh.rank, self._spent, seconds)
-        part = json.dumps({"rows": rows, "spans": self._spans, "window": self._window})
+        longest_first = sorted(self._spans, key=lambda span: span.begin - span.end)
+        part = {
+            "problem": self._problem,
+            "rows": longest(mesh.rank, self._spent, self._seconds),
+            "spans": longest_first[: MOST // mesh.size],
+        }
+        packed = gzip.compress(json.dumps(part).encode(), 1)
         moments = []
         for _ in range(5):
             mesh.barrier()
             moments.append(time.time_ns())
-        gathered = mesh.gather_to_root(np.frombuffer(gzip.compress(part.encode(), 1), np.uint8))
+        gathered = mesh.gather_to_root(np.frombuffer(packed, np.uint8))
         clocks = mesh.gather_to_root(np.array(moments, np.int64))
         if gathered is None or clocks is None:
             return
         try:
             ranks = [json.loads(gzip.decompress(each.tobytes())) for each in gathered]
-            if not any(rank["spans"] for rank in ranks):
-                raise ValueError("the work counted no step")
+            for rank, found in enumerate(ranks):
+                if found["problem"]:
+                    self._progress.warn(f"no trace of rank {rank}: {found['problem']}")
+            if not any(found["spans"] for found in ranks):
+                raise ValueError("no step of the work was recorded")
             write_trace(folder, ranks, [offset(each - clocks[0]) for each in clocks])
-            self._progress.say(
-                f"trace in {folder / TRACE}; what took longest in {folder / LONGEST}"
-            )
+            self._progress.say(f"trace in {folder / TRACE}; the longest in {folder / LONGEST}")
         except Exception as error:
             self._progress.warn(f"no trace: {error}")
 
