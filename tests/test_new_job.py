@@ -54,7 +54,7 @@ def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
 
 
 def assert_traced(path, ranks):
-    """The last step has two collectives, the count and whether a signal came, on all ranks' clocks."""
+    """The last step has two collectives, the count and whether a signal came, at the same time."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     assert {event["pid"] for event in events} == {*range(ranks)}
     events.sort(key=lambda event: event.get("ts", 0))
