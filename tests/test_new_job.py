@@ -54,7 +54,10 @@ def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
 
 
 def assert_traced(path, ranks):
-    """The last step has two collectives, the count and whether a signal came, at the same time."""
+    """The last step has two collectives, which all ranks take part in at the same time.
+
+    They are the count, and whether a signal came.
+    """
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     assert {event["pid"] for event in events} == {*range(ranks)}
     events.sort(key=lambda event: event.get("ts", 0))
@@ -62,9 +65,8 @@ def assert_traced(path, ranks):
     met = [event for event in events if event["name"].startswith("ALLGATHER ")]
     assert len(met) == (2 if ranks > 1 else 0) and {event["pid"] for event in met} <= {0}
     for rank in range(ranks if met else 0):
-        calls = [
-            e for e in events if e["pid"] == rank and e["name"].startswith("Communicator.allr")
-        ]
+        of_rank = [event for event in events if event["pid"] == rank]
+        calls = [e for e in of_rank if e["name"].startswith("Communicator.allreduce (")]
         for call, own in zip(calls, met, strict=True):
             assert call["ts"] < own["ts"] + own["dur"] and own["ts"] < call["ts"] + call["dur"]
             if rank == 0:
