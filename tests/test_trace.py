@@ -22,6 +22,7 @@ from flowpm_dist.jobs.spans import (
     Span,
     Spent,
     collectives,
+    nested,
     operations,
     spent_in,
 )
@@ -109,6 +110,18 @@ def test_a_recorded_timeline(end):
         ("Horovod 1", "ALLTOALL y", 62 * US, 8 * US),
     ]
     assert [*collectives("")] == []
+
+
+def test_spans_that_overlap_are_on_tracks_of_their_own():
+    times = [(0, 10), (2, 5), (4, 8), (5, 10), (9, 12), (10, 11), (11, 20)]
+    tracks = [
+        (span.begin, span.end, span.track)
+        for span in nested(Span("operation", "one", "f", *each) for each in times)
+    ]
+    assert tracks == [
+        (0, 10, "one"), (2, 5, "one"), (4, 8, "one (2)"), (5, 10, "one"), (9, 12, "one (2)"),
+        (10, 11, "one"), (11, 20, "one"),
+    ]  # fmt: skip
 
 
 def test_time_with_and_without_what_is_inside(tmp_path):

@@ -186,6 +186,24 @@ def collectives(timeline: str) -> Iterator[Span]:
             yield Span(COLLECTIVE, f"Horovod {lanes[pid] + 1}", label, begin, now)
 
 
+def nested(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yields spans, on another track if they overlap with a span of theirs without being inside it.
+
+    Viewers drop these otherwise. TensorFlow's threads have a few.
+    """
+    tracks: dict[str, list[list[int]]] = defaultdict(list)
+    for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
+        lanes = tracks[span.track]
+        for ends in lanes:
+            while ends and ends[-1] <= span.begin:
+                ends.pop()
+        free = (n for n, ends in enumerate(lanes) if not ends or span.end <= ends[-1])
+        if (lane := next(free, len(lanes))) == len(lanes):
+            lanes.append([])
+        lanes[lane].append(span.end)
+        yield span._replace(track=f"{span.track} ({lane + 1})") if lane else span
+
+
 def spent_in(spans: Iterable[Span]) -> Spending:
     """Returns the time in each kind of span, with and without the spans inside it."""
     found: Spending = defaultdict(Spent)

@@ -33,6 +33,7 @@ from flowpm_dist.jobs.spans import (
     Span,
     Spending,
     collectives,
+    nested,
     operations,
     spent_in,
 )
@@ -159,7 +160,7 @@ class Trace:
             engine.current().record_timeline(None)
         assert self._folder is not None
         with self._folder as name:
-            found, timeline = [*operations(Path(name))], Path(name) / TIMELINE
+            found, timeline = [*nested(operations(Path(name)))], Path(name) / TIMELINE
             if timeline.exists():
                 found += collectives(timeline.read_text())
         self._folder = None

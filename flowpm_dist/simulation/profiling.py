@@ -131,7 +131,7 @@ def events(folder: Path) -> Iterator[Event]:
                 base = start + line.timestamp_ns
                 for event in line.events:
                     begin = base + event.offset_ps // 1000
-                    end = begin + event.duration_ps // 1000
+                    end = base + (event.offset_ps + event.duration_ps) // 1000  # nested as before
                     yield Event(names[event.metadata_id], begin, end, thread)
 
 
