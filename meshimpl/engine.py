@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +26,8 @@ MAX_ELEMENTS = 2**31 - 1
 """Elements of the largest tensor that an exchange can carry; MPI counts them as int32."""
 
 
+TIMELINE, DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
+"""Variable by which Horovod is told to record its collectives, and its value for parts of a job."""
 MANY_SETS = 200
 """Process sets, of all ranks, above which a Horovod that wants them all on each rank is slow."""
 
@@ -139,6 +143,24 @@ class HorovodEngine:
             )
         return groups
 
+    def record_timeline(self, path: Path | None) -> None:
+        """Begins to record this rank's collectives in a file, or ends it. On all ranks.
+
+        Horovod records those of rank 0 alone.
+
+        Args:
+            path: the file, in Chrome's trace format; None ends the recording.
+
+        Raises:
+            ValueError: the variable has another value than `prepare_timeline` gives it.
+        """
+        if (given := os.environ.get(TIMELINE)) != DYNAMIC:
+            raise ValueError(f"{TIMELINE}={given}: unset it, so that parts can be recorded")
+        if path is not None:
+            self._hvd.start_timeline(str(path))
+        else:
+            self._hvd.stop_timeline()
+
     @property
     def wants_own_gpus(self) -> bool:
         """Whether no two ranks may have the same GPU: Horovod was built with NCCL."""
@@ -188,6 +210,14 @@ class HorovodEngine:
         """Returns the tensor of the rank `root` (its rank in the job) on each rank of the group."""
         process_set = self._process_set(ranks)
         return self._hvd.broadcast(x, root_rank=root, name=name, process_set=process_set)
+
+
+def prepare_timeline() -> None:
+    """Lets this process record a timeline later. To be called before the engine's start.
+
+    A thread of rank 0 then takes a part of a core until the end.
+    """
+    os.environ.setdefault(TIMELINE, DYNAMIC)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """A job is added in two files and a line: `counting` has options, work, and the line."""
 
+import gzip
 import json
 import os
 import sys
@@ -10,6 +11,8 @@ import commands
 import pytest
 from commands import ROOT, plain
 from rank_jobs import needs_horovod
+
+from meshimpl.launch import host_memory
 
 PATH = os.pathsep.join([ROOT, str(Path(__file__).parent)])
 flowpm = partial(commands.flowpm, program=[sys.executable, "-m", "counting"], path=PATH)
@@ -35,13 +38,39 @@ def test_a_job_in_two_files(tmp_path, monkeypatch, ranks):
     other = flowpm(*count, "--set", "count.steps=9", "--resume")
     assert "count.steps = 9: the count in run-count has 4" in plain(other.stderr)
     assert "add --resume to go on with it" in plain(flowpm(*count).stderr)
-    done = flowpm(*count, "--resume")
+    done = flowpm(*count, "--resume", "--trace", "1")  # the last step, with its collectives
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"counted {4 * ranks}\n"
     page = Path("run-count/report.html").read_text()
     assert "<h1>run-count</h1>" in page and "count, complete" in page and "running" not in page
-    assert json.loads(Path("run-count/provenance.json").read_text())["ranks"] == ranks
+    about = json.loads(Path("run-count/provenance.json").read_text())
+    assert about["ranks"] == ranks
+    # More than Python and TensorFlow take, less than the machine has.
+    assert 2**27 < about["peak memory of a rank [bytes]"] < host_memory().limit
+    assert "peak memory of a rank [bytes]" in page
+    assert_traced(Path("run-count/trace.json.gz"), ranks)
+    assert "trace_summary.csv" in page
     assert "run-count is complete." in flowpm(*count, "--resume").stdout
+
+
+def assert_traced(path, ranks):
+    """The last step has two collectives, which all ranks take part in at the same time.
+
+    They are the count, and whether a signal came.
+    """
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert {event["pid"] for event in events} == {*range(ranks)}
+    events.sort(key=lambda event: event.get("ts", 0))
+    # Small tensors are gathered, and each rank adds them.
+    met = [event for event in events if event["name"].startswith("ALLGATHER ")]
+    assert len(met) == (2 if ranks > 1 else 0) and {event["pid"] for event in met} <= {0}
+    for rank in range(ranks if met else 0):
+        of_rank = [event for event in events if event["pid"] == rank]
+        calls = [e for e in of_rank if e["name"].startswith("Communicator.allreduce (")]
+        for call, own in zip(calls, met, strict=True):
+            assert call["ts"] < own["ts"] + own["dur"] and own["ts"] < call["ts"] + call["dur"]
+            if rank == 0:
+                assert call["ts"] < own["ts"] < own["ts"] + own["dur"] < call["ts"] + call["dur"]
 
 
 def test_its_help_and_its_batch_script(tmp_path, monkeypatch):

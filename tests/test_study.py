@@ -338,7 +338,8 @@ def test_measurements_of_a_simulation(tmp_path):
         "peak_memory_bytes": [2**20, 3 * 2**20],
     }
     (tmp_path / "timings.json").write_text(json.dumps(timings))
-    about = {"energy [J]": {"RAPL package": 300.0, "RAPL DRAM": 60.0}, "duration [s]": 12.0}
+    sources = {"RAPL package": 300.0, "RAPL DRAM": 60.0, "RAPL platform": 500.0}
+    about = {"energy [J]": sources, "mean power [W]": 30.0}
     (tmp_path / "provenance.json").write_text(json.dumps(about))
     found = measured(tmp_path, skip=1)
     assert found["seconds a step"] == 2.0 and found["samples a second"] == 50.0

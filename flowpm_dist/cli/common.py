@@ -87,6 +87,15 @@ Check = Annotated[
         "--check", help="Only show the run with all its settings, and what it would take."
     ),
 ]
+Trace = Annotated[
+    int | None,
+    typer.Option(
+        "--trace",
+        min=1,
+        metavar="STEPS",
+        help="Record what each rank does in this many steps, after the first one.",
+    ),
+]
 IgnoreMemory = Annotated[
     bool, typer.Option(OVERRIDE, help="Begin even if the memory seems too small.")
 ]

@@ -21,6 +21,7 @@ from flowpm_dist.cosmoflow.planning.memory import volume_bytes
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
+from flowpm_dist.jobs.usage import Usage
 from meshimpl import launch
 
 EXAMPLE = "flowpm-dist evaluate run-training another-seed --ranks 2"
@@ -104,17 +105,20 @@ def evaluate(
             check_room(folder.path, needed, "the fresh test set needs")
         judged, _ = read[0].split_there(requested)
         check_evaluation_folder(output or folder.evaluation(judged))
-    with work.begun(ranks, check=check) as progress:
+    with work.begun(ranks, check=check) as progress, Usage() as usage:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from flowpm_dist.jobs.report import leave_report
+        from flowpm_dist.jobs.session import gather
         from meshimpl.process_mesh import ProcessMesh
 
         shape = common_mesh(read, launch.detect().size, mesh, requested, fits=fits)
         options = {"split": requested, "which": checkpoint}
-        evaluation = judge(read, ProcessMesh(shape), progress, posteriors=wanted, **options)
+        ranks_mesh = ProcessMesh(shape)
+        evaluation = judge(read, ranks_mesh, progress, posteriors=wanted, **options)
+        used = usage.of_job(gather(ranks_mesh))
         if evaluation is not None:
             written = evaluation.write(output)
-            leave_report(written, "evaluate", shape, progress, record_of_evaluation)
+            leave_report(written, "evaluate", shape, progress, record_of_evaluation, used)
             show(evaluation, written)
 
 

@@ -26,6 +26,7 @@ from flowpm_dist.jobs.folder import OutputError, check_room
 from flowpm_dist.jobs.job import JOBS, Job, Request, StopError, job_class
 from flowpm_dist.jobs.progress import Verbosity
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
+from flowpm_dist.jobs.usage import Usage
 from meshimpl import launch
 
 Kind = type[Job[Any, Any]]
@@ -55,6 +56,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
         ignore_memory: common.IgnoreMemory = False,
         changes: common.Set = None,
         table: common.Table = None,
+        trace: common.Trace = None,
     ) -> None:
         output = output or common.default_output(run_file, named)
         with common.planning():
@@ -67,6 +69,8 @@ def command_of(kind: Kind) -> Callable[..., None]:
                     f"{kind.name} is one process that starts jobs: leave --ranks out, and give the "
                     "number of ranks of these jobs in the run file"
                 )
+            if kind.starts_jobs and trace is not None:
+                raise UserError(f"--trace is for a single job, not for the jobs of a {kind.name}")
             request = Request(run_file, size, output, resume, overwrite, mesh, settings)
             jobs = [kind.plan(request)] if table is None else _rows(kind, request, table)
             left = [job for job in jobs if not job.is_complete]
@@ -83,7 +87,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
                 preview(job).show()
         else:
             common.begin_job(ranks, stop_as=signal.SIGUSR1)
-            work(left, rows=table is not None)
+            work(left, rows=table is not None, trace=trace)
 
     run.__name__, run.__doc__ = kind.name, kind.help
     return run
@@ -141,12 +145,13 @@ def preview(job: Job[Any, Any]) -> common.Preview:
     )
 
 
-def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
+def work(jobs: Sequence[Job[Any, Any]], *, rows: bool, trace: int | None = None) -> None:
     """Work as one of the ranks of jobs, in turn; exit with a status if a signal stopped one.
 
     Args:
         jobs: the jobs.
         rows: whether the jobs are rows of a table; they then print less.
+        trace: number of steps that are traced; None for no trace.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -160,7 +165,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
     try:
         for number, job in enumerate(jobs):
             place = f"{job.folder.path} ({number + 1} of {len(jobs)})" if rows else ""
-            if stopped_by := _work(job, meshes, place):
+            if stopped_by := _work(job, meshes, place, trace):
                 break
             if number + 1 < len(jobs) and (stopped_by := job.stopped_by):
                 if launch.detect().rank == 0:
@@ -177,13 +182,16 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool) -> None:
         sys.exit(128 + signal.Signals[stopped_by])
 
 
-def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
+def _work(
+    job: Job[Any, Any], meshes: Sequence[str], place: str, traced_steps: int | None
+) -> str | None:
     """Returns the name of the signal that stopped the work; None if it is complete.
 
     Args:
         job: the job.
         meshes: shapes of all meshes of ranks of this process.
         place: its folder and number, if it is a row of a table.
+        traced_steps: number of steps that are traced; None for no trace.
     """
     rank = launch.detect().rank
     stopped_by, last_words = None, ""
@@ -192,20 +200,26 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
     def kept() -> str:
         return f"that was {place}; {job.saved()}" if place else job.saved()
 
-    context = job.during_tensorflow_import()
-    with common.working(first, kept, context, alone=job.starts_jobs) as progress:
+    during_import = job.during_tensorflow_import()
+    loaded = common.working(first, kept, during_import, alone=job.starts_jobs)
+    with Usage() as usage, loaded as progress:
         from flowpm_dist.jobs.report import leave_report
 
         mesh: Any = None
+        gathered, trace = None, None
         if not job.starts_jobs:
-            from flowpm_dist.jobs.session import check_shared
+            from flowpm_dist.jobs.session import check_shared, gather
+            from flowpm_dist.jobs.trace import Trace
             from meshimpl import ProcessMesh, initialise
 
+            if traced_steps is not None:
+                trace = Trace(traced_steps, job.counted, progress)
             initialise(meshes)
             mesh = ProcessMesh(job.mesh)
             again = {"resume": job.resume, "overwrite": job.overwrite}
             mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
             check_shared(job.folder.path, mesh)
+            gathered = gather(mesh)
         if rank == 0:
             job.folder.begin(resume=job.resume, overwrite=job.overwrite)
         for warning in job.warnings:
@@ -216,9 +230,12 @@ def _work(job: Job[Any, Any], meshes: Sequence[str], place: str) -> str | None:
             stopped_by = stop.signal
             name = launch.stop_name(stopped_by)
             last_words = f"stopped by {name} {stop.place}; go on with --resume"
-        else:
+        if trace is not None:
+            trace.leave(job.folder.path, mesh)
+        if stopped_by is None:
+            used = usage.of_job(gathered)
             if rank == 0:
-                leave_report(job.folder.path, job.name, job.mesh, progress, job.record)
+                leave_report(job.folder.path, job.name, job.mesh, progress, job.record, used)
     if rank == 0 and stopped_by is None:
         print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
         job.remember(result)

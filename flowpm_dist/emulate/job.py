@@ -78,7 +78,7 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
     asks = "Cheap runs, the truth, and how to learn."
     example = "flowpm-dist emulate run.toml --ranks 2 --output learned"
     options_type, folder_type = EmulationOptions, EmulationFolder
-    unit = "iteration"
+    unit = counted = "iteration"
     folder: EmulationFolder
 
     def describe(self) -> str:

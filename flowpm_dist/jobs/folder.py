@@ -22,6 +22,9 @@ CHECKSUMS = "checksums.json"
 REPORT, PROVENANCE = "report.html", "provenance.json"
 """The page about a job, and what no other file says of how it was made: see `jobs.report`."""
 OF_EVERY_JOB = (REPORT, PROVENANCE)
+TRACE, LONGEST = "trace.json.gz", "trace_summary.csv"
+"""What each rank did in some steps, and what took the longest: see `jobs.trace`."""
+ON_REQUEST = (TRACE, LONGEST)
 FIGURES_AND_TABLES = 16 * 2**20
 """Room that a job's figures, tables and logs take at most [bytes]."""
 
@@ -166,8 +169,8 @@ class JobFolder(ABC):
 
     @property
     def all_contents(self) -> tuple[str, ...]:
-        """The `contents`, and what every job leaves."""
-        return (*self.contents, *OF_EVERY_JOB)
+        """The `contents`, and what every job leaves, or may leave."""
+        return (*self.contents, *OF_EVERY_JOB, *ON_REQUEST)
 
     @property
     @abstractmethod

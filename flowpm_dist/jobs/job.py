@@ -115,6 +115,9 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     """What folders are named after where that is not the kind of the work."""
     unit: ClassVar[str] = "step"
     """What checkpoints are counted in."""
+    counted: ClassVar[str] = ""
+    """What `Progress` is given as the name of the work's steps, which `--trace` records; empty if
+    all its counts are steps."""
     takes_tables: ClassVar[bool] = False
     """Whether one process does the job for each row of a table."""
     starts_jobs: ClassVar[bool] = False

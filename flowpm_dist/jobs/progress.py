@@ -7,6 +7,7 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from enum import StrEnum
 from importlib.util import find_spec
 from types import TracebackType
@@ -112,6 +113,8 @@ class Progress:
         self._begin = time.monotonic()
         self.warnings: list[str] = []
         """The warnings so far, with those that Python issued inside the context."""
+        self.on_count: Callable[[str], None] | None = None
+        """Is called on every rank before a count is shown, with the name of what is counted."""
         level = verbosity()
         self._silent = rank != 0 or level is Verbosity.QUIET
         self._every = 0.0 if level is Verbosity.VERBOSE else EVERY
@@ -225,6 +228,8 @@ class Progress:
             total: number of pieces.
             state: text that is shown after the count.
         """
+        if self.on_count is not None:
+            self.on_count(what)
         if self._bar:
             self._bar.update(self._task, description=what, completed=done, total=total, state=state)
             if not self._bar.live.auto_refresh:
@@ -259,6 +264,8 @@ class Progress:
         if self._bar:
             self("evolution", step, steps, state)
         else:
+            if self.on_count is not None:
+                self.on_count("evolution")
             self._say_count("step", step, steps, state)
 
     def _say_count(self, what: str, done: int, total: int, state: str) -> None:

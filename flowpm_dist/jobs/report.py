@@ -59,6 +59,7 @@ def leave_report(
     mesh: str,
     progress: Progress,
     read: Callable[[Path], RunRecord | None],
+    usage: Mapping[str, Any],
 ) -> None:
     """Write `PROVENANCE` and the report of a job that is complete. On rank 0.
 
@@ -70,6 +71,7 @@ def leave_report(
         mesh: shape of the mesh of ranks.
         progress: the display of the job, which knows its warnings.
         read: returns the record of the folder, see `Job.record`.
+        usage: energy and memory of the job, see `Usage.of_job`.
     """
     try:
         about = {
@@ -82,6 +84,7 @@ def leave_report(
             "ranks on this host": launch.detect().local_size,
             "threads per rank": launch.threads_per_rank(),
             "mesh": mesh,
+            **usage,
             **({} if (found := commit()) is None else {"commit": found}),
             "versions": versions(),
             "warnings": list(dict.fromkeys(progress.warnings)),

@@ -183,6 +183,15 @@ def _appears(path: Path) -> bool:
     return True
 
 
+def gather(mesh: ProcessMesh) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that gathers the arrays of all ranks, [...] to [ranks, ...]."""
+
+    def gathered(values: np.ndarray) -> np.ndarray:
+        return mesh.world.allgather(tf.constant(values), stack=True).numpy()
+
+    return gathered
+
+
 class CheckpointError(UnreadableError):
     """A checkpoint that is missing, damaged, or of other work."""
 

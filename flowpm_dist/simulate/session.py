@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopRequest
+from flowpm_dist.jobs.usage import peak_memory
 from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
@@ -56,12 +55,6 @@ class Summary:
     peak_memory: list[int]
     k: float
     ratio: float
-
-
-def peak_memory() -> int:
-    """Returns the greatest memory that this process has held so far [bytes]."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def write_results(

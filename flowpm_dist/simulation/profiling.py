@@ -15,9 +15,10 @@ are sent, see `meshimpl.traffic`.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -28,10 +29,25 @@ from meshimpl.traffic import Tally, added, so_far
 PARTS = ("paint", "exchange", "FFT", "transposes", "filter", "read", "update", "other")
 
 _KERNELS = {"FlowpmPaint": "paint", "FlowpmKick": "read", "FlowpmRead": "read"}
-Event = tuple[str, float, float]
-"""Name, begin and end [s]."""
+MARK = "phase:"
+"""What the names of a phase's events begin with."""
 
 _COMPILED = "CpuExecutable::ExecuteAsyncOnStream"
+
+
+class Event(NamedTuple):
+    """Something that TensorFlow's profiler has recorded.
+
+    Attributes:
+        name: the name of an operation, "NAME:TYPE", or of something else.
+        begin, end: when, since 1970 [ns].
+        thread: the thread, or the stream of a GPU.
+    """
+
+    name: str
+    begin: int
+    end: int
+    thread: str
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,7 @@ def profile(simulation: Simulation, **run: Any) -> Profile:
             state = simulation.run(**run, progress=progress)
         finally:
             tf.profiler.experimental.stop()
-        seconds = _parts(_events(Path(folder)), alone=state.box.mesh.size == 1)
+        seconds = _parts([*events(Path(folder))], alone=state.box.mesh.size == 1)
     total = state.timings["evolution"]
     seconds["other"] = max(0.0, total - sum(seconds.values()))
     box, steps = state.box, len(state.timings["steps"])
@@ -99,41 +115,55 @@ def profile(simulation: Simulation, **run: Any) -> Profile:
     return Profile(seconds, ns, total, last)
 
 
-def _events(folder: Path) -> list[Event]:
+def events(folder: Path) -> Iterator[Event]:
+    """Yields what TensorFlow's profiler has written to a folder."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    found: list[Event] = []
     for path in folder.glob("**/*.xplane.pb"):
         space = xplane_pb2.XSpace()
         space.ParseFromString(path.read_bytes())
+        start = _start(space)
         for plane in space.planes:
             names = {key: meta.name for key, meta in plane.event_metadata.items()}
-            for line in plane.lines:
-                base = line.timestamp_ns * 1e-9
+            device = f"{plane.name[8:]} " if plane.name.startswith("/device:") else ""
+            for number, line in enumerate(plane.lines, 1):
+                thread = f"{device}{line.name.partition('/')[0]} {number}"
+                base = start + line.timestamp_ns
                 for event in line.events:
-                    begin = base + event.offset_ps * 1e-12
-                    found.append(
-                        (names[event.metadata_id], begin, begin + event.duration_ps * 1e-12)
-                    )
-    return found
+                    begin = base + event.offset_ps // 1000
+                    end = base + (event.offset_ps + event.duration_ps) // 1000  # nested as before
+                    yield Event(names[event.metadata_id], begin, end, thread)
 
 
-def _parts(events: list[Event], *, alone: bool) -> dict[str, float]:
+def _start(space: Any) -> int:
+    """Returns the time from which a profile counts, since 1970 [ns]."""
+    for plane in space.planes:
+        for stat in plane.stats:
+            if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
+                return int(stat.uint64_value)
+    return 0
+
+
+def _parts(events: Sequence[Event], *, alone: bool) -> dict[str, float]:
     """Seconds of each part but the last; what is left of a phase is exchange, on several ranks."""
     seconds = dict.fromkeys(PARTS, 0.0)
-    windows = sorted((begin, end, name[6:]) for name, begin, end in events if name[:6] == "phase:")
+    windows = sorted(
+        (begin, end, name.removeprefix(MARK))
+        for name, begin, end, _ in events
+        if name.startswith(MARK)
+    )
     left = dict.fromkeys(PHASES, 0.0)
     for begin, end, window in windows:
-        left[window] += end - begin
-    for name, begin, end in events:
+        left[window] += 1e-9 * (end - begin)
+    for name, begin, end, _ in events:
         kind = _part_of(name)
         phase = next((phase for first, last, phase in windows if first <= begin <= last), None)
         if kind is None or phase is None:
             continue
         # compiled: the filter of the force, or a portable kernel
         part = phase if kind == "filter" and phase != "force" else kind
-        seconds[part] += end - begin
-        left[phase] -= end - begin
+        seconds[part] += 1e-9 * (end - begin)
+        left[phase] -= 1e-9 * (end - begin)
     for phase, rest in left.items():
         if phase == "update" or not alone:
             seconds["update" if phase == "update" else "exchange"] += max(0.0, rest)

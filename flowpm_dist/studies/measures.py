@@ -14,6 +14,7 @@ from typing import Any
 from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.folder import PROVENANCE
 from flowpm_dist.jobs.results import read_rows
+from flowpm_dist.jobs.usage import whole
 
 SECONDS = "_seconds"
 """The end of the names of columns with the time of a phase."""
@@ -42,10 +43,10 @@ def measured(folder: Path, skip: int) -> dict[str, Any]:
     about = read_json(folder / PROVENANCE)
     if peak := about.get("peak memory of a rank [bytes]"):
         found[MEMORY] = peak / 2**20
-    if sources := about.get("energy [J]"):
-        found |= {ENERGY: sum(sources.values()), "energy of": ", ".join(sources)}
-        if seconds := about.get("duration [s]"):
-            found[POWER] = found[ENERGY] / seconds
+    if (energy := whole(sources := about.get("energy [J]", {}))) is not None:
+        found |= {ENERGY: energy, "energy of": ", ".join(sources)}
+    if POWER in about:
+        found[POWER] = about[POWER]
     versions = about.get("versions", {})
     found["host"] = about.get("host", "")
     found["versions"] = " ".join(f"{name}={version}" for name, version in versions.items())

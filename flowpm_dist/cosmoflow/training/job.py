@@ -39,6 +39,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
     asks = "What to simulate and learn."
     example = "flowpm-dist train run.toml --ranks 4"
     mesh_example = "replica:2,row:2"
+    counted = "training"
     options_type, folder_type = TrainingPlan, TrainingFolder
     folder: TrainingFolder
 

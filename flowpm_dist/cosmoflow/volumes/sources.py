@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import tensorflow as tf
 
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.volumes.draws import Augment, Draws, View, views_of
@@ -53,7 +54,8 @@ class PhaseClock:
         """Adds the time spent inside the context to a phase."""
         begin = time.perf_counter()
         try:
-            yield
+            with tf.profiler.experimental.Trace(f"phase:training: {phase}"):  # for `--trace`
+                yield
         finally:
             self.seconds[phase] += time.perf_counter() - begin
 
