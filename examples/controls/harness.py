@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import resource
 import socket
 import sys
@@ -28,7 +27,7 @@ import numpy as np
 from samples import Data, Samples, staged
 from workers import Ranks, Replicas
 
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import GENERATOR, versions, write_text
 from flowpm_dist.jobs.report import commit
 from flowpm_dist.jobs.results import Table
@@ -83,12 +82,9 @@ def options_parser(
         example: an example of its command.
         defaults: defaults of batch, rate, epochs and samples.
     """
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog=f"example: {example}",
-    )
+    parser = argparse.ArgumentParser(description=description, epilog=f"example: {example}")
     parser.set_defaults(control=name)
-    whole = {"type": _whole_above(0)}
+    whole = {"type": whole_above(0)}
     for option, words in {
         "--output": {"type": Path, "default": Path("control"),
             "help": "folder of the results, which replace older ones there"},
@@ -99,17 +95,17 @@ def options_parser(
             "help": "learning rate of a single worker"},
         "--scaling": {"choices": SCALINGS, "default": "linear",
             "help": "how the rate grows with the number of workers"},
-        "--warmup": {"type": _whole_above(-1), "default": 5,
+        "--warmup": {"type": whole_above(-1), "default": 5,
             "help": "epochs in which the rate grows to its scaled value"},
-        "--seed": {"type": _whole_above(-1), "default": 0,
+        "--seed": {"type": whole_above(-1), "default": 0,
             "help": "seed of made samples, weights and shuffles"},
         "--strategy": {"choices": ("horovod", "mirrored"), "default": "horovod",
             "help": "workers are ranks under Horovod, or replicas of MirroredStrategy"},
         "--replicas": {**whole,
             "help": "replicas of `mirrored`; by default the GPUs of the host, or 2 without GPUs"},
         "--data": {"type": Path, "help": "folder with your files; without it, samples are made"},
-        "--samples": {**whole, "default": defaults["samples"],
-            "help": "number, or for --data the most, of training samples; a quarter is held out"},
+        "--samples": {**whole, "help": "training samples, with a quarter as many held out "
+            f"(default: {defaults['samples']}, or all of --data)"},
         "--reading": {"choices": ("memory", "files"), "default": "memory",
             "help": "where each step takes its samples from; `files` needs --staging"},
         "--staging": {"type": Path, "help": "folder on the storage to measure: the samples are "
@@ -121,7 +117,9 @@ def options_parser(
     return parser
 
 
-def _whole_above(limit: int) -> Callable[[str], int]:
+def whole_above(limit: int) -> Callable[[str], int]:
+    """Returns a reader of whole numbers above a limit, for `add_argument`."""
+
     def whole_number(text: str) -> int:
         if not text.isdigit() or int(text) <= limit:
             raise argparse.ArgumentTypeError(f"{text} must be a whole number above {limit}")
@@ -140,6 +138,20 @@ def learning_rate(options: argparse.Namespace, workers: int, epoch: float) -> fl
     """
     part = min(1.0, epoch / options.warmup) if options.warmup else 1.0
     return options.rate * (1 + (SCALINGS[options.scaling](workers) - 1) * part)
+
+
+def steps_of_epoch(options: argparse.Namespace, samples: int, workers: int) -> int:
+    """Returns the number of steps of an epoch.
+
+    Raises:
+        UserError: the samples are too few for one step.
+    """
+    if samples < workers * options.batch:
+        raise UserError(
+            f"a step needs {workers} x {options.batch} samples, but there are {samples}: give "
+            "more --samples, or a smaller --batch"
+        )
+    return min(samples // (workers * options.batch), options.steps or sys.maxsize)
 
 
 def shuffled(samples: int, seed: int, epoch: int, batch: int, workers: int) -> np.ndarray:
@@ -176,14 +188,17 @@ class Control:
         """
         try:
             return self._run(options)
-        except (UserError, launch.LaunchError) as error:
+        except (UserError, WorkError, launch.LaunchError) as error:
+            status = 1 if isinstance(error, WorkError) else 2
             print(error, file=sys.stderr)
-            launch.abort(2) if launch.detect().size > 1 else sys.exit(2)
+            launch.abort(status) if launch.detect().size > 1 else sys.exit(status)
 
     def _run(self, options: argparse.Namespace) -> keras.Model:
         begin = time.perf_counter()
         if options.reading == "files" and options.staging is None:
             raise UserError("--reading files needs --staging, a folder to write and read files in")
+        if options.data is not None and not options.data.is_dir():
+            raise UserError(f"--data {options.data}: there is no such folder")
         if options.rate <= 0:
             raise UserError(f"--rate {options.rate}: must be above 0")
         launch.configure_threads()
@@ -194,6 +209,7 @@ class Control:
             clock = _Clock()
             with clock.phase("load"):
                 data = self._samples(options, workers)
+            steps = steps_of_epoch(options, len(data.training.y), workers.count)
             # Each rank draws its own first weights, as with no common seed. The broadcast replaces
             # them. The random numbers of dropout stay different.
             keras.utils.set_random_seed(options.seed + workers.mine[0])
@@ -202,7 +218,8 @@ class Control:
                 optimizer.build(network.trainable_variables)
             with clock.phase("broadcast"):
                 workers.broadcast([v.value for v in (*network.weights, *optimizer.variables)])
-            Trainer(options, workers, data, self.prepare, network, optimizer, clock).train()
+            trainer = Trainer(options, workers, data, self.prepare, network, optimizer, clock)
+            trainer.train(steps)
         facts = usage.of_job(workers.gather if workers.hvd is not None else None)
         if workers.is_first:
             about = {
@@ -275,20 +292,14 @@ class Trainer:
     optimizer: keras.optimizers.Optimizer
     clock: _Clock
 
-    def train(self) -> None:
+    def train(self, steps: int) -> None:
         """Trains, and adds a row to `metrics.csv` for each step.
 
-        Raises:
-            UserError: there are too few samples for one step.
+        Args:
+            steps: steps of an epoch.
         """
         options, workers = self.options, self.workers
         group, samples = options.batch * workers.count, len(self.data.training.y)
-        if samples < group:
-            raise UserError(
-                f"a step needs {workers.count} x {options.batch} samples, but there are {samples}: "
-                "give more --samples, or a smaller --batch"
-            )
-        steps = min(samples // group, options.steps or sys.maxsize)
         step, validate = workers.compiled(self._step), workers.compiled(self._validate)
         path = options.output / "metrics.csv"
         with contextlib.ExitStack() as stack:

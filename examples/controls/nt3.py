@@ -35,7 +35,7 @@ def made_data(features: int, samples: int, seed: int) -> Data:
 
     Args:
         features: number of genes.
-        samples: training samples; a quarter of it is held out.
+        samples: number of training samples; a quarter as many are held out.
         seed: seed of genes and samples.
     """
     genes = np.random.default_rng([seed, 0])
@@ -56,19 +56,19 @@ def made_data(features: int, samples: int, seed: int) -> Data:
     return Data(split(1, samples), split(2, max(1, samples // 4)))
 
 
-def read_data(folder: Path, features: int, samples: int) -> Data:
+def read_data(folder: Path, features: int, samples: int | None) -> Data:
     """Returns the samples of the benchmark's files: a label, then the expressions, in each line.
 
     Args:
         folder: folder with both files.
         features: number of genes; further ones are left out.
-        samples: the most training samples; at most a quarter of this is held out.
+        samples: the most training samples, and four times the most held-out ones; None for all.
 
     Raises:
         UserError: a file is missing, no table of numbers, or has too few columns.
     """
 
-    def split(path: Path, most: int) -> Samples:
+    def split(path: Path, most: int | None) -> Samples:
         try:
             table = np.loadtxt(path, np.float32, delimiter=",", ndmin=2, max_rows=most)
         except (OSError, ValueError) as error:
@@ -79,14 +79,14 @@ def read_data(folder: Path, features: int, samples: int) -> Data:
             )
         return Samples(table[:, 1 : 1 + features], table[:, 0].astype(np.int32))
 
-    counts = (samples, max(1, samples // 4))
+    counts = (samples, samples and max(1, samples // 4))
     return Data(*(split(folder / f, n) for f, n in zip(FILES, counts, strict=True)))
 
 
 def load(options: argparse.Namespace) -> Data:
     """Returns the samples; each gene is divided by its largest value in both splits."""
     if options.data is None:
-        data = made_data(options.features, options.samples, options.seed)
+        data = made_data(options.features, options.samples or TRAINING_SAMPLES, options.seed)
     else:
         data = read_data(options.data, options.features, options.samples)
     largest = np.max([np.abs(split.x).max(axis=0) for split in data], axis=0)
@@ -122,18 +122,23 @@ def network(features: int, dropout: float) -> keras.Model:
     )
 
 
-def main(arguments: list[str] | None = None) -> keras.Model:
-    """Trains NT3 as the command line says; returns it."""
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command line."""
     example = "python examples/controls/nt3.py --features 6048 --epochs 5 --output nt3"
     defaults = {"batch": 20, "rate": 0.001, "epochs": 400, "samples": TRAINING_SAMPLES}
     parser = harness.options_parser("nt3", __doc__.splitlines()[0], example, **defaults)
-    parser.add_argument("--features", type=int, default=GENES, help="genes of a sample, from 38")
-    parser.add_argument("--dropout", type=float, default=0.1, help="fraction of outputs dropped")
-    options = parser.parse_args(arguments)
-    if options.features < 38:
-        parser.error(f"--features {options.features}: two convolutions and a pooling need 38")
+    text = "genes of a sample, at least 38 (default: %(default)s)"
+    parser.add_argument("--features", type=harness.whole_above(37), default=GENES, help=text)
+    text = "fraction of outputs dropped (default: %(default)s)"
+    parser.add_argument("--dropout", type=float, default=0.1, help=text)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> keras.Model:
+    """Trains NT3 as the command line says; returns it."""
+    options = parser().parse_args(arguments)
     if not 0 <= options.dropout < 1:
-        parser.error(f"--dropout {options.dropout}: must be from 0 to below 1")
+        parser().error(f"--dropout {options.dropout}: must be from 0 to below 1")
 
     def optimizer(rate: float) -> keras.optimizers.Optimizer:
         import keras

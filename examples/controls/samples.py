@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from workers import Ranks
 
+from flowpm_dist.io.errors import UserError
+
 
 class Samples(NamedTuple):
     """Inputs and labels of samples.
@@ -68,18 +70,28 @@ def staged(folder: Path, name: str, load: Callable[[], Data], workers: Ranks) ->
         name: first part of the files' names; it identifies their contents.
         load: makes the samples.
         workers: all workers.
+
+    Raises:
+        UserError: the files cannot be written.
     """
     paths = {(s, f): folder / f"{name}-{s}-{f}.npy" for s in Data._fields for f in Samples._fields}
     if workers.is_first_on_host and not all(path.exists() for path in paths.values()):
-        folder.mkdir(parents=True, exist_ok=True)
         data = load()
-        for (split, field), path in paths.items():
-            # On a folder that hosts share, each writes a file of its own; the last one stays.
-            aside = path.with_name(f".{path.name}.{socket.gethostname()}")
-            with aside.open("wb") as file:
-                np.save(file, getattr(getattr(data, split), field))
-                file.flush()
-                os.fsync(file.fileno())  # only what is on the disk can leave the memory
-            aside.replace(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for (split, field), path in paths.items():
+                _write(path, getattr(getattr(data, split), field))
+        except OSError as error:
+            raise UserError(f"--staging {folder}: cannot be written: {error}") from error
     workers.total(np.zeros(1, np.float32))  # nobody reads before all have written
     return Data(*(Samples(StoredRows(paths[s, "x"]), np.load(paths[s, "y"])) for s in Data._fields))
+
+
+def _write(path: Path, values: np.ndarray) -> None:
+    """Writes a file as a whole. In a folder that hosts share, all write it; the last one stays."""
+    aside = path.with_name(f".{path.name}.{socket.gethostname()}")
+    with aside.open("wb") as file:
+        np.save(file, values)
+        file.flush()
+        os.fsync(file.fileno())  # only what is on the disk can leave the memory
+    aside.replace(path)
