@@ -141,17 +141,23 @@ def here(tmp_path, monkeypatch):
 
 
 def test_nt3_learns_its_made_data(here):
-    """Held-out samples, other draws of the same classes, are told apart after a few epochs."""
-    words = "--features 256 --samples 160 --batch 8 --epochs 6 --rate 0.02"
-    nt3.main(words.split())
+    """It classifies held-out samples, which are other draws, after a few epochs."""
+    words = "--features 256 --samples 160 --batch 7 --epochs 6 --rate 0.02".split()
+    model = nt3.main(words)
     rows = metrics(here / "control")
     found = [row["validation_accuracy"] for row in rows if "validation_accuracy" in row]
     assert len(found) == 6 and max(found[-2:]) > 0.9
+    x, y = nt3.load(options(*words)).held_out
+    probabilities = model(x[..., np.newaxis]).numpy()
+    right = np.mean(probabilities.argmax(axis=1) == y)
+    assert rows[-1]["validation_accuracy"] == pytest.approx(right)
+    loss = -np.log(probabilities[np.arange(len(y)), y]).mean()
+    assert rows[-1]["validation_loss"] == pytest.approx(loss, rel=1e-5)
     for phase in ("read", "compute"):
         assert all(row[f"{phase}_seconds"] > 0 for row in rows)
     row = rows[5]
     seconds = row["read_seconds"] + row["compute_seconds"]
-    assert row["samples_per_second"] == pytest.approx(8 / seconds, rel=1e-6)
+    assert row["samples_per_second"] == pytest.approx(7 / seconds, rel=1e-6)
 
 
 def test_made_samples_follow_from_the_seed():
@@ -237,7 +243,7 @@ def test_nt3_reads_the_files_of_the_benchmark(tmp_path):
     given = options("--data", str(tmp_path))
     given.features = 3
     data = nt3.load(given)
-    # By the largest value of each gene in both files: 4, 8; a gene without any stays as it is.
+    # Divided by the largest values of the genes in both files, 4 and 8; the third gene is 0.
     np.testing.assert_array_equal(data.training.x, [[0.5, -0.5, 0], [0.25, 0.25, 0]])
     np.testing.assert_array_equal(data.held_out.x, [[1, -1, 0]])
     assert [*data.training.y] == [1, 0]
@@ -288,7 +294,7 @@ def test_mistakes_are_refused(here, capsys, words, message):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_resnet(tmp_path, ranks):
-    """A first loss near that of a guess, ln 10, and equal weights on all ranks."""
+    """The first loss is near ln 10, the loss of a guess; all ranks have equal weights."""
     folder = tmp_path / "resnet"
     words = "--image-size 32 --batch 8 --samples 32 --epochs 1 --steps 2"
     run(folder, "resnet", ranks, *words.split())
