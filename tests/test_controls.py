@@ -261,9 +261,10 @@ def test_resnet_reads_cifar(tmp_path):
     # A file has planes of red, green and blue, each row by row.
     assert data.training.x[1, 4, 5, 2] == planes[1, 2 * 1024 + 4 * 32 + 5]
     assert len(resnet.read_data(tmp_path, 4).training.y) == 4
-    grey = resnet.prepared(np.full((1, 32, 32, 3), 255, np.uint8), 128)
-    assert grey.shape == (1, 128, 128, 3)
-    np.testing.assert_allclose(grey, 1, rtol=1e-6)
+    for value, expected in ((255, 1), (0, -1)):
+        image = resnet.prepared(np.full((1, 32, 32, 3), value, np.uint8), 128)
+        assert image.shape == (1, 128, 128, 3)
+        np.testing.assert_allclose(image, expected, rtol=1e-6)
     (tmp_path / "data_batch_2").write_bytes(b"nothing")
     with pytest.raises(UserError, match="data_batch_2 is no file of CIFAR-10"):
         resnet.read_data(tmp_path, None)
