@@ -51,6 +51,7 @@ LOADERS = {
     "data": ReconstructionOptions.load,
     "box": SimulationOptions.load,
 }
+CONTROLS = "examples/controls/"
 PIECE = re.compile(
     r"^<!-- test: (?P<kind>\w+)(?P<words>.*?)-->$|^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -135,7 +136,7 @@ def test_python(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", marked(DOCUMENTS, ("sh", "bash")))
-def test_shell(path):
+def test_shell(path, monkeypatch):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     command = get_command(app)
     for block in blocks_of(path.read_text()):
@@ -148,6 +149,11 @@ def test_shell(path):
             words = words[1:] if words[0] == "do" else words
             if words[0] == "make":
                 assert words[1] in targets, line
+                continue
+            if script := next((word for word in words if word.startswith(CONTROLS)), None):
+                monkeypatch.syspath_prepend(str(ROOT / CONTROLS))
+                names = runpy.run_path(str(ROOT / script), run_name=Path(script).stem)
+                names["parser"]().parse_args(words[words.index(script) + 1 :])
                 continue
             assert Path(words[0]).name == "flowpm-dist", f"not known how to test: {line}"
             name, *options = words[1:]
