@@ -2,7 +2,8 @@
 
 The functions named `binned_...` and `soft_histogram` return tensors and are differentiable; the
 others return numpy arrays, the same on every rank. To write another statistic, use `box_of`,
-`Sample`, `mode_means`, `bin_contents`, `sum_over_universe` and `whole` (docs/howto/own_statistic.md).
+`Sample`, `mode_means`, `bin_contents`, `sum_over_universe` and `whole`; see
+docs/howto/own_statistic.md.
 
 Maps of the flat sky are tensors [..., x, y] that a rank has whole. `angular_power`, `peaks` and
 `map_histogram` measure them; `binned_angular_power` and `soft_map_histogram` are differentiable.
