@@ -197,7 +197,7 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
     observed = observed_kind(options)(options, model)
     assert type(observed.likelihood).__name__ == "StudentT"
     state = observed.truth.state
-    contrast = np.exp(state.linear_delta.block * float(state.linear_growth) - 0.25) - 1
+    contrast = np.exp(state.linear_delta.block * float(state.linear_growth) - 0.8) - 1
     np.testing.assert_allclose(observed.data, 1 + 1.2 * contrast + 0.1 * contrast**2, rtol=1e-12)
     posterior = Posterior(model, observed.likelihood, options.priors.ranges)
     slope = posterior.evaluate(posterior.space.normal(1)).gradient

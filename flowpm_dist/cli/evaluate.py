@@ -12,11 +12,7 @@ from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, common_mesh
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder, rich_table
 from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posterior_options
-from flowpm_dist.cosmoflow.planning.folder import (
-    TrainedError,
-    fresh_split,
-    record_of_evaluation,
-)
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
 from flowpm_dist.cosmoflow.planning.memory import volume_bytes
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.jobs.folder import check_room
@@ -107,7 +103,6 @@ def evaluate(
         check_evaluation_folder(output or folder.evaluation(judged))
     with work.begun(ranks, check=check) as progress, Usage() as usage:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
-        from flowpm_dist.jobs.report import leave_report
         from flowpm_dist.jobs.session import gather
         from meshimpl.process_mesh import ProcessMesh
 
@@ -117,8 +112,7 @@ def evaluate(
         evaluation = judge(read, ranks_mesh, progress, posteriors=wanted, **options)
         used = usage.of_job(gather(ranks_mesh))
         if evaluation is not None:
-            written = evaluation.write(output)
-            leave_report(written, "evaluate", shape, progress, record_of_evaluation, used)
+            written = evaluation.write(output, used)
             show(evaluation, written)
 
 

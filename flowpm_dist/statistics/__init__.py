@@ -2,7 +2,8 @@
 
 The functions named `binned_...` and `soft_histogram` return tensors and are differentiable; the
 others return numpy arrays, the same on every rank. To write another statistic, use `box_of`,
-`Sample`, `mode_means`, `bin_contents` and `whole` (docs/howto/own_statistic.md).
+`Sample`, `mode_means`, `bin_contents`, `sum_over_universe` and `whole`; see
+docs/howto/own_statistic.md.
 
 Maps of the flat sky are tensors [..., x, y] that a rank has whole. `angular_power`, `peaks` and
 `map_histogram` measure them; `binned_angular_power` and `soft_map_histogram` are differentiable.
@@ -18,7 +19,13 @@ from flowpm_dist.statistics.angular_power import (
     spherical_theory_in_bins,
     theory_in_bins,
 )
-from flowpm_dist.statistics.bins import Bins, bin_contents, bin_count, bin_edges
+from flowpm_dist.statistics.bins import (
+    Bins,
+    bin_contents,
+    bin_count,
+    bin_edges,
+    sum_over_universe,
+)
 from flowpm_dist.statistics.bispectrum import Bispectrum, binned_bispectrum, bispectrum
 from flowpm_dist.statistics.comparison import (
     Comparison,
@@ -58,6 +65,6 @@ __all__ = [
     "binned_power", "binned_wedges", "bispectrum", "box_of", "compare", "correlation_coefficient",
     "cross_power", "density_histogram", "jacobian", "map_histogram", "mode_means", "multipoles",
     "painting_window", "peaks", "power_spectrum", "power_wedges", "soft_histogram",
-    "soft_map_histogram", "spherical_power", "spherical_theory_in_bins", "theory_in_bins",
-    "transfer_function", "whole",
+    "soft_map_histogram", "spherical_power", "spherical_theory_in_bins", "sum_over_universe",
+    "theory_in_bins", "transfer_function", "whole",
 ]  # fmt: skip

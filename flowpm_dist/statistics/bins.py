@@ -268,8 +268,13 @@ def bin_contents(box: Box, bins: BinChoice | Binning = None) -> tuple[np.ndarray
     return k, modes
 
 
-def sum_over_universe(mesh: ProcessMesh, values: np.ndarray) -> np.ndarray:
-    """Returns the sum over the ranks that share a universe, computed eagerly."""
+def sum_over_universe(mesh: ProcessMesh, values: np.ndarray | tf.Tensor) -> np.ndarray:
+    """Returns the sum over the ranks that share a universe, computed eagerly.
+
+    Args:
+        mesh: the ranks; those that differ only in `replica` have other universes.
+        values: this rank's part, of any shape.
+    """
     axes = [name for name in mesh.names if name != "replica"]
     return mesh.communicator(*axes).allreduce(tf.constant(values)).numpy()
 

@@ -52,7 +52,7 @@ from flowpm_dist.cosmoflow.volumes.sources import in_order
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, VolumeMaker, maker_of
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import Volume, VolumeError
-from flowpm_dist.jobs.folder import OutputError
+from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables import record
@@ -274,7 +274,9 @@ def test_seeds_and_sizes_and_what_is_written(training, another_seed, fewer):
     write_text(old / "table.md", "old")
     folder = found.write()
     assert folder == training / "evaluation"
-    assert sorted(path.name for path in folder.iterdir()) == sorted({*FILES} - {*OF_POSTERIORS})
+    expected, shown = {*FILES, *OF_EVERY_JOB}, (folder / "report.html").read_text()
+    assert sorted(path.name for path in folder.iterdir()) == sorted(expected - {*OF_POSTERIORS})
+    assert f"{found.scores[found.main]['sigma8'].rmse:.4g}"[:5] in shown
     stored = json.loads((folder / "scores.json").read_text())
     scores = stored["scores"]
     assert scores[found.main]["sigma8"]["rmse"] == found.scores[found.main]["sigma8"].rmse
@@ -387,7 +389,10 @@ def test_volumes_of_users(shape, shared, training, known):
 
     on_first_rank(write)
     for name, notes in (
-        ("volume.npy", ["The size of the box", "The volume was divided by its mean, 3."]),
+        (
+            "volume.npy",
+            ["The volume does not state", "The volume was divided by its mean, 3."],
+        ),
         ("volume.zarr", []),
         ("volume.h5:a/density", []),
     ):
@@ -399,6 +404,7 @@ def test_volumes_of_users(shape, shared, training, known):
         beyond = [n for n in found.notes if "error bar" in n or "outside" in n]
         assert [n[: len(w)] for n, w in zip(found.notes, notes, strict=False)] == notes
         assert len(found.notes) == len(notes) + len(beyond)
+        assert ("give its side as --box-size [Mpc/h]" in str(found.notes)) == bool(notes)
     with pytest.raises(VolumeError, match="box of 200 Mpc/h: the network was trained on 24"):
         found_in(training, shared / "volume.npy", shape, box_size=200.0)
 
@@ -577,14 +583,17 @@ def check_posteriors(found, folder, monkeypatch):
     both = np.mean(np.logaddexp(*each) - np.log(2))
     assert results.found[mean, OWN].gain == pytest.approx(both)
     assert len(results.differences) == 4 + 3
-    written = found.write(folder / "made")
-    assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
+    written, files = (
+        found.write(folder / "made"),
+        sorted([*FILES, *OF_EVERY_JOB]),
+    )
+    assert sorted(path.name for path in written.iterdir()) == files
     numbers = json.loads((written / "scores.json").read_text())["posteriors"]
     assert numbers["scores"][0]["of"] == mean and "gain" in numbers["differences"][0]
     assert (written / "posteriors.md").read_text() == results.markdown()
     without = replace(found, posteriors=None)
     without.write(written)
-    assert sorted(path.name for path in written.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in written.iterdir()) == files
     assert json.loads((written / "scores.json").read_text())["posteriors"] == numbers
     moved = {name: replace(one, truth=one.truth + 1) for name, one in found.predictions.items()}
     for number, (change, same) in enumerate((

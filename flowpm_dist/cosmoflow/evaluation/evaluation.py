@@ -145,7 +145,7 @@ def evaluate(
     place = predicted.index(largest)
     if posteriors is not None and not largest.training.plan.simulates:
         notes += not_uniform(priors, tables[place]["train"].truth)
-    evaluation = judge(predicted, largest, paths, notes, split, which)
+    evaluation = judge(predicted, largest, paths, notes, mesh, progress, split, which)
     if posteriors is None:
         return evaluation
     results = judge_posteriors(predicted, tables, place, priors, split, posteriors, progress.note)
@@ -256,6 +256,8 @@ def judge(
     largest: Judged,
     paths: dict[str, Path],
     notes: Sequence[str],
+    mesh: ProcessMesh,
+    progress: Progress,
     split: str = "test",
     which: str = "best",
 ) -> Evaluation:
@@ -266,6 +268,7 @@ def judge(
         largest: the training whose volumes baselines are fitted to.
         paths: the statistics file of each split.
         notes: the notes so far.
+        mesh, progress: see `evaluate`.
         split: the volumes that networks were judged on.
         which: the weights, "best" of the validations or "last".
     """
@@ -324,6 +327,8 @@ def judge(
         notes=tuple(notes),
         trainings=tuple(_summary_of(found, which) for found in predicted),
         folder=predicted[0].training.folder.evaluation(split),
+        mesh=str(mesh),
+        progress=progress,
     )
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.posteriors import PosteriorResults, markdown_table
-from flowpm_dist.cosmoflow.planning.folder import SCORES
+from flowpm_dist.cosmoflow.planning.folder import SCORES, record_of_evaluation
 from flowpm_dist.cosmoflow.scores.judging import (
     Differences,
     LearningCurve,
@@ -29,6 +29,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
 )
 from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays, read_json
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
+from flowpm_dist.jobs.progress import Progress
 
 FILES = (
     "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
@@ -58,6 +59,8 @@ class Evaluation:
         trainings: the folder, step, steps, complete, seed and samples of each training, and when
             its weights were saved.
         folder: the folder that the results are written to by default.
+        mesh: shape of the mesh of ranks.
+        progress: of the rank that evaluated.
         posteriors: the posteriors of the fitted heads, if any were requested.
     """
 
@@ -73,6 +76,8 @@ class Evaluation:
     notes: tuple[str, ...]
     trainings: tuple[Mapping[str, Any], ...]
     folder: Path
+    mesh: str
+    progress: Progress
     posteriors: PosteriorResults | None = None
 
     def sentences(self) -> list[str]:
@@ -103,8 +108,8 @@ class Evaluation:
             pairs = f"Differences, by a paired bootstrap:\n\n{table}\n"
         return f"On {count} {self.split} volumes:\n\n{markdown(self.scores)}\n{pairs}{sentences}"
 
-    def write(self, folder: Path | None = None) -> Path:
-        """Writes tables, numbers and figures in place of an older evaluation in the folder.
+    def write(self, folder: Path | None = None, usage: Mapping[str, Any] | None = None) -> Path:
+        """Writes tables, numbers, figures and a report in place of an older evaluation.
 
         The older evaluation's posteriors are kept if this one has none, and weights and volumes
         are the same. All files are first written to another place. scores.json is moved last: it
@@ -112,6 +117,7 @@ class Evaluation:
 
         Args:
             folder: created if it is missing; by default a folder of the training.
+            usage: energy and memory for the report, see `Usage.of_job`.
 
         Returns:
             The folder.
@@ -120,6 +126,8 @@ class Evaluation:
             OutputError: see `check_evaluation_folder`.
             WriteError: a file cannot be written.
         """
+        from flowpm_dist.jobs.report import leave_report
+
         folder = Path(folder or self.folder)
         check_evaluation_folder(folder)
         aside = folder / PARTIAL
@@ -137,6 +145,8 @@ class Evaluation:
             aside.rmdir()
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder), error) from error
+        about = (self.mesh, self.progress, record_of_evaluation, usage or {})
+        leave_report(folder, "evaluate", *about)
         return folder
 
     def _kept(self, path: Path) -> Any:

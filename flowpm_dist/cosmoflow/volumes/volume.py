@@ -71,7 +71,10 @@ def check_volume(
             f"{volume.where} is at scale factor {volume.a:g}: the network was trained at {a:g}"
         )
     if known is None:
-        return [f"The size of the box is not known: {trained}."]
+        return [
+            f"The volume does not state the size of its box, and {trained}. Parameters of a "
+            "volume of another size are wrong: give its side as --box-size [Mpc/h] to check it."
+        ]
     return []
 
 
