@@ -85,6 +85,11 @@ def test_results_are_drawn_as_they_are_usually_shown():
         np.array([K, 2 * K]), POWER, POWER, np.array([MODES] * 2), np.array([0, 0.5, 1])
     )
     np.testing.assert_array_equal(curves(wedges.plot())[:, :, 0], [K, 2 * K])
+    sides = np.array([[0.1, 0.2, 0.3], [0.1, 0.1, 0.1]])
+    both = Bispectrum(np.zeros((2, 3)), sides, np.array([[5.0, 6.0], [0, -1]]), np.array([7, 8]))
+    found = curves(both.plot(label="B"))
+    np.testing.assert_allclose(found[:, :, 1], [[0.03, 0.006], [0, -0.001]])
+    np.testing.assert_array_equal(found[:, :, 0], [[0, 1], [0, 1]])
 
 
 def test_a_map_is_drawn_on_its_field():
@@ -98,8 +103,13 @@ def test_a_map_is_drawn_on_its_field():
     assert found["kappa"].dimensions == ("source", "x", "y")
     np.testing.assert_allclose(found["y"].values, [0.25, 0.75, 1.25, 1.75])
     chi = SimpleNamespace(chi=tf.constant(np.array([1.0, 2.0])))
-    planes = DensityPlanes(tf.constant(np.zeros((3, 2, 4, 4))), chi, sky).labelled()
-    assert planes["delta"].dimensions == ("batch", "plane", "x", "y")
+    delta = np.arange(96.0).reshape(3, 2, 4, 4)
+    planes = DensityPlanes(tf.constant(delta), chi, sky)
+    assert planes.labelled()["delta"].dimensions == ("batch", "plane", "x", "y")
+    axes = planes.plot(plane=1, universe=2)
+    (image,) = axes.images
+    np.testing.assert_array_equal(image.get_array(), delta[2, 1].T)
+    assert "distance of 2 Mpc/h" in axes.get_title() and image.get_extent() == [0, 2, 0, 2]
 
 
 @pytest.fixture

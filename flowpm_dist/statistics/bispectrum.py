@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -25,6 +25,9 @@ from flowpm_dist.statistics.measure import Window, sample_of, sum_over_cells, wh
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 @dataclass(frozen=True)
 class Bispectrum(Labelled):
@@ -42,6 +45,22 @@ class Bispectrum(Labelled):
     k: np.ndarray
     bispectrum: np.ndarray
     triangles: np.ndarray
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws k1 k2 k3 B of each triangle, a curve for each universe.
+
+        The triangles are in the order of `shells`: the first side grows last.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            label: of the curve.
+        """
+        from flowpm_dist.io.figures import draw_curves
+
+        names = "number of the triangle", r"$k_1 k_2 k_3\,B$  [(Mpc/$h$)$^3$]"
+        curves = np.prod(self.k, axis=1) * self.bispectrum
+        numbers = np.arange(len(self.triangles))
+        return draw_curves(axes, numbers, curves, names, labels=[label], logarithmic="")
 
     def labelled(self) -> dict[str, LabelledArray]:
         """See `Labelled`; k1, k2 and k3 are the wavenumbers of a triangle."""

@@ -76,7 +76,7 @@ class ConvergenceMaps(Labelled):
             sticks = (gamma.numpy().T for gamma in shear(tf.constant(kappa), self.sky.fov))
             draw_field(axes, [kappa.T, *sticks], self.sky.field_of_view, name)
         else:
-            draw_sky(axes, kappa, name)
+            draw_sky(axes, kappa, f"convergence of sources: {name}")
         return axes
 
     def labelled(self) -> dict[str, LabelledArray]:
@@ -100,6 +100,28 @@ class DensityPlanes(Labelled):
     delta: tf.Tensor
     planes: LensPlanes
     sky: SkyOptions
+
+    def plot(self, axes: Axes | None = None, *, plane: int = 0, universe: int = 0) -> Axes:
+        """Draws the overdensity of a plane of the flat sky, or of a shell of the whole sky.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            plane: number of the plane.
+            universe: number of the universe among those of this rank.
+        """
+        from flowpm_dist.io.figures import new_figure
+        from flowpm_dist.observables.light_cone.pictures import DELTA, draw_plane, draw_sky
+
+        if axes is None:
+            axes = new_figure(7.9, 6.4, shown=True).add_subplot()
+        maps = self.delta.numpy().reshape(-1, *self.delta.shape[-1 - len(self.sky.map_shape) :])
+        delta = maps[universe, plane]
+        title = f"matter at a distance of {float(self.planes.chi[plane]):.0f} Mpc/h"
+        if isinstance(self.sky, FlatField):
+            draw_plane(axes, delta.T, self.sky.field_of_view, title)
+        else:
+            draw_sky(axes, delta, title, DELTA)
+        return axes
 
     def labelled(self) -> dict[str, LabelledArray]:
         """See `Labelled`."""

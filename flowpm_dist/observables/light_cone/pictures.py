@@ -34,6 +34,7 @@ STICKS = 24
 WIDTH = 1600
 """Pixels of a picture of the whole sky, across."""
 KAPPA = r"convergence $\kappa$"
+DELTA = r"overdensity $\delta$"
 
 
 def _image(axes: Axes, kappa: np.ndarray, shown: np.ndarray, **how: Any) -> AxesImage:
@@ -82,12 +83,24 @@ def draw_field(axes: Axes, maps: Sequence[np.ndarray], field_of_view: float, nam
         headlength=0,
         headaxislength=0,
     )
+    title = f"sources: {name}; the longest sticks are a shear of {max_shear:.2g}"
+    _frame_field(axes, image, field_of_view, title, KAPPA)
+
+
+def draw_plane(axes: Axes, delta: np.ndarray, field_of_view: float, title: str) -> None:
+    """Draws the overdensity [y, x] of a plane of matter on the flat sky, as `draw_field` does."""
+    image = _image(axes, delta, delta, extent=(0, field_of_view, 0, field_of_view))
+    _frame_field(axes, image, field_of_view, title, DELTA)
+
+
+def _frame_field(
+    axes: Axes, image: AxesImage, field_of_view: float, title: str, label: str
+) -> None:
     axes.set(xlabel=r"$x$  [deg]", ylabel=r"$y$  [deg]")
     axes.set(xlim=(0, field_of_view), ylim=(0, field_of_view))
-    title = f"sources: {name}; the longest sticks are a shear of {max_shear:.2g}"
     axes.set_title(title, **SMALL_TITLE)
     bar: dict[str, Any] = {"extend": "both", "fraction": 0.046, "pad": 0.02}
-    axes.figure.colorbar(image, ax=axes, label=KAPPA, **bar)
+    axes.figure.colorbar(image, ax=axes, label=label, **bar)
 
 
 def _means(values: np.ndarray, block: int) -> np.ndarray:
@@ -108,22 +121,22 @@ def sky_figure(kappa: np.ndarray, name: str) -> Figure:
         name: name of the sources.
     """
     figure = new_figure(9.0, 5.2)
-    draw_sky(figure.add_subplot(), kappa, name)
+    draw_sky(figure.add_subplot(), kappa, f"convergence of sources: {name}")
     return figure
 
 
-def draw_sky(axes: Axes, kappa: np.ndarray, name: str) -> None:
-    """Draws a map of convergence as `sky_figure` does, with its bar of colours."""
-    shown = mollweide(kappa, WIDTH)
-    image = _image(axes, kappa, shown, extent=(-2, 2, -1, 1), interpolation="antialiased")
+def draw_sky(axes: Axes, values: np.ndarray, title: str, label: str = KAPPA) -> None:
+    """Draws a map [pixel] as `sky_figure` does, with its bar of colours."""
+    shown = mollweide(values, WIDTH)
+    image = _image(axes, values, shown, extent=(-2, 2, -1, 1), interpolation="antialiased")
     border = Ellipse((0, 0), 4, 2, fill=False, lw=1.0, color="black")
     axes.add_patch(border)
     image.set_clip_path(border)
     axes.set(xlim=(-2.02, 2.02), ylim=(-1.02, 1.02))
     axes.set_axis_off()
-    axes.set_title(f"convergence of sources: {name}", **SMALL_TITLE)
+    axes.set_title(title, **SMALL_TITLE)
     below: dict[str, Any] = {"orientation": "horizontal", "fraction": 0.05, "pad": 0.03}
-    axes.figure.colorbar(image, ax=axes, extend="both", aspect=40, label=KAPPA, **below)
+    axes.figure.colorbar(image, ax=axes, extend="both", aspect=40, label=label, **below)
 
 
 def mollweide(values: np.ndarray, width: int) -> np.ndarray:
