@@ -27,7 +27,7 @@ MAX_ELEMENTS = 2**31 - 1
 
 
 TIMELINE, DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
-"""Variable by which Horovod is told to record its collectives, and its value for parts of a job."""
+"""Variable that makes Horovod record its collectives, and its value for parts of a job."""
 MANY_SETS = 200
 """Process sets, of all ranks, above which a Horovod that wants them all on each rank is slow."""
 
@@ -146,7 +146,7 @@ class HorovodEngine:
     def record_timeline(self, path: Path | None) -> None:
         """Begins to record this rank's collectives in a file, or ends it. On all ranks.
 
-        Horovod records those of rank 0 alone.
+        Horovod records only rank 0.
 
         Args:
             path: the file, in Chrome's trace format; None ends the recording.

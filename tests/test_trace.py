@@ -79,7 +79,7 @@ def write_profile(folder):
 
 
 def test_a_recorded_profile(tmp_path):
-    """Begins are those of its start, its line and the event; short events are left out."""
+    """The starts of profile, line and event add up; short events are left out."""
     write_profile(tmp_path)
     found = [
         (kind, track, name, begin - START, end - begin)

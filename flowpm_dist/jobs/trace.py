@@ -4,7 +4,7 @@ Each rank records the operations of TensorFlow by TensorFlow's profiler, the pha
 the Python functions of its main thread. Rank 0 also records its collectives, in Horovod's timeline.
 At the end rank 0 writes `TRACE`, in Chrome's trace format, and the longest in `LONGEST`.
 
-Times are those of the hosts' clocks. If a clock differs by more than `DRIFT` from the clock of
+Times come from the hosts' clocks. If a clock differs by more than `DRIFT` from the clock of
 rank 0, it is corrected by the moments at which the ranks leave a barrier.
 
 TensorFlow is imported when a trace begins.
