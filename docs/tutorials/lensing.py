@@ -143,9 +143,9 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Points are the maps, curves are theory, crosses are CCL. The theory here is within 7e-4 of CCL. On small scales the maps lack power: a cell of this force mesh is 2.1 Mpc/h
-# wide, and nearby lenses resolve less. [Measurements](../measurements/lensing.md) lists which cell and how many steps
-# reach which l.
+# Points are the maps, curves are theory, crosses are CCL. The theory here is within 7e-4 of CCL. On small scales the maps
+# lack power: a cell of this force mesh is 2.1 Mpc/h wide, and nearby lenses resolve less.
+# [Measurements](../measurements/lensing.md) lists which cell and how many steps reach which l.
 #
 # ## A gradient through the light cone
 #
