@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import resource
 import socket
 import sys
 import time
@@ -31,27 +30,8 @@ from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.files import GENERATOR, versions, write_text
 from flowpm_dist.jobs.report import commit
 from flowpm_dist.jobs.results import Table
+from flowpm_dist.jobs.usage import Usage
 from meshimpl import launch
-
-try:
-    from flowpm_dist.jobs.usage import Usage
-except ImportError:
-
-    class Usage:  # type: ignore[no-redef]
-        """The memory of a job. It gives way to the class of the same name in flowpm_dist.jobs."""
-
-        def __enter__(self) -> Usage:
-            return self
-
-        def __exit__(self, *failure: object) -> None:
-            pass
-
-        def of_job(self, allgather: Callable[[np.ndarray], np.ndarray] | None) -> dict[str, Any]:
-            """Returns the peak memory of the rank with the largest one."""
-            own = np.array([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0])
-            everyone = own if allgather is None else allgather(own)
-            return {"peak memory of a rank [bytes]": int(everyone.max())}
-
 
 if TYPE_CHECKING:
     import keras
@@ -59,8 +39,8 @@ if TYPE_CHECKING:
 
 PHASES = ("load", "broadcast", "read", "compute", "validate")
 COLUMNS = (
-    "step", "samples", "loss", "validation_loss", "accuracy", "validation_accuracy", "rate",
-    "samples_per_second", *(f"{phase}_seconds" for phase in PHASES),
+    "step", "epoch", "samples", "loss", "validation_loss", "accuracy", "validation_accuracy",
+    "rate", "samples_per_second", *(f"{phase}_seconds" for phase in PHASES),
 )  # fmt: skip
 IN_NAMES = ("seed", "samples", "features", "image_size")
 """Options that determine the samples, and so the names of their files."""
@@ -317,6 +297,7 @@ class Trainer:
                         loss, accuracy = map(float, step(parts)[0])
                     taken = self.clock.seconds["read"] + self.clock.seconds["compute"]
                     row = {"step": epoch * steps + number + 1, "loss": loss, "accuracy": accuracy}
+                    row["epoch"] = epoch + 1
                     row |= {"samples": row["step"] * group, "samples_per_second": group / taken}
                     if number == steps - 1:
                         with self.clock.phase("validate"):
