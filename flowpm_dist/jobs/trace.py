@@ -228,7 +228,10 @@ def write_trace(folder: Path, ranks: Sequence[dict[str, Any]], offsets: Sequence
         WriteError: they cannot be written.
     """
     spans = [
-        [Span(*s[:3], s[3] - ahead, s[4] - ahead) for s in rank["spans"]]
+        [
+            Span(kind, track, name, begin - ahead, end - ahead)
+            for kind, track, name, begin, end in rank["spans"]
+        ]
         for rank, ahead in zip(ranks, offsets, strict=True)
     ]
     start = min(span.begin for each in spans for span in each)
