@@ -46,8 +46,11 @@ def test_every_key_of_the_examples_is_on_a_page(path):
     wanted = {(section, key) for section, keys in run.items() for key in keys}
     lacking = []
     for name in JOBS:
-        page = site_reference.run_file(name)
-        lacking.append({(s, key) for s, key in wanted if key not in rows(page, s)})
+        page, model = site_reference.run_file(name), job_class(name).options_type
+        # The keys of a table that has no model are those of another run file.
+        free = {s for s in model.model_fields if model_of(model, s) is None}
+        named = {(s, key) for s, key in wanted if s not in free}
+        lacking.append({(s, key) for s, key in named if key not in rows(page, s)})
     assert set() in lacking, min(lacking, key=len)
 
 

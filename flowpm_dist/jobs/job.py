@@ -325,6 +325,7 @@ JOBS = {
     "reconstruct": "flowpm_dist.reconstruction.work:ReconstructionJob",
     "train": "flowpm_dist.cosmoflow.training.job:TrainingJob",
     "emulate": "flowpm_dist.emulate.job:EmulationJob",
+    "tune": "flowpm_dist.studies.tune:TuneJob",
 }
 """Command -> module and name of its class."""
 
