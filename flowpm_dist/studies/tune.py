@@ -22,7 +22,7 @@ from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
 from flowpm_dist.studies import tune_check, tune_results
-from flowpm_dist.studies.process import COMPLETE, STOPPED, Claim, StopSignals, Subject, run
+from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, run
 from flowpm_dist.studies.tune_options import TuneOptions
 from flowpm_dist.studies.tune_records import COUNTED, TrialRecord
 from flowpm_dist.studies.tune_results import Candidate, Verdict
@@ -137,7 +137,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
     @property
     def disk(self) -> int:
-        """See `Job.disk`; of a trial that has ended, only tables and pictures stay."""
+        """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
         tune = self.options.tune
         job = Subject(tune.subject).plan({}, tune.ranks, self.folder.trials)
         each = 0 if job is None else job.disk
@@ -195,14 +195,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
             raise StopError(stop.name, place)
-        # Other hosts wait until this process has ended: then they write the same again.
-        self._writing = Claim(folder.repeats)
-        while not self._writing.take():
-            time.sleep(WAIT_SECONDS)
         candidates = tune_results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
         verdict = tune_results.verdict_of(candidates, trials.best)
         result = Tuned(trials.counted, candidates, verdict)
-        self._write(result, trials)
+        with alone(folder.repeats):  # each worker writes the same
+            self._write(result, trials)
         return result
 
     @property

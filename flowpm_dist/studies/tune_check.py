@@ -115,7 +115,7 @@ def _without_looks(options: TuneOptions, subject: Subject, output: Path) -> Iter
 
 
 def own_values(options: TuneOptions, output: Path) -> dict[str, Any]:
-    """Returns the subject's own values of the keys of the space, as far as they are known.
+    """Returns the subject's own value of each key of the space; nothing for a script.
 
     Args:
         options: the run file of the tuning.

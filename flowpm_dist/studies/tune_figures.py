@@ -35,7 +35,7 @@ def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:
     for number, (state, marker) in enumerate(MARKERS.items()):
         found = [(r.number, r.value) for r in records if r.state == state and r.value is not None]
         if found:
-            style = {"color": COLOURS[number], "label": state, "linestyle": "none"}
+            style: dict[str, Any] = {"color": COLOURS[number], "label": state, "ls": "none"}
             axes.plot(*zip(*found, strict=True), marker=marker, ms=5, **style)
     complete = [(r.number, r.value) for r in records if r.state == COMPLETE and r.value is not None]
     if complete:
@@ -108,10 +108,10 @@ def parallel_figure(records: Sequence[TrialRecord], space: Space, metric: str) -
         if {*record.values} != {*space}:
             continue
         heights = [_height(space[key], record.values[key]) for key in space]
-        is_complete = record in complete
-        colour = colours(scale(record.value)) if is_complete else MUTED
-        style = {"lw": 1.6, "alpha": 0.9} if is_complete else {"lw": 0.6, "alpha": 0.35}
-        axes.plot(places, heights, color=colour, **style)
+        if record in complete and record.value is not None:
+            axes.plot(places, heights, color=colours(scale(record.value)), lw=1.6, alpha=0.9)
+        else:
+            axes.plot(places, heights, color=MUTED, lw=0.6, alpha=0.35)
     for place, values in enumerate(space.values()):
         axes.axvline(place, color="black", lw=0.8)
         for value in _ticks(values):

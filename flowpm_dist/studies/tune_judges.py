@@ -64,7 +64,7 @@ class Judge:
         return min(finite) if self.keeps_best else values[-1]
 
     def has_collapsed(self, value: float) -> bool:
-        """Returns whether a validation is that of a run that has learnt nothing."""
+        """Returns whether the value of a validation shows that a run has learnt nothing."""
         return not math.isfinite(value) or (self.constant is not None and value >= self.constant)
 
     def why_fixed(self, key: str) -> str:
@@ -140,15 +140,17 @@ def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
     fixed = ["data.validation", "training.validate_every", "priors.targets"]
     if metric == "validation_loss":
         fixed += ["network.loss", "network.name"]
-    test = ("data.test", "is of the test set, which no trial may depend on")
+    test = ("data.test", "belongs to the test set, which no trial may depend on")
     steps, every = plan.training.steps, plan.training.validate_every
+    # Rows count steps from 0, and samples when a step is made.
     simulates = isinstance(plan.data, SimulatedData)
     # Of arrays, data.seed divides the volumes: a fresh one would train on the test set.
     seeds = ("training.seed", "data.seed") if simulates else ("training.seed",)
     more = () if simulates else (("data.seed", "would move volumes into and out of the test set"),)
     return Judge(
+        place="samples",
         metric=metric,
-        length=steps,
+        length=steps * plan.training.batch,
         looks=-(-steps // every),
         constant=constant_value(plan.network.loss, metric, bounded=plan.declaration.bounded),
         seeds=seeds,

@@ -28,7 +28,8 @@ from flowpm_dist.options import (
 CHOSEN = (str, bool, int, float)
 """Types of the values that a key can be given."""
 MOST_LISTED = 16
-"""Values of a stepped range that are all checked before the work; of a longer one, both ends."""
+"""A stepped range of so many values has all of them checked before the work; a longer one has
+both ends checked."""
 
 
 class Range(Options):
@@ -154,7 +155,7 @@ class TuneSection(Options):
         trials: the number of trials, shortened and pruned ones included.
         pruning: how trials that fall behind are stopped: by asynchronous successive halving
             (Li and others, arXiv:1810.05934), where they are worse than the median, or never.
-        reduction: the best one of so many trials goes on, at each comparison of "asha".
+        reduction: at each comparison of "asha", one of so many trials continues: the best.
         first: when a trial is first compared with others: a percentage of its length; for a script,
             a `step` of its table. By default 100 / reduction^2, and 1 for a script.
         sampler: how values are chosen: by a tree of Parzen estimators (Bergstra and others 2011),

@@ -21,7 +21,7 @@ class TrialRecord:
     Attributes:
         number: number of the trial.
         state: one of `COUNTED`, or `LOST` or "stopped" for one whose values were tried again.
-        value: its value; None if it has none. That of a pruned trial is its best so far.
+        value: its value; None if it has none. A pruned trial has its best value so far.
         values: the values that it tried, by key.
         seconds: its duration [s].
         folder: name of its folder.

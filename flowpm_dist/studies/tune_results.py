@@ -17,9 +17,9 @@ import tomli_w
 
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
-from flowpm_dist.studies.process import Subject
+from flowpm_dist.studies.process import COMPLETE, Subject
 from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import TrialRecord
+from flowpm_dist.studies.tune_records import COLLAPSED, TrialRecord
 from flowpm_dist.studies.tune_runs import DEFAULTS, Repeat
 
 
@@ -31,7 +31,7 @@ class Candidate:
         name: name of the values.
         values: the values by key.
         scores: the value on each seed; NaN where a run has none [seed].
-        differences: `scores` minus those of the defaults on the same seeds [seed].
+        differences: `scores` minus the defaults' scores on the same seeds [seed].
         collapsed: number of the runs that have collapsed.
     """
 
@@ -90,10 +90,10 @@ def candidates_of(
     scores = {name: np.full(seeds, np.nan) for name in chosen}
     collapsed = dict.fromkeys(chosen, 0)
     for each in repeats:
-        found = each.result
-        if found.get("value") is not None:
-            scores[each.name][each.seed] = found["value"]
-        collapsed[each.name] += found.get("state") == "collapsed"
+        result = each.result
+        if result.get("state") in (COMPLETE, COLLAPSED) and result.get("value") is not None:
+            scores[each.name][each.seed] = result["value"]
+        collapsed[each.name] += result.get("state") == COLLAPSED
     reference = scores[DEFAULTS]
     found = [
         Candidate(name, chosen[name], scores[name], scores[name] - reference, collapsed[name])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from flowpm_dist.studies.tune_records import COUNTED, LOST, TrialRecord
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
-WAIT_SECONDS = 0.2
+WAIT_SECONDS = 0.02
+"""Time between two tries to be alone [s]."""
 _TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL}
-"""Other states are told as pruned: then the sampler keeps away from such values."""
+"""optuna knows all other states as pruned: then the sampler keeps away from such values."""
 
 
 class Trials:
@@ -85,7 +86,7 @@ class Trials:
             self._study.sampler = _sampler(self._options, len(trials))
             asked = self._study.ask(self._distributions)
             trial = Trial(self, asked, self._runs)
-            assert trial.claim.take()
+            trial.claim.take()
             return trial
 
     @property
@@ -243,21 +244,13 @@ class Trial:
 
 
 @contextmanager
-def alone(folder: Path, asked: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-    """Inside, no other worker is inside for the same folder.
-
-    Args:
-        folder: the folder that is claimed.
-        asked: whether to give up waiting.
-
-    Yields:
-        Whether the claim was taken.
-    """
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other worker is inside for the same folder, which is claimed."""
     claim = Claim(folder)
-    while not (taken := claim.take()) and not asked():
-        time.sleep(WAIT_SECONDS / 10)
+    while not claim.take():
+        time.sleep(WAIT_SECONDS)
     try:
-        yield taken
+        yield
     finally:
         claim.give_up()
 
