@@ -302,6 +302,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
             best=best,
             metric=metric,
             verdict=result.verdict.sentence,
+            beats=result.verdict.beats,
             states=_count(result.records),
         )
 
@@ -336,8 +337,8 @@ Best: {verdict.name}, {best}
         counted = sum(row["state"] in COUNTED for row in rows)
         best: Any = mark.get("best") or {}
         results = {"best": best["name"], **best["values"]} if best else {}
-        if best:
-            results["verdict"] = mark.get("verdict", "")
+        if mark.get("beats") is not None:
+            results["beats the defaults"] = as_written(mark["beats"])
         return record_of_work(folder, f"{counted} trials" if rows else "", results)
 
 
