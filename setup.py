@@ -12,7 +12,8 @@ HOROVOD = "0.28.1"
 
 # What Horovod imports; its own metadata asks for the same.
 HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
-TEST = ["hypothesis", "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+TUNE = ["optuna>=4"]
+TEST = ["hypothesis", *TUNE, "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 LINT = ["import-linter>=2.3", "mypy>=1.10", "ruff>=0.6"]
 # Builds the documentation: `make docs`. ziamath has the font of the equations.
 DOCS = [
@@ -117,6 +118,7 @@ setup(
         "docs": DOCS,
         # Tables, labelled arrays and progress bars of notebooks.
         "notebook": ["ipywidgets>=8", "pandas>=2", "xarray>=2024.1"],
+        "tune": TUNE,
         "test": TEST,
         "dev": [*TEST, *LINT],
     },

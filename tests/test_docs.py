@@ -40,12 +40,14 @@ from flowpm_dist.reconstruction import Posterior
 from flowpm_dist.reconstruction.observed import model_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.studies.tune_options import TuneOptions
 from meshimpl.process_mesh import ProcessMesh
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # By a section that only it has among those not looked for before.
 LOADERS = {
+    "tune": TuneOptions.load,
     "truth": EmulationOptions.load,
     "network": TrainingPlan.load,
     "data": ReconstructionOptions.load,

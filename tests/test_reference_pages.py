@@ -31,7 +31,7 @@ def rows(page: str, section: str) -> dict[str, list[str]]:
     return {cells[0].strip("| `"): cells for cells in lines}
 
 
-OF_SUBJECTS = ("vary", "space")
+OF_SUBJECTS = ("vary", "space", "shortened")
 """Sections whose keys are those of another run file."""
 
 

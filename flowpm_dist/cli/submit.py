@@ -113,6 +113,11 @@ def submit(
         _check_gpus(options, ranks_per_node)
         given, further = _operands(command, operands)
         kind = job_class(command) if command in JOBS else None
+        if kind is not None and kind.starts_jobs:
+            raise UserError(
+                f"submit {command}: {command} starts jobs of its own, on the hosts where it runs: "
+                "write a job script that calls it, as in docs/howto/tune.md"
+            )
         results = (output or _default_results(command, given[0], kind)).absolute()
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")

@@ -1,0 +1,354 @@
+"""The work of `flowpm-dist tune`: its folder, and the job, which several processes do together.
+
+Nothing here imports TensorFlow. optuna is imported when the work begins.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
+from flowpm_dist.jobs.job import PROGRAM, Job, StopError
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
+from flowpm_dist.jobs.run_file import write_run_file
+from flowpm_dist.options import as_written
+from flowpm_dist.studies import tune_check, tune_results
+from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, run
+from flowpm_dist.studies.tune_options import TuneOptions
+from flowpm_dist.studies.tune_records import COUNTED, TrialRecord
+from flowpm_dist.studies.tune_results import Candidate, Verdict
+from flowpm_dist.studies.tune_runs import (
+    DEFAULTS,
+    Runner,
+    repeat_all,
+    repeats_of,
+    thread_environment,
+)
+
+if TYPE_CHECKING:
+    from flowpm_dist.studies.tune_trials import Trials
+
+MARK = "tune.json"
+FIGURES = ("history.png", "importances.png", "parallel.png")
+ENOUGH = ("trials", "repeats", "seeds")
+"""Keys of [tune] that a later run may raise; the mark says what is done of them."""
+WAIT_SECONDS = 1.0
+"""Time between two looks at what other workers do [s]."""
+
+
+class TuneFolder(WorkFolder):
+    """A folder in which the workers of one tuning share its trials.
+
+    Attributes:
+        trials, repeats: folders of the trials and of the repeats on fresh seeds.
+        storage: folder of optuna's storage.
+        table: the table of the trials.
+        repeated: the table of the values that were repeated.
+        best: the best run file.
+    """
+
+    kind = "tuning"
+    contents = (
+        MARK, "run.toml", CHECKSUMS, "storage", "trials", "repeats", "workers", "trials.csv",
+        "best.csv", "best.toml", *FIGURES,
+    )  # fmt: skip
+    begun = MARK
+    shared = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.trials, self.repeats = self.path / "trials", self.path / "repeats"
+        self.storage, self.table = self.path / "storage", self.path / "trials.csv"
+        self.repeated, self.best = self.path / "best.csv", self.path / "best.toml"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of a tuning.
+
+    Attributes:
+        records: the trials that count.
+        candidates: what was repeated on fresh seeds, the best first.
+        verdict: which values are the best.
+    """
+
+    records: list[TrialRecord]
+    candidates: list[Candidate]
+    verdict: Verdict
+
+
+class TuneJob(Job[TuneOptions, Tuned]):
+    """A tuning that was checked and can begin."""
+
+    name = "tune"
+    help = "Search for the values of a run file's keys with which a training learns best."
+    asks = "What to tune, and between which values."
+    example = "flowpm-dist tune tune.toml --output tuned"
+    options_type, folder_type = TuneOptions, TuneFolder
+    unit = "trial"
+    starts_jobs = True
+    demand = None
+    cells = 1
+    folder: TuneFolder
+
+    @classmethod
+    def choose_mesh(
+        cls, options: TuneOptions, ranks: int, *, source: Path, shape: str | None = None
+    ) -> str:
+        """See `Job.choose_mesh`.
+
+        Raises:
+            UserError: a mesh was given.
+        """
+        if shape is not None:
+            raise UserError(f"--mesh {shape}: give mesh.shape in the run file of the subject")
+        return "row:1"
+
+    def check(self) -> None:
+        """See `Job.check`.
+
+        Raises:
+            UserError: optuna is not installed, or the subject cannot be tuned.
+        """
+        tune_check.check_optuna()
+        self.judge = tune_check.checked_judge(self.options, self.run_file, self.folder.path)
+        super().check()
+
+    def describe(self) -> str:
+        """Returns a line that says what will be tuned."""
+        tune = self.options.tune
+        ranks = f" on {tune.ranks} ranks" if tune.ranks > 1 else ""
+        keys = len(self.options.space)
+        pruning = "no pruning" if tune.pruning == "none" else tune.pruning
+        return (
+            f"{tune.trials} trials of {tune.subject.name}{ranks}, {tune.sampler}, {pruning}; "
+            f"{keys} key{'s' * (keys > 1)}, {self.judge.metric}; the best {tune.repeats} and the "
+            f"defaults on {tune.seeds} fresh seeds"
+        )
+
+    @property
+    def disk(self) -> int:
+        """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
+        tune = self.options.tune
+        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.trials)
+        each = 0 if job is None else job.disk
+        whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
+        return FIGURES_AND_TABLES + whole * each
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to do, also if more trials are asked for than were made."""
+        mark = self.folder.mark()
+        return super().is_complete and all(
+            int(str(mark.get(key, 0))) >= getattr(self.options.tune, key) for key in ENOUGH
+        )
+
+    def saved(self) -> str:
+        """See `Job.saved`."""
+        return f"the trials in {self.folder.path} are kept: go on with --resume"
+
+    def work(self, progress: Progress) -> Tuned:
+        """See `Job.work`.
+
+        Raises:
+            StopError: a signal stopped it; trials that were running will be run again.
+        """
+        from flowpm_dist.studies.tune_trials import Trials, alone
+
+        options, folder, tune = self.options, self.folder, self.options.tune
+        stop = StopSignals()
+        for each in (folder.trials, folder.repeats):
+            each.mkdir(exist_ok=True)
+        with alone(folder.repeats):
+            write_run_file(folder.run_file, self.resolved)
+            folder.keep_checksums(options.checksums())
+            if folder.is_complete:  # more trials or seeds are asked for
+                folder.write_mark(complete=False)
+        own = tune_check.own_values(options, folder.path)
+        trials = Trials(
+            folder.storage,
+            folder.trials,
+            tune,
+            options.space,
+            first=self._first,
+            own=own if tune_check.is_inside(options, own) else None,
+        )
+        runner = Runner(options, self.judge, stop)
+        with stop.heard(progress.say), self._other_workers(stop, progress):
+            self._make_trials(trials, runner, stop, progress)
+            chosen = self._chosen(trials, own) if not stop else {}
+            repeats = repeats_of(chosen, options, self.judge, folder.repeats)
+
+            def show(done: int) -> None:
+                progress("repeats on fresh seeds", done, len(repeats))
+
+            repeat_all(repeats, runner, stop, show, WAIT_SECONDS)
+        if stop:
+            place = f"after {len(trials.counted)} of {tune.trials} trials"
+            raise StopError(stop.name, place)
+        candidates = tune_results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
+        verdict = tune_results.verdict_of(candidates, trials.best)
+        result = Tuned(trials.counted, candidates, verdict)
+        with alone(folder.repeats):  # each worker writes the same
+            self._write(result, trials)
+        return result
+
+    @property
+    def _first(self) -> int:
+        """The percentage, or the place of a script, at which trials are first compared."""
+        tune = self.options.tune
+        if tune.first is not None:
+            return tune.first
+        return 1 if self.judge.length is None else max(1, round(100 / tune.reduction**2))
+
+    @contextmanager
+    def _other_workers(self, stop: StopSignals, progress: Progress) -> Iterator[None]:
+        """Inside, the further workers of this host run, each as a process of its own."""
+        tune, folder = self.options.tune, self.folder
+        environment = thread_environment(tune.ranks, tune.workers)
+        os.environ.update(environment)
+        failed = threading.Event()
+        words = [self.name, str(folder.run_file), "--output", str(folder.path), "--resume"]
+        command = [*PROGRAM, *words, "--set", "tune.workers=1"]
+        logs = folder.path / "workers"
+
+        def watch(number: int) -> None:
+            outcome = run(
+                command, logs / f"{number}.txt", asked=lambda: bool(stop) or failed.is_set()
+            )
+            if outcome.status not in (COMPLETE, STOPPED):
+                progress.warn(f"worker {number} has ended: {outcome.message}")
+
+        threads = [threading.Thread(target=watch, args=(n,)) for n in range(1, tune.workers)]
+        if threads:
+            logs.mkdir(exist_ok=True)
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+
+    def _make_trials(
+        self, trials: Trials, runner: Runner, stop: StopSignals, progress: Progress
+    ) -> None:
+        """Makes trials until all have ended, or until a signal comes."""
+        from flowpm_dist.studies.tune_trials import alone
+
+        total = self.options.tune.trials
+        while not stop and not trials.are_done:
+            best = trials.best
+            state = f"best {best[0].value:.4g}" if best else ""
+            progress("trials", len(trials.counted), total, state)
+            if (trial := trials.next()) is None:
+                time.sleep(WAIT_SECONDS)
+                continue
+            result = runner.trial(trial)
+            if result.state == STOPPED:
+                break
+            value = "" if result.value is None else f", {self.judge.metric} {result.value:.4g}"
+            said = f"trial {trial.number}: {result.state}{value}, {result.seconds:.0f} s"
+            progress.say(f"{said}; {_shown(trial.values)}")
+            with alone(self.folder.storage):
+                self._write_trials(trials)
+        progress("trials", len(trials.counted), total)
+
+    def _write_trials(self, trials: Trials) -> None:
+        tune_results.write_trials(self.folder.table, trials.records, [*self.options.space])
+
+    def _chosen(self, trials: Trials, own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Returns the values to repeat by their name; none if no trial is complete."""
+        others = [record for record in trials.best if {**record.values} != {**own}]
+        if not (others and self.options.tune.repeats):
+            return {}
+        best = {f"trial {r.number}": r.values for r in others[: self.options.tune.repeats]}
+        return {**best, DEFAULTS: own if {*own} == {*self.options.space} else {}}
+
+    def _write(self, result: Tuned, trials: Trials) -> None:
+        """Writes the results."""
+        from flowpm_dist.io.figures import save_figure
+        from flowpm_dist.studies import tune_figures
+
+        options, folder, metric = self.options, self.folder, self.judge.metric
+        self._write_trials(trials)
+        if result.candidates:
+            tune_results.write_best(folder.repeated, result.candidates, [*options.space])
+        tune_results.write_run_file(folder.best, options, result.verdict)
+        figures = (
+            tune_figures.history_figure(result.records, metric),
+            tune_figures.importances_figure(trials.importances(), metric),
+            tune_figures.parallel_figure(result.records, options.space, metric),
+        )
+        for name, figure in zip(FIGURES, figures, strict=True):
+            save_figure(figure, folder.path / name)
+        found = {key: getattr(options.tune, key) for key in ENOUGH}
+        best = {"name": result.verdict.name, "values": dict(result.verdict.values)}
+        folder.write_mark(
+            complete=True,
+            **found,
+            best=best,
+            metric=metric,
+            verdict=result.verdict.sentence,
+            beats=result.verdict.beats,
+            states=_count(result.records),
+        )
+
+    def report(self, result: Tuned) -> str:
+        """Returns where to look, the best values, and whether they beat the defaults."""
+        path, verdict, metric = self.folder.path, result.verdict, self.judge.metric
+        lines = [
+            f"  {each.name}: {each.mean:.4g} +- {each.spread:.2g}; "
+            + ("" if each.name == DEFAULTS else f"to the defaults {each.difference:+.4g} +- ")
+            + (f"{each.error:.2g}; " if each.name != DEFAULTS else "")
+            + (_shown(each.values) or "the subject's own values")
+            for each in result.candidates
+        ]
+        repeated = [f"\n{metric} on fresh seeds, at full length:", *lines] if lines else []
+        counts = ", ".join(f"{number} {state}" for state, number in _count(result.records).items())
+        best = _shown(verdict.values) or "the subject's own values"
+        return f"""
+Tuning in {path}: {len(result.records)} trials, {counts}
+  best.toml           the run file with the best values
+  trials.csv          each trial; best.csv: what was repeated on fresh seeds
+  history.png         the trials in their order
+  importances.png     how much each key explains; parallel.png: all values together
+{chr(10).join(repeated)}
+Best: {verdict.name}, {best}
+{verdict.sentence}"""
+
+    @classmethod
+    def record(cls, path: Path) -> RunRecord | None:
+        """See `Job.record`."""
+        folder = TuneFolder(path)
+        mark, rows = folder.mark(), read_rows(folder.table)
+        counted = sum(row["state"] in COUNTED for row in rows)
+        best: Any = mark.get("best") or {}
+        results = {"best": best["name"], **best["values"]} if best else {}
+        if mark.get("beats") is not None:
+            results["beats the defaults"] = as_written(mark["beats"])
+        return record_of_work(folder, f"{counted} trials" if rows else "", results)
+
+
+def _shown(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} = {f'{value:.4g}' if isinstance(value, float) else as_written(value)}"
+        for key, value in values.items()
+    )
+
+
+def _count(records: list[TrialRecord]) -> dict[str, int]:
+    found = {state: sum(r.state == state for r in records) for state in COUNTED}
+    return {state: number for state, number in found.items() if number}

@@ -1,0 +1,134 @@
+"""Checks of a tuning before its work: every value of its space must be one that the subject takes.
+
+Nothing here imports TensorFlow or optuna.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.run_file import ConfigError, flat
+from flowpm_dist.options import Problem, as_written
+from flowpm_dist.studies.process import Subject, check_subject
+from flowpm_dist.studies.tune_judges import Judge, judge_of
+from flowpm_dist.studies.tune_options import Range, TuneOptions
+
+MOST_CORNERS = 64
+"""Combinations of the ends of all keys that are tried."""
+
+
+def check_optuna() -> None:
+    """Check that optuna is installed.
+
+    Raises:
+        UserError: it is not.
+    """
+    if find_spec("optuna") is None:
+        raise UserError("tune needs the package optuna: pip install 'flowpm-dist[tune]'")
+
+
+def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
+    """Returns how trials are judged, after the checks of the subject and of its space.
+
+    Args:
+        options: the run file of the tuning.
+        source: its path, for messages.
+        output: folder of the tuning.
+
+    Raises:
+        UserError: the subject cannot be tuned.
+        ConfigError: the run file does not fit the subject; the error has all problems.
+    """
+    subject = Subject(options.tune.subject)
+    check_subject(subject)
+    job = subject.plan({}, options.tune.ranks, output / "trials")
+    judge = judge_of(None if job is None else job.options, options.tune.metric)
+    if judge is None:
+        what = "measures no validation: give a training, an emulation, a reconstruction or a script"
+        raise ConfigError(source, [options.problem("tune.subject", what)])
+    if options.tune.constant is not None:
+        judge = dataclasses.replace(judge, constant=options.tune.constant)
+    fixed = list(_fixed(options, judge))
+    problems = fixed or list(_misfits(options, subject, output))
+    if not problems and job is not None:
+        problems = list(_without_looks(options, subject, output))
+    if problems:
+        raise ConfigError(source, problems)
+    return judge
+
+
+def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
+    """Yields the keys that may not be tuned, and seeds among what shortens trials."""
+    for key in options.space:
+        if why := judge.why_fixed(key):
+            yield Problem(f"space.{key}", why)
+    for key in options.shortened:
+        if key == "data.validation":
+            continue  # the same in all trials
+        if judge.only and not key.startswith(judge.only):
+            yield Problem(f"shortened.{key}", judge.why_fixed(key))
+
+
+def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[Problem]:
+    """Yields the keys and values that the subject does not take."""
+
+    def wrong(values: Mapping[str, Any]) -> str:
+        try:
+            subject.plan(values, options.tune.ranks, output / "trials")
+        except ConfigError as error:
+            return "; ".join(map(str, error.problems))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    if subject.is_script:
+        return
+    for key, value in options.shortened.items():
+        if why := wrong({key: value}):
+            if len(options.shortened) > 1 and not wrong(options.shortened):
+                continue  # it fits with the others
+            yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
+    found = set[str]()
+    for values in options.corners(MOST_CORNERS):
+        if found & {*values}:
+            continue
+        why = wrong(options.settings(values)) or wrong(values)
+        if why:
+            found |= {*values}
+            shown = ", ".join(f"{key} = {as_written(value)}" for key, value in values.items())
+            yield Problem(", ".join(f"space.{key}" for key in values), f"allows {shown}: {why}")
+
+
+def _without_looks(options: TuneOptions, subject: Subject, output: Path) -> Iterator[Problem]:
+    """Yields the problem of pruning trials that are validated only at their end."""
+    job = subject.plan(options.shortened, options.tune.ranks, output / "trials")
+    judge = judge_of(None if job is None else job.options, options.tune.metric)
+    looks = None if judge is None else judge.looks
+    if options.tune.pruning != "none" and looks is not None and looks < 2:
+        what = 'a trial is validated only at its end: validate more often, or give "none"'
+        yield options.problem("tune.pruning", what)
+
+
+def own_values(options: TuneOptions, output: Path) -> dict[str, Any]:
+    """Returns the subject's own value of each key of the space; nothing for a script.
+
+    Args:
+        options: the run file of the tuning.
+        output: folder of the tuning.
+    """
+    job = Subject(options.tune.subject).plan({}, options.tune.ranks, output / "trials")
+    known = {} if job is None else flat(job.options.to_table())
+    return {key: known[key] for key in options.space if key in known}
+
+
+def is_inside(options: TuneOptions, values: Mapping[str, Any]) -> bool:
+    """Returns whether values of all keys are in the space."""
+    return {*values} == {*options.space} and all(
+        allowed.holds(values[key]) if isinstance(allowed, Range) else values[key] in allowed
+        for key, allowed in options.space.items()
+    )

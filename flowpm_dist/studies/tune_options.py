@@ -1,0 +1,267 @@
+"""The run file of `flowpm-dist tune`. Nothing here imports TensorFlow or optuna."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field
+
+from flowpm_dist.io.files import read_bytes
+from flowpm_dist.jobs.run_file import RunFile
+from flowpm_dist.options import (
+    A_SEED,
+    AnyPath,
+    Names,
+    Options,
+    Problem,
+    ProblemsError,
+    Seed,
+    as_written,
+    constructed,
+    count,
+)
+
+CHOSEN = (str, bool, int, float)
+"""Types of the values that a key can be given."""
+MOST_LISTED = 16
+"""A stepped range of so many values has all of them checked before the work; a longer one has
+both ends checked."""
+
+
+class Range(Options):
+    """The numbers that a key may have.
+
+    Attributes:
+        low, high: both ends. If they are whole numbers, so are all values.
+        log: whether values are even in the logarithm.
+        step: the distance between neighbouring values.
+    """
+
+    low: int | float = Field(description="a number")
+    high: int | float = Field(description="a number")
+    log: bool = Field(default=False, description="true or false")
+    step: Annotated[int | float, Field(gt=0)] | None = Field(
+        default=None, description="a number above 0"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.low >= self.high:
+            yield self.problem("low", f"must be below high = {self.high}")
+        elif self.log and self.low <= 0:
+            yield self.problem("low", "must be above 0 with log = true")
+        elif self.step is not None and self.log:
+            yield self.problem("step", "does not go with log = true: leave one of them out")
+        elif self.step is not None and not self._on_grid(self.high):
+            what = f"high - low = {self.high - self.low:g} must be a whole number of steps"
+            yield self.problem("step", what)
+
+    def _on_grid(self, value: float) -> bool:
+        steps = (value - self.low) / (self.step or 1)
+        return abs(steps - round(steps)) < 1e-9 * max(1.0, abs(steps))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all values are whole numbers."""
+        given = (self.low, self.high, 1 if self.step is None else self.step)
+        return all(isinstance(each, int) for each in given)
+
+    def holds(self, value: Any) -> bool:
+        """Returns whether the key may have a value."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if self.is_whole and not isinstance(value, int):
+            return False
+        stepped = self.step is not None and not self._on_grid(value)
+        return self.low <= value <= self.high and not stepped
+
+    @property
+    def listed(self) -> list[Any]:
+        """Both ends, or all values if they are few."""
+        step = self.step if self.step is not None else 1 if self.is_whole else None
+        if step is None or (self.high - self.low) / step >= MOST_LISTED or self.log:
+            return [self.low, self.high]
+        return [self.low + n * step for n in range(round((self.high - self.low) / step) + 1)]
+
+
+Space = Mapping[str, Range | tuple[Any, ...]]
+"""The values that keys may have, by "section.key"; for a script, by the name of its option."""
+
+
+def flat_keys(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields "section.key" and what is given for it, however the tables are nested."""
+    for name, given in table.items():
+        key = f"{within}{name}"
+        is_range = isinstance(given, Mapping) and {*given} & {*Range.model_fields}
+        if isinstance(given, Mapping) and given and not is_range:
+            yield from flat_keys(given, f"{key}.")
+        else:
+            yield key, given
+
+
+def _space_of(table: Any) -> Any:
+    if not isinstance(table, Mapping):
+        return table
+    found: dict[str, Any] = {}
+    problems = []
+    for key, given in flat_keys(table):
+        if key in found:
+            problems.append(Problem(key, "is given twice"))
+            continue
+        found[key] = given
+        try:
+            found[key] = _values_of(given)
+        except (TypeError, ValueError) as error:
+            shown = f"= {as_written(given)}: " if isinstance(given, list) else ""
+            problems.append(Problem(key, f"{shown}{error}"))
+    if problems:
+        raise ProblemsError(problems)
+    return found
+
+
+def _values_of(given: Any) -> Range | tuple[Any, ...]:
+    """Returns the values that a key may have.
+
+    Raises:
+        TypeError, ValueError: they are not given as they must be.
+    """
+    if isinstance(given, Range):
+        return given
+    if isinstance(given, Mapping):
+        return constructed(Range, given)
+    if not isinstance(given, list | tuple):
+        raise ValueError("must be a table with low and high, or a list of choices")
+    if len({(type(each), each) for each in given if isinstance(each, CHOSEN)}) != len(given):
+        raise ValueError("choices must be different numbers, texts, true or false")
+    if len(given) < 2:
+        raise ValueError("there must be at least two choices")
+    return tuple(given)
+
+
+def _settings_of(table: Any) -> Any:
+    return dict(flat_keys(table)) if isinstance(table, Mapping) else table
+
+
+class TuneSection(Options):
+    """The section [tune]: what is tuned, and how.
+
+    Attributes:
+        subject: the run file of a training, an emulation or a reconstruction, or a script.
+        ranks: the number of ranks of each run.
+        trials: the number of trials, shortened and pruned ones included.
+        pruning: how trials that fall behind are stopped: by asynchronous successive halving
+            (Li and others, arXiv:1810.05934), where they are worse than the median, or never.
+        reduction: at each comparison of "asha", one of so many trials continues: the best.
+        first: when a trial is first compared with others: a percentage of its length; for a script,
+            a `step` of its table. By default 100 / reduction^2, and 1 for a script.
+        sampler: how values are chosen: by a tree of Parzen estimators (Bergstra and others 2011),
+            or at random.
+        startup: the number of trials whose values are random, before "tpe" chooses and "median"
+            compares.
+        storage: a database for workers on one host, or a journal for workers on several hosts.
+        seed: the seed of the choice of values, and of the fresh seeds.
+        repeats: how many of the best trials are repeated at full length.
+        seeds: the number of fresh seeds of each of them.
+        seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject.
+        metric: the column of the subject's table that is made small.
+        constant: the metric of a network that predicts a constant; by default it is known for
+            trainings.
+        limit: the longest duration of a trial [s].
+        workers: the number of processes that take trials at once, on this host.
+    """
+
+    subject: AnyPath = Field(description="a run file (.toml) or a script (.py)")
+    ranks: int = count(1)
+    trials: int = count(30)
+    pruning: Literal["asha", "median", "none"] = Field(
+        default="asha", description='"asha", "median" or "none"'
+    )
+    reduction: int = count(3, least=2)
+    first: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
+    sampler: Literal["tpe", "random"] = Field(default="tpe", description='"tpe" or "random"')
+    startup: int = count(8)
+    storage: Literal["sqlite", "journal"] = Field(
+        default="sqlite", description='"sqlite" or "journal"'
+    )
+    seed: Seed = Field(default=0, description=A_SEED)
+    repeats: int = count(3, least=0)
+    seeds: int = count(3, least=2)
+    seed_keys: Names | None = Field(default=None, description="a list of different keys")
+    metric: str | None = Field(default=None, min_length=1, description="the name of a column")
+    constant: float | None = Field(default=None, description="a number")
+    limit: float | None = Field(default=None, gt=0, description="a number of seconds above 0")
+    workers: int = count(1)
+
+    def idle(self) -> dict[str, str]:
+        """See `Options.idle`."""
+        found = {} if self.pruning != "none" else {"first": 'pruning = "asha" or "median"'}
+        return found if self.pruning == "asha" else {**found, "reduction": 'pruning = "asha"'}
+
+
+class TuneOptions(RunFile):
+    """The run file of a tuning: the subject, the space of its keys, and what shortens trials."""
+
+    tune: TuneSection
+    space: Annotated[Mapping[str, Any], BeforeValidator(_space_of)] = Field(
+        description='A key for each key of the subject, such as "training.learning_rate": a table '
+        "{ low = 1e-5, high = 1e-2, log = true } or { low = 4, high = 16, step = 4 }, or a list of "
+        "choices"
+    )
+    shortened: Annotated[Mapping[str, Any], BeforeValidator(_settings_of)] = Field(
+        default={},
+        description='Values of keys of the subject, such as "data.simulations", that trials have '
+        "in place of its own. Repeats have its own",
+    )
+
+    may_differ = ("tune.workers", "tune.limit")
+    may_grow = ("tune.trials", "tune.repeats", "tune.seeds")
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if not self.space:
+            what = 'is empty: give a key, such as "training.learning_rate" = { low = 1e-5, '
+            yield Problem("space", f"{what}high = 1e-2, log = true }}")
+        for key in {*self.space} & {*self.shortened}:
+            yield Problem(f"shortened.{key}", "is in [space], too: leave it out of one of them")
+        for key in self.tune.seed_keys or ():
+            if key in self.space or key in self.shortened:
+                yield Problem(f"space.{key}", "is a seed, and trials must not be chosen by luck")
+
+    def with_mesh(self, shape: str | None) -> Self:
+        """Returns the same options: a tuning has no ranks of its own."""
+        return self
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The input files by key."""
+        return {"tune.subject": self.tune.subject}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the input files by key."""
+        return {
+            key: hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
+            for key, path in self.files.items()
+        }
+
+    def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the keys of a trial: what shortens it, and the values that it tries."""
+        return {**self.shortened, **values}
+
+    def corners(self, most: int) -> Iterator[dict[str, Any]]:
+        """Yields each listed value of each key alone, and then combinations of the ends.
+
+        Args:
+            most: the largest number of combinations.
+        """
+        ends = {}
+        for key, values in self.space.items():
+            listed = values.listed if isinstance(values, Range) else list(values)
+            ends[key] = listed if isinstance(values, tuple) else [listed[0], listed[-1]]
+            for value in listed:
+                yield {key: value}
+        for several in itertools.islice(itertools.product(*ends.values()), most):
+            yield dict(zip(ends, several, strict=True))

@@ -1,0 +1,309 @@
+"""The trials of a tuning in optuna's storage, which several workers share.
+
+A trial is counted once it is complete, pruned, collapsed, failed or out of memory. A trial whose
+worker has died is not counted: its values wait for a worker again.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState
+
+from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim
+from flowpm_dist.studies.tune_options import Range, Space, TuneSection
+from flowpm_dist.studies.tune_records import COUNTED, LOST, TrialRecord
+
+MOST_LOSSES = 3
+"""A trial whose workers have died so often has failed."""
+WAIT_SECONDS = 0.02
+"""Time between two tries to be alone [s]."""
+_TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL}
+"""optuna knows all other states as pruned: then the sampler keeps away from such values."""
+
+
+class Trials:
+    """The trials of a tuning. Only `next` and `end` change them, one process at a time.
+
+    Args:
+        folder: folder of the storage; it is made.
+        runs: folder of the trials' folders.
+        options: the section [tune].
+        space: the values that keys may have.
+        first: percentage, or place, at which a trial is first compared with others.
+        own: the subject's own values, which are tried first; empty if they are outside the space.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        runs: Path,
+        options: TuneSection,
+        space: Space,
+        *,
+        first: int,
+        own: Mapping[str, Any] | None = None,
+    ) -> None:
+        optuna.logging.set_verbosity(logging.ERROR)
+        self._options, self._runs, self._folder = options, runs, folder
+        self._distributions = {key: _distribution(values) for key, values in space.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            self._storage = _storage(folder, options.storage)
+            self._study = optuna.create_study(
+                study_name="tune",
+                storage=self._storage,
+                pruner=_pruner(options, first),
+                load_if_exists=True,
+            )
+            if own and not self._study.get_trials(deepcopy=False):
+                self._study.enqueue_trial(dict(own))
+
+    def next(self) -> Trial | None:
+        """Returns a trial for this worker to run; None if there is none to begin now."""
+        with alone(self._folder):
+            self._put_lost_back()
+            trials = self._study.get_trials(deepcopy=False)
+            begun = [each for each in trials if _state(each) in (*COUNTED, "running")]
+            waiting = any(each.state == TrialState.WAITING for each in trials)
+            if not waiting and len(begun) >= self._options.trials:
+                return None
+            # The choice depends on the trials so far alone, and differs between workers.
+            self._study.sampler = _sampler(self._options, len(trials))
+            asked = self._study.ask(self._distributions)
+            trial = Trial(self, asked, self._runs)
+            trial.claim.take()
+            return trial
+
+    @property
+    def are_done(self) -> bool:
+        """Whether all trials have ended."""
+        trials = self._study.get_trials(deepcopy=False)
+        left = any(not each.state.is_finished() for each in trials)
+        return not left and len(self.counted) >= self._options.trials
+
+    @property
+    def counted(self) -> list[TrialRecord]:
+        """The trials that count, by number."""
+        return [record for record in self.records if record.state in COUNTED]
+
+    @property
+    def best(self) -> list[TrialRecord]:
+        """The complete trials, the best first, each of other values."""
+        complete = [r for r in self.records if r.state == COMPLETE and r.value is not None]
+        found = dict[tuple[Any, ...], TrialRecord]()
+        for record in sorted(complete, key=lambda r: (r.value, r.number)):
+            found.setdefault(tuple(record.values.items()), record)
+        return list(found.values())
+
+    @property
+    def records(self) -> list[TrialRecord]:
+        """All trials that have ended, by number."""
+        return [
+            TrialRecord(
+                number=each.number,
+                state=_state(each),
+                value=each.user_attrs.get("value"),
+                values={key: each.params[key] for key in self._distributions if key in each.params},
+                seconds=each.user_attrs.get("seconds", 0.0),
+                folder=each.user_attrs.get("folder", ""),
+                message=each.user_attrs.get("message", ""),
+            )
+            for each in self._study.get_trials(deepcopy=False)
+            if each.state.is_finished()
+        ]
+
+    def importances(self) -> dict[str, float]:
+        """Returns how much of the values' variance each key explains, the greatest share first.
+
+        It is found by functional ANOVA of a random forest (Hutter and others 2014), and is empty
+        where too few trials are complete.
+        """
+        values = {record.value for record in self.records if record.state == COMPLETE}
+        if len(values) < 3:
+            return {}
+        try:
+            judge = optuna.importance.FanovaImportanceEvaluator(seed=self._options.seed % 2**32)
+            return dict(optuna.importance.get_param_importances(self._study, evaluator=judge))
+        except (ValueError, RuntimeError):  # no key varies
+            return {}
+
+    def end(self, trial: Trial, state: str, **facts: Any) -> None:
+        """Write how a trial ended.
+
+        Args:
+            trial: the trial, whose claim is given up.
+            state: one of `COUNTED`, or `STOPPED` for one that is to be tried again.
+            facts: `value`, `seconds` and `message`.
+        """
+        with alone(self._folder):
+            for name, fact in facts.items():
+                trial.asked.set_user_attr(name, fact)
+            if state == STOPPED:
+                self._put_back(self._study.trials[trial.number], state)
+            else:
+                trial.asked.set_user_attr("state", state)
+                told = _TOLD.get(state, TrialState.PRUNED)
+                value = facts["value"] if state == COMPLETE else None
+                self._study.tell(trial.asked, value, state=told)
+            trial.claim.give_up()
+
+    def _put_lost_back(self) -> None:
+        """Puts the values of trials back whose workers have died."""
+        for each in self._study.get_trials(deepcopy=False):
+            if each.state != TrialState.RUNNING:
+                continue
+            claim = Claim(self._runs / _folder_of(each))
+            if not claim.take():
+                continue
+            losses = each.user_attrs.get("losses", 0) + 1
+            if losses < MOST_LOSSES:
+                self._put_back(each, LOST, losses=losses)
+            else:
+                self._set(each, state=FAILED, message=f"{losses} of its workers have died")
+                self._study.tell(each.number, state=TrialState.FAIL)
+            claim.give_up()
+
+    def _put_back(self, trial: Any, state: str, losses: int = 0) -> None:
+        """Lets the values of a trial wait for a worker again, and its folder, once."""
+        known = self._study.get_trials(deepcopy=False)
+        done = any(each.user_attrs.get("again") == trial.number for each in known)
+        if not done and {*trial.params} == {*self._distributions}:
+            attributes = {"again": trial.number, "folder": _folder_of(trial)}
+            self._study.enqueue_trial(
+                trial.params,
+                user_attrs={**attributes, "losses": losses or trial.user_attrs.get("losses", 0)},
+            )
+        self._set(trial, state=state)
+        self._study.tell(trial.number, state=TrialState.FAIL)
+
+    def _set(self, trial: Any, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            self._storage.set_trial_user_attr(trial._trial_id, name, value)
+
+
+class Trial:
+    """A trial that this worker runs.
+
+    Args:
+        trials: all trials.
+        asked: optuna's trial.
+        runs: folder of the trials' folders.
+
+    Attributes:
+        number: number of the trial.
+        values: the values to try, by key.
+        folder: its folder, which an earlier try of the same values may have used.
+        claim: the claim on the folder.
+    """
+
+    def __init__(self, trials: Trials, asked: optuna.Trial, runs: Path) -> None:
+        self._trials, self.asked = trials, asked
+        self.number, self.values = asked.number, dict(asked.params)
+        name = asked.user_attrs.get("folder") or f"{asked.number:04d}"
+        asked.set_user_attr("folder", name)
+        self.folder, self.claim = runs / name, Claim(runs / name)
+        self._reported: set[int] = set()
+
+    def falls_behind(self, place: int, value: float) -> bool:
+        """Returns whether the trial is to be pruned after a validation.
+
+        Args:
+            place: how far it is, see `Judge.percentage`.
+            value: the finite value of the validation.
+        """
+        if place in self._reported:
+            return False
+        self._reported.add(place)
+        self.asked.report(value, place)
+        return bool(self.asked.should_prune())
+
+    def end(self, state: str, **facts: Any) -> None:
+        """See `Trials.end`."""
+        self._trials.end(self, state, **facts)
+
+    def clear(self) -> None:
+        """Remove what its run left besides tables and pictures: the weights, above all."""
+        for path in self.folder.glob("run/*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other worker is inside for the same folder, which is claimed."""
+    claim = Claim(folder)
+    while not claim.take():
+        time.sleep(WAIT_SECONDS)
+    try:
+        yield
+    finally:
+        claim.give_up()
+
+
+def _state(trial: Any) -> str:
+    """Returns how a trial ended, or "running" or "waiting"."""
+    if not trial.state.is_finished():
+        return str(trial.state.name.lower())
+    return str(trial.user_attrs.get("state", LOST))
+
+
+def _folder_of(trial: Any) -> str:
+    return str(trial.user_attrs.get("folder") or f"{trial.number:04d}")
+
+
+def _distribution(values: Range | Sequence[Any]) -> BaseDistribution:
+    if not isinstance(values, Range):
+        return CategoricalDistribution(tuple(values))
+    if values.is_whole:
+        return IntDistribution(
+            int(values.low), int(values.high), log=values.log, step=int(values.step or 1)
+        )
+    return FloatDistribution(values.low, values.high, log=values.log, step=values.step)
+
+
+def _storage(folder: Path, kind: str) -> Any:
+    if kind == "journal":
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        return JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    from sqlalchemy import URL
+
+    url = URL.create("sqlite", database=str(folder.absolute() / "study.db"))
+    return optuna.storages.RDBStorage(
+        url.render_as_string(), engine_kwargs={"connect_args": {"timeout": 60}}
+    )
+
+
+def _pruner(options: TuneSection, first: int) -> optuna.pruners.BasePruner:
+    if options.pruning == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(
+            min_resource=first, reduction_factor=options.reduction
+        )
+    if options.pruning == "median":
+        return optuna.pruners.MedianPruner(options.startup, n_warmup_steps=first)
+    return optuna.pruners.NopPruner()
+
+
+def _sampler(options: TuneSection, number: int) -> optuna.samplers.BaseSampler:
+    seed = int(np.random.default_rng([options.seed, number]).integers(2**31))
+    if options.sampler == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    return optuna.samplers.TPESampler(
+        n_startup_trials=options.startup, seed=seed, constant_liar=True
+    )

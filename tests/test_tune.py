@@ -1,0 +1,427 @@
+"""Tuning: the space is checked, the optimum is found, and no trial is counted twice or lost.
+
+The subjects are scripts of a few lines, whose optimum is known. The last test tunes a training.
+"""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from commands import COMMAND, ROOT, flowpm, flowpm_here, plain
+
+from flowpm_dist.jobs.run_file import ConfigError, read_table
+from flowpm_dist.studies.tune_judges import constant_value
+from flowpm_dist.studies.tune_options import TuneOptions
+from flowpm_dist.studies.tune_records import TrialRecord
+from flowpm_dist.studies.tune_results import candidates_of, verdict_of
+from flowpm_dist.studies.tune_runs import DEFAULTS, Repeat, fresh_seed
+
+SCRIPT = """
+import argparse, csv, random, time
+from pathlib import Path
+p = argparse.ArgumentParser()
+p.add_argument("--rate", type=float, default=0.9)
+p.add_argument("--batch", type=int, default=16)
+p.add_argument("--seed", type=int, default=0)
+p.add_argument("--pause", type=float, default=0.0)
+p.add_argument("--output", type=Path)
+a = p.parse_args()
+value = (a.rate - 0.3) ** 2 + ((a.batch - 8) / 8) ** 2 + random.Random(a.seed).gauss(0, 1e-3)
+if a.batch == 5:
+    raise SystemExit("five is no batch")
+with (a.output / "metrics.csv").open("w") as file:
+    rows = csv.writer(file)
+    rows.writerow(["step", "loss", "validation_loss"])
+    for step in range(1, 10):
+        rows.writerow([step, 1.0, value + 1 / step if a.batch != 6 else "nan"])
+        rows.writerow([step, 1.0, ""])
+        file.flush()
+        time.sleep(a.pause)
+"""
+SPACE = {"rate": {"low": 0.0, "high": 1.0}, "batch": {"low": 4, "high": 16, "step": 4}}
+TRAINING = {
+    "box": {"grid": 24, "size": 96.0},
+    "cosmology": {"Omega_b": 0.049, "h": 0.67, "n_s": 0.96},
+    "priors": {"Omega_m": [0.1, 0.5], "sigma8": [0.6, 1.0]},
+    "evolution": {"steps": 2},
+    "training": {"batch": 4, "learning_rate": 1e-3, "warmup": 2, "validate_every": 4},
+    "data": {"simulations": 16, "reuse": 4, "fill": 16, "validation": 8, "test": 8},
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a script, and the current one."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "train.toml").write_text(tomli_w.dumps(TRAINING))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ROOT)
+    return tmp_path
+
+
+def run_file(space=None, shortened=None, **tune):
+    """Writes tune.toml; the script is its subject unless another is given."""
+    tune = {"subject": "script.py", "repeats": 0, "pruning": "none", "startup": 5, **tune}
+    table = {"tune": tune, "space": SPACE if space is None else space}
+    Path("tune.toml").write_text(tomli_w.dumps(table | {"shortened": shortened or {}}))
+
+
+def rows_of(path):
+    with Path(path).open() as file:
+        return list(csv.DictReader(file))
+
+
+def states(path="out/trials.csv"):
+    return [row["state"] for row in rows_of(path)]
+
+
+@pytest.mark.parametrize(
+    "space, message",
+    [
+        ({"rate": {"low": 3, "high": 3}}, "space.rate low = 3: must be below high = 3"),
+        ({"rate": {"low": 0.0, "high": 1.0, "log": True}}, "low = 0.0: must be above 0 with log"),
+        ({"rate": {"low": 0, "high": 9, "step": 2}}, "step = 2: high - low = 9 must be a whole"),
+        ({"rate": {"low": 1, "high": 9, "step": 2, "log": True}}, "does not go with log = true"),
+        ({"rate": {"low": 1, "hihg": 9}}, "there is no option 'hihg'; did you mean high?"),
+        ({"rate": 3}, "space.rate must be a table with low and high, or a list of choices"),
+        ({"rate": [1, 1]}, "space.rate = [1, 1]: choices must be different"),
+        ({"rate": [1]}, "there must be at least two choices"),
+        ({"a": {"b": [1, 2]}, "a.b": [1, 2]}, "space.a.b is given twice"),
+        ({}, "space is empty: give a key"),
+        ({"seed": [1, 2]}, "space.seed is a seed, and trials must not be chosen by luck"),
+    ],
+)
+def test_a_space_with_mistakes(here, space, message):
+    run_file(space)
+    refused = flowpm_here("tune", "tune.toml", "--check")
+    assert refused.returncode == 2 and message in plain(refused.stderr), refused.stderr
+
+
+def test_a_space_may_be_nested(here):
+    run_file({"training": {"batch": [4, 8], "decay": ["cosine", "none"]}, "data.reuse": [1, 2]})
+    space = TuneOptions.load("tune.toml").space
+    assert {*space} == {"training.batch", "training.decay", "data.reuse"}
+    again = TuneOptions.check(TuneOptions.load("tune.toml").to_table(), Path("tune.toml"))
+    assert again.space == space
+
+
+@pytest.mark.parametrize(
+    "space, more, message",
+    [
+        ({"training.lerning_rate": [1e-3, 1e-2]}, {}, "did you mean learning_rate?"),
+        ({"training.learning_rate": {"low": -1.0, "high": 1.0}}, {}, "must be a number above 0"),
+        ({"training.batch": {"low": 4, "high": 12, "step": 4}}, {}, "multiple of training.batch"),
+        ({"network.dropout": {"low": 0.0, "high": 1.0}}, {}, "a share from 0 to below 1"),
+        ({"training.warmup": {"low": 0, "high": 16}}, {}, "must be below the 16 steps"),
+        ({"data.test": [8, 16]}, {}, "space.data.test belongs to the test set"),
+        ({"data.seed": [1, 2]}, {}, "is a seed, and trials must not be chosen by luck"),
+        ({"network.loss": ["l1", "l2"]}, {}, "decides what trials are judged by"),
+        ({"network.dropout": [0.0, 0.1]}, {"pruning": "asha"}, "validated only at its end"),
+        ({"network.dropout": [0.0, 0.1]}, {"subject": "simulate.toml"}, "measures no validation"),
+        ({"network.dropout": [0.0, 0.1]}, {"subject": "none.toml"}, "there is no"),
+        ({"network.dropout": [0.0, 0.1]}, {"subject": "tune.toml"}, "run file of a study itself"),
+        ({"network.dropout": [0.0, 0.1]}, {"first": 3}, 'goes with pruning = "asha" or "median"'),
+    ],
+)
+def test_a_space_that_a_training_does_not_take(here, space, more, message):
+    cosmology = {"Omega_m": 0.3, "sigma8": 0.8, **TRAINING["cosmology"]}
+    simulation = {"box": TRAINING["box"], "cosmology": cosmology, "initial": {"seed": 1}}
+    Path("simulate.toml").write_text(tomli_w.dumps(simulation))
+    seldom = {"training.validate_every": 100} if more == {"pruning": "asha"} else {}
+    run_file(space, shortened=seldom, **{"subject": "train.toml", **more})
+    refused = flowpm_here("tune", "tune.toml", "--check")
+    assert refused.returncode == 2 and message in plain(refused.stderr), refused.stderr
+
+
+def test_the_loss_may_be_tuned_if_another_metric_judges(here):
+    """Values must fit the shortened trials, and the repeats at full length, too."""
+    run_file({"network.loss": ["l1", "l2"]}, subject="train.toml", metric="validation_mae")
+    found = flowpm_here("tune", "tune.toml", "--check")
+    assert "1 key, validation_mae" in found.stdout, found.stderr
+    longer = {"data.simulations": 24, "data.fill": 24}
+    run_file({"training.batch": [4, 6]}, longer, subject="train.toml")
+    refused = flowpm_here("tune", "tune.toml", "--check").stderr
+    assert "space.training.batch allows training.batch = 6: data.simulations = 16" in refused
+
+
+def test_without_optuna(here, monkeypatch):
+    run_file()
+    monkeypatch.setattr("flowpm_dist.studies.tune_check.find_spec", lambda name: None)
+    refused = flowpm_here("tune", "tune.toml", "--check")
+    assert refused.returncode == 2
+    assert "tune needs the package optuna: pip install 'flowpm-dist[tune]'" in refused.stderr
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_the_value_of_a_constant_prediction(bounded):
+    """The mean of a uniform prior, and the best constant error bar, by integration.
+
+    A network that explains R^2 = 0.05 of the variance is as good as that within a few percent.
+    """
+    side = 1.0 if bounded else math.sqrt(3)
+    x = np.linspace(-side, side, 40_001)
+    likelihoods = [np.mean(0.5 * (s + x**2 * np.exp(-s))) for s in np.linspace(-3, 1, 401)]
+    truth = {"l1": np.abs(x).mean(), "l2": np.square(x).mean(), "likelihood": min(likelihoods)}
+    left = {"l1": 0.95**0.5, "l2": 0.95}
+    for loss, constant in truth.items():
+        known = constant_value(loss, "validation_loss", bounded=bounded)
+        wanted = constant * left[loss] if loss in left else constant + 0.5 * math.log(0.95)
+        assert known == pytest.approx(wanted, abs=2e-4)
+        mae = constant_value(loss, "validation_mae", bounded=bounded)
+        assert mae == pytest.approx(truth["l1"] * 0.95**0.5, abs=1e-4)
+    assert constant_value("l1", "loss", bounded=bounded) is None
+
+
+@pytest.mark.budget(30)
+def test_a_tuning_finds_the_optimum(here):
+    """rate = 0.3 and batch = 8; it leaves its tables, its pictures, and the best values."""
+    run_file(trials=24, repeats=2, seeds=3)
+    done = flowpm_here("tune", "tune.toml", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    trials = rows_of("out/trials.csv")
+    assert len(trials) == 24 and {row["state"] for row in trials} == {"complete"}
+    best = min(trials, key=lambda row: float(row["value"]))
+    assert best["batch"] == "8" and abs(float(best["rate"]) - 0.3) < 0.15
+    # Each value is the last of its run, which is the least.
+    for row in trials:
+        assert float(row["value"]) - 1 / 9 == pytest.approx(bowl(row), abs=5e-3)
+    kept = read_table("out/best.toml")
+    repeated = rows_of("out/best.csv")
+    assert repeated[0]["name"] == f"trial {best['number']}" and len(repeated) == 3
+    assert kept["batch"] == 8 and kept["rate"] == pytest.approx(float(repeated[0]["rate"]))
+    # On one seed luck is the same: the differences follow from the bowl alone.
+    own = {"rate": 0.9, "batch": 16}
+    for row in repeated[:2]:
+        assert float(row["difference"]) == pytest.approx(bowl(row) - bowl(own), abs=1e-8)
+        assert float(row["error"]) == pytest.approx(0, abs=1e-8) and float(row["spread"]) > 1e-5
+    assert "On fresh seeds it beats the defaults by" in done.stdout
+    for name in ("history.png", "importances.png", "parallel.png", "report.html"):
+        assert Path("out", name).stat().st_size > 3000
+    assert "complete" in flowpm_here("tune", "tune.toml", "--output", "out", "--resume").stdout
+
+
+def bowl(values):
+    return (float(values["rate"]) - 0.3) ** 2 + ((float(values["batch"]) - 8) / 8) ** 2
+
+
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("pruning", ["asha", "median"])
+def test_trials_that_fall_behind_stop_early(here, pruning):
+    """The third of eight trials has the best values; it and the first ones are complete."""
+    slow = {"pause": 0.2}
+    run_file(
+        {"rate": {"low": 0.0, "high": 1.0}}, slow, pruning=pruning, trials=8, startup=2, seed=1
+    )
+    done = flowpm_here("tune", "tune.toml", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    trials = rows_of("out/trials.csv")
+    pruned = [row for row in trials if row["state"] == "pruned"]
+    complete = [row for row in trials if row["state"] == "complete"]
+    assert len(pruned) >= 2 and len(pruned) + len(complete) == 8
+    assert min(trials, key=bowl_of_rate) in complete
+    assert max(float(row["seconds"]) for row in pruned) < 9 * 0.2
+    assert min(float(row["seconds"]) for row in complete) > 9 * 0.2
+    made = [len(rows_of(f"out/trials/{row['folder']}/run/metrics.csv")) for row in pruned]
+    assert max(made) < 18
+
+
+def bowl_of_rate(row):
+    return abs(float(row["rate"]) - 0.3)
+
+
+def test_failed_and_collapsed_trials_have_names(here):
+    """A batch of 5 fails, of 6 has no finite loss, and 16 is no better than a constant."""
+    run_file({"batch": [5, 6, 7, 16]}, trials=9, sampler="random", constant=1.0)
+    done = flowpm_here("tune", "tune.toml", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    wanted = {"5": "failed", "6": "collapsed", "7": "complete", "16": "collapsed"}
+    trials = rows_of("out/trials.csv")
+    assert len(trials) == 9 and {row["batch"] for row in trials} == {*wanted}
+    for row in trials:
+        assert row["state"] == wanted[row["batch"]]
+    messages = {row["batch"]: row["message"] for row in trials}
+    assert "five is no batch" in messages["5"] and "is not finite" in messages["6"]
+    assert "a constant prediction reaches 1" in messages["16"]
+    assert json.loads(Path("out/tune.json").read_text())["best"]["values"] == {"batch": 7}
+
+
+@pytest.mark.budget(30)
+def test_a_killed_worker_loses_no_trial(here):
+    """Killed in the second trial, which is repeated with its values, and counted once."""
+    run_file(shortened={"pause": 0.2}, trials=4)
+    words = [*COMMAND, "tune", "tune.toml", "--output", "out"]
+    worker = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: Path("out/trials/0001/run/metrics.csv").exists())
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    run_file(shortened={"pause": 0.0}, trials=4)
+    changed = flowpm_here("tune", "tune.toml", "--output", "out", "--resume")
+    assert "shortened.pause = 0.0: the tuning in out has 0.2" in changed.stderr
+    run_file(shortened={"pause": 0.2}, trials=4)
+    done = flowpm_here("tune", "tune.toml", "--output", "out", "--resume")
+    assert done.returncode == 0, done.stderr
+    trials = rows_of("out/trials.csv")
+    assert sorted(row["state"] for row in trials) == [*4 * ["complete"], "lost"]
+    lost = next(row for row in trials if row["state"] == "lost")
+    again = [row for row in trials if row["state"] == "complete" and row["folder"] == "0001"]
+    assert lost["number"] == "1" and len(again) == 1
+    assert (again[0]["rate"], again[0]["batch"]) == (lost["rate"], lost["batch"])
+    assert len({row["folder"] for row in trials}) == 4
+    assert "4 trials, 4 complete" in done.stdout
+    # More trials can be asked for; what was made is kept.
+    more = flowpm_here("tune", "tune.toml", "--output", "out", "--resume", "--set", "tune.trials=5")
+    assert "5 trials, 5 complete" in more.stdout, more.stderr
+
+
+def wait_for(condition, seconds=60.0):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+@pytest.mark.budget(30)
+def test_two_workers_share_the_trials_and_a_signal_stops_both(here):
+    run_file(shortened={"pause": 0.1}, trials=10, workers=2, repeats=1, seeds=2, storage="journal")
+    words = [*COMMAND, "tune", "tune.toml", "--output", "out"]
+    worker = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: Path("out/trials.csv").exists())
+    wait_for(lambda: len(rows_of("out/trials.csv")) >= 2)
+    worker.send_signal(signal.SIGTERM)
+    _, said = worker.communicate(timeout=60)
+    assert worker.returncode == 128 + signal.SIGTERM
+    assert "of 10 trials; go on with --resume" in plain(said)
+    assert not processes_with("out/trials"), "runs of the trials are left"
+    done = flowpm("tune", "tune.toml", "--output", "out", "--resume")
+    assert done.returncode == 0, done.stderr
+    trials = rows_of("out/trials.csv")
+    assert sum(row["state"] == "complete" for row in trials) == 10
+    stopped = [row for row in trials if row["state"] == "stopped"]
+    assert 1 <= len(stopped) == len(trials) - 10
+    ended = {row["folder"]: row for row in trials if row["state"] == "complete"}
+    assert len(ended) == 10
+    assert all(ended[row["folder"]]["rate"] == row["rate"] for row in stopped)
+    assert "trial" in Path("out/workers/1.txt").read_text(), "the other worker had none"
+    assert len(rows_of("out/best.csv")) == 2
+    listed = plain(flowpm_here("runs").stdout)
+    assert "out tuning complete 10 trials" in listed and "beats the defaults true" in listed
+
+
+def processes_with(text):
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if text in line and os.getcwd() in line]
+
+
+def test_repeats_are_compared_by_seed(here):
+    """Means, spreads and paired differences by hand; a missing run is left out."""
+    values = {
+        "trial 3": [1.0, 2.0, 3.0],
+        "trial 5": [0.5, None, 0.7],
+        DEFAULTS: [2.0, 4.0, 3.0],
+    }
+    repeats = []
+    for name, each in values.items():
+        for seed, value in enumerate(each):
+            repeats.append(Repeat(name, seed, {}, Path(name, str(seed))))
+            repeats[-1].folder.mkdir(parents=True)
+            # A run that failed in the middle has a value, which does not count.
+            state = "failed" if value is None else "complete"
+            found = {"state": state, "value": 0.1 if value is None else value}
+            (repeats[-1].folder / "result.json").write_text(json.dumps(found))
+    chosen = {name: {"rate": 0.1} for name in values}
+    first, own, last = candidates_of(repeats, chosen, 3)
+    assert [first.name, own.name, last.name] == ["trial 3", DEFAULTS, "trial 5"]
+    assert (first.mean, first.spread) == (2.0, 1.0)
+    assert first.difference == -1.0  # -1, -2 and 0
+    assert first.error == pytest.approx(1 / math.sqrt(3))
+    assert (last.failed, last.mean) == (1, pytest.approx(0.6))
+    assert last.difference == pytest.approx((-1.5 - 2.3) / 2)
+    assert last.error == pytest.approx(0.4)  # half the distance of two numbers
+    trial = TrialRecord(3, "complete", 1.0, {"rate": 0.1})
+    stands = verdict_of([first, own, last], [trial])
+    assert stands.beats is False and "the defaults stand" in stands.sentence
+    assert stands.values == {"rate": 0.1}
+    beaten = candidates_of(repeats[:3] + [
+        Repeat(DEFAULTS, seed, {}, Path("high", str(seed))) for seed in range(3)
+    ], {"trial 3": {"rate": 0.1}, DEFAULTS: {}}, 3)  # fmt: skip
+    assert "no value on fresh seeds" in verdict_of(beaten, [trial]).sentence
+    assert verdict_of([own, first], [trial]).values == {}
+    assert verdict_of([], []).sentence == "No trial is complete: the defaults stand."
+    assert len({fresh_seed(0, n) for n in range(100)}) == 100
+
+
+def test_a_tuning_is_one_process(here):
+    run_file()
+    check = ["tune", "tune.toml", "--check"]
+    assert "leave --ranks out" in flowpm_here(*check, "--ranks", "2").stderr
+    assert "give mesh.shape in the run file" in flowpm_here(*check, "--mesh", "row:2").stderr
+    size = ["--nodes", "1", "--ranks-per-node", "1", "--time", "01:00:00", "--dry-run"]
+    refused = flowpm_here("submit", "tune", "tune.toml", *size)
+    assert refused.returncode == 2 and "starts jobs of its own" in refused.stderr
+
+
+def test_the_example_is_checked():
+    example = Path(ROOT, "examples", "tune.toml")
+    found = flowpm_here("tune", str(example), "--check")
+    assert found.returncode == 0, found.stderr
+    assert TuneOptions.load(example).tune.trials >= 30
+
+
+@pytest.mark.long
+@pytest.mark.budget(400)
+def test_a_training_is_tuned(here):
+    """Stopped in a trial, which continues from its checkpoint; `best.toml` is a whole run file."""
+    space = {"training.learning_rate": {"low": 1e-4, "high": 1e-2, "log": True}}
+    space |= {"network.dropout": [0.0, 0.2]}
+    run_file(space, {"data.reuse": 2}, subject="train.toml", trials=3, repeats=1, seeds=2)
+    words = [*COMMAND, "tune", "tune.toml", "--output", "out"]
+    worker = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    table = Path("out/trials/0000/run/metrics.csv")
+    wait_for(lambda: table.exists() and len(rows_of(table)) > 1, 200)
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=120)
+    assert worker.returncode == 128 + signal.SIGTERM
+    done = flowpm("tune", "tune.toml", "--output", "out", "--resume", timeout=400)
+    assert done.returncode == 0, done.stderr
+    found = states()
+    assert found.count("stopped") == 1 and len(found) == 4
+    assert set(found) <= {"stopped", "complete", "collapsed"}
+    assert "complete" in Path("out/trials/0000/log.txt").read_text()
+    assert not Path("out/trials/0000/run/checkpoints").exists()
+    best = read_table("out/best.toml")
+    assert best["training"]["batch"] == 4 and "shape" not in best.get("mesh", {})
+    if "complete" in found:
+        seeds = {row["training"]["seed"] for row in map(read_table, Path("out").glob(
+            "repeats/*/*/run/run.toml"))}  # fmt: skip
+        assert seeds == {fresh_seed(0, 0), fresh_seed(0, 1)}
+    checked = flowpm("train", "out/best.toml", "--check")
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_seeds_of_arrays_do_not_move_the_test_set(here):
+    np.save("volumes.npy", np.ones((40, 24, 24, 24), np.float32))
+    rows = np.random.default_rng(0).uniform(0.6, 1.0, (40, 1))
+    np.savetxt("table.txt", rows, header="sigma8", comments="# ")
+    data = {"source": "arrays", "volumes": "volumes.npy", "dtype": "float32", "unit": "density"}
+    data |= {"table": "table.txt", "validation": 8, "test": 8}
+    training = {"batch": 4, "steps": 8, "validate_every": 4, "warmup": 1}
+    table = {"box": TRAINING["box"], "priors": {"sigma8": [0.6, 1.0]}, "training": training}
+    Path("train.toml").write_text(tomli_w.dumps({**table, "data": data}))
+    run_file({"data.seed": [1, 2]}, subject="train.toml")
+    assert "out of the test set" in flowpm_here("tune", "tune.toml", "--check").stderr
+    run_file({"network.dropout": [0.0, 0.2]}, subject="train.toml", seed_keys=["training.seed"])
+    assert flowpm_here("tune", "tune.toml", "--check").returncode == 0
+
+
+def test_the_run_file_is_checked_as_one(here):
+    run_file({"rate": [1, 2]}, {"rate": 3})
+    with pytest.raises(ConfigError, match=r"shortened.rate is in \[space\], too"):
+        TuneOptions.load("tune.toml")
