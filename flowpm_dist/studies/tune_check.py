@@ -67,6 +67,10 @@ def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
     for key in options.space:
         if why := judge.why_fixed(key):
             yield Problem(f"space.{key}", why)
+    fixed = dict(judge.fixed)
+    for key in options.tune.seed_keys or ():
+        if key in fixed:
+            yield Problem("tune.seed_keys", f"has {key}, which {fixed[key]}")
     for key in options.shortened:
         if key == "data.validation":
             continue  # the same in all trials
@@ -93,6 +97,9 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
             if len(options.shortened) > 1 and not wrong(options.shortened):
                 continue  # it fits with the others
             yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
+    for key in options.tune.seed_keys or ():
+        if why := wrong({key: 1}):
+            yield Problem("tune.seed_keys", f"has {key}: {why}")
     found = set[str]()
     for values in options.corners(MOST_CORNERS):
         if found & {*values}:
