@@ -18,6 +18,8 @@ from flowpm_dist.studies.process import Subject, check_subject
 from flowpm_dist.studies.tune_judges import Judge, judge_of
 from flowpm_dist.studies.tune_options import Range, TuneOptions
 
+PLANNED = "planned"
+"""Name of a folder for plans, which is never made."""
 MOST_CORNERS = 64
 """Combinations of the ends of all keys that are tried."""
 
@@ -46,7 +48,7 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
     """
     subject = Subject(options.tune.subject)
     check_subject(subject)
-    job = subject.plan({}, options.tune.ranks, output / "trials")
+    job = subject.plan({}, options.tune.ranks, output / PLANNED)
     judge = judge_of(None if job is None else job.options, options.tune.metric)
     if judge is None:
         what = "measures no validation: give a training, an emulation, a reconstruction or a script"
@@ -83,7 +85,7 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
 
     def wrong(values: Mapping[str, Any]) -> str:
         try:
-            subject.plan(values, options.tune.ranks, output / "trials")
+            subject.plan(values, options.tune.ranks, output / PLANNED)
         except ConfigError as error:
             return "; ".join(map(str, error.problems))
         except UserError as error:
@@ -113,7 +115,7 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
 
 def _without_looks(options: TuneOptions, subject: Subject, output: Path) -> Iterator[Problem]:
     """Yields the problem of pruning trials that are validated only at their end."""
-    job = subject.plan(options.shortened, options.tune.ranks, output / "trials")
+    job = subject.plan(options.shortened, options.tune.ranks, output / PLANNED)
     judge = judge_of(None if job is None else job.options, options.tune.metric)
     looks = None if judge is None else judge.looks
     if options.tune.pruning != "none" and looks is not None and looks < 2:
@@ -128,7 +130,7 @@ def own_values(options: TuneOptions, output: Path) -> dict[str, Any]:
         options: the run file of the tuning.
         output: folder of the tuning.
     """
-    job = Subject(options.tune.subject).plan({}, options.tune.ranks, output / "trials")
+    job = Subject(options.tune.subject).plan({}, options.tune.ranks, output / PLANNED)
     known = {} if job is None else flat(job.options.to_table())
     return {key: known[key] for key in options.space if key in known}
 
