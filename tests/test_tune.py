@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,8 +18,9 @@ import pytest
 import tomli_w
 from commands import COMMAND, ROOT, flowpm, flowpm_here, plain
 
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.jobs.run_file import ConfigError, read_table
-from flowpm_dist.studies.tune_judges import constant_value
+from flowpm_dist.studies.tune_judges import constant_value, judge_of
 from flowpm_dist.studies.tune_options import TuneOptions
 from flowpm_dist.studies.tune_records import TrialRecord
 from flowpm_dist.studies.tune_results import candidates_of, verdict_of
@@ -128,6 +130,7 @@ def test_a_space_may_be_nested(here):
         ({"network.dropout": [0.0, 0.1]}, {"subject": "simulate.toml"}, "measures no validation"),
         ({"network.dropout": [0.0, 0.1]}, {"subject": "none.toml"}, "there is no"),
         ({"network.dropout": [0.0, 0.1]}, {"subject": "tune.toml"}, "run file of a study itself"),
+        ({"network.dropout": [0.0, 0.1]}, {"seed_keys": ["data.sed"]}, "did you mean seed?"),
         ({"network.dropout": [0.0, 0.1]}, {"first": 3}, 'goes with pruning = "asha" or "median"'),
     ],
 )
@@ -394,7 +397,7 @@ def test_a_training_is_tuned(here):
     found = states()
     assert found.count("stopped") == 1 and len(found) == 4
     assert set(found) <= {"stopped", "complete", "collapsed"}
-    assert "complete" in Path("out/trials/0000/log.txt").read_text()
+    assert re.search("training from step [1-9]", Path("out/trials/0000/log.txt").read_text())
     assert not Path("out/trials/0000/run/checkpoints").exists()
     best = read_table("out/best.toml")
     assert best["training"]["batch"] == 4 and "shape" not in best.get("mesh", {})
@@ -416,6 +419,9 @@ def test_seeds_of_arrays_do_not_move_the_test_set(here):
     table = {"box": TRAINING["box"], "priors": {"sigma8": [0.6, 1.0]}, "training": training}
     Path("train.toml").write_text(tomli_w.dumps({**table, "data": data}))
     run_file({"data.seed": [1, 2]}, subject="train.toml")
+    assert "out of the test set" in flowpm_here("tune", "tune.toml", "--check").stderr
+    assert judge_of(TrainingPlan.load("train.toml")).seeds == ("training.seed",)
+    run_file({"network.dropout": [0.0, 0.2]}, subject="train.toml", seed_keys=["data.seed"])
     assert "out of the test set" in flowpm_here("tune", "tune.toml", "--check").stderr
     run_file({"network.dropout": [0.0, 0.2]}, subject="train.toml", seed_keys=["training.seed"])
     assert flowpm_here("tune", "tune.toml", "--check").returncode == 0

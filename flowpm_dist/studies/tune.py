@@ -139,7 +139,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def disk(self) -> int:
         """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
         tune = self.options.tune
-        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.trials)
+        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / tune_check.PLANNED)
         each = 0 if job is None else job.disk
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
         return FIGURES_AND_TABLES + whole * each

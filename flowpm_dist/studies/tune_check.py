@@ -18,6 +18,8 @@ from flowpm_dist.studies.process import Subject, check_subject
 from flowpm_dist.studies.tune_judges import Judge, judge_of
 from flowpm_dist.studies.tune_options import Range, TuneOptions
 
+PLANNED = "planned"
+"""Name of a folder for plans, which is never made."""
 MOST_CORNERS = 64
 """Combinations of the ends of all keys that are tried."""
 
@@ -46,7 +48,7 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
     """
     subject = Subject(options.tune.subject)
     check_subject(subject)
-    job = subject.plan({}, options.tune.ranks, output / "trials")
+    job = subject.plan({}, options.tune.ranks, output / PLANNED)
     judge = judge_of(None if job is None else job.options, options.tune.metric)
     if judge is None:
         what = "measures no validation: give a training, an emulation, a reconstruction or a script"
@@ -67,6 +69,10 @@ def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
     for key in options.space:
         if why := judge.why_fixed(key):
             yield Problem(f"space.{key}", why)
+    fixed = dict(judge.fixed)
+    for key in options.tune.seed_keys or ():
+        if key in fixed:
+            yield Problem("tune.seed_keys", f"has {key}, which {fixed[key]}")
     for key in options.shortened:
         if key == "data.validation":
             continue  # the same in all trials
@@ -79,7 +85,7 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
 
     def wrong(values: Mapping[str, Any]) -> str:
         try:
-            subject.plan(values, options.tune.ranks, output / "trials")
+            subject.plan(values, options.tune.ranks, output / PLANNED)
         except ConfigError as error:
             return "; ".join(map(str, error.problems))
         except UserError as error:
@@ -93,6 +99,9 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
             if len(options.shortened) > 1 and not wrong(options.shortened):
                 continue  # it fits with the others
             yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
+    for key in options.tune.seed_keys or ():
+        if why := wrong({key: 1}):
+            yield Problem("tune.seed_keys", f"has {key}: {why}")
     found = set[str]()
     for values in options.corners(MOST_CORNERS):
         if found & {*values}:
@@ -106,7 +115,7 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
 
 def _without_looks(options: TuneOptions, subject: Subject, output: Path) -> Iterator[Problem]:
     """Yields the problem of pruning trials that are validated only at their end."""
-    job = subject.plan(options.shortened, options.tune.ranks, output / "trials")
+    job = subject.plan(options.shortened, options.tune.ranks, output / PLANNED)
     judge = judge_of(None if job is None else job.options, options.tune.metric)
     looks = None if judge is None else judge.looks
     if options.tune.pruning != "none" and looks is not None and looks < 2:
@@ -121,7 +130,7 @@ def own_values(options: TuneOptions, output: Path) -> dict[str, Any]:
         options: the run file of the tuning.
         output: folder of the tuning.
     """
-    job = Subject(options.tune.subject).plan({}, options.tune.ranks, output / "trials")
+    job = Subject(options.tune.subject).plan({}, options.tune.ranks, output / PLANNED)
     known = {} if job is None else flat(job.options.to_table())
     return {key: known[key] for key in options.space if key in known}
 

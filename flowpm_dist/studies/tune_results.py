@@ -18,6 +18,7 @@ import tomli_w
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
 from flowpm_dist.studies.process import COMPLETE, Subject
+from flowpm_dist.studies.tune_check import PLANNED
 from flowpm_dist.studies.tune_options import TuneOptions
 from flowpm_dist.studies.tune_records import COLLAPSED, TrialRecord
 from flowpm_dist.studies.tune_runs import DEFAULTS, Repeat
@@ -216,7 +217,8 @@ def write_run_file(path: Path, options: TuneOptions, verdict: Verdict) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    job = Subject(options.tune.subject).plan(verdict.values, options.tune.ranks, path.parent / "x")
+    subject, planned = Subject(options.tune.subject), path.parent / PLANNED
+    job = subject.plan(verdict.values, options.tune.ranks, planned)
     if job is None:
         text = tomli_w.dumps(dict(verdict.values))
     else:

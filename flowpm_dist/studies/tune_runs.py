@@ -32,6 +32,7 @@ from flowpm_dist.studies.process import (
     Subject,
     run,
 )
+from flowpm_dist.studies.tune_check import PLANNED
 from flowpm_dist.studies.tune_judges import Judge, ValueTable, judge_of
 from flowpm_dist.studies.tune_options import TuneOptions
 from flowpm_dist.studies.tune_records import COLLAPSED, PRUNED
@@ -139,7 +140,7 @@ class Runner:
         Raises:
             UserError: it cannot begin.
         """
-        job = self._subject.plan(values, self._ranks, folder / "run")
+        job = self._subject.plan(values, self._ranks, folder / PLANNED)
         if job is None:
             return self._judge
         if job.demand is not None:
