@@ -58,7 +58,8 @@ with open(options.output / "metrics.csv", "w") as file:
         first = {1: 9.0, 4: 2.0}.get(n, 0.0)  # medians of rows 2 to 4 do not see these
         compute = first + 0.1 * options.batch + 0.01 * n + 0.3 * options.seed
         table.writerow([10 * n, 10 * n * options.batch * ranks, n, 1 / n, 0.2 * n, 0.5, compute])
-about = {"host": "here", "duration [s]": 20.0, "versions": {"python": "3"}}
+threads = os.environ.get("MESHIMPL_THREADS", "own")
+about = {"host": threads, "duration [s]": 20.0, "versions": {"python": "3"}}
 (options.output / "provenance.json").write_text(json.dumps(about))
 """
 
@@ -193,7 +194,7 @@ def test_points_that_cannot_begin_are_named(here):
 def test_a_study_of_a_script(here):
     """Medians, spread, speed-up and efficiency are those computed by hand from its table."""
     needs_horovod(2)
-    study_file('ranks = [1, 2]\nrepeats = 3\nseeds = ["seed"]', "batch = [4, 8]")
+    study_file('ranks = [1, 2]\nthreads = 3\nrepeats = 3\nseeds = ["seed"]', "batch = [4, 8]")
     done = flowpm_here("study", "study.toml")
     assert done.returncode == 0, done.stderr
     runs = rows_of("study-study/points.csv")
@@ -206,6 +207,7 @@ def test_a_study_of_a_script(here):
         assert float(each["seconds an epoch"]) == pytest.approx(10 * expected, rel=1e-5)
         mean = expected - 0.05 + 2.0 / 30
         assert float(each["seconds in compute"]) == pytest.approx(mean, rel=1e-5)
+        assert each["host"] == "3"  # the threads that the script was given
         assert float(each["loss"]) == 0.25 and float(each["accuracy"]) == 0.8
     points = rows_of("study-study/summary.csv")
     assert [(p["batch"], p["ranks"], p["runs"]) for p in points] == [

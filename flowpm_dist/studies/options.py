@@ -87,6 +87,8 @@ class StudySection(Options):
     Attributes:
         subject: the run file of a simulation or a training, or a Python script.
         ranks: the numbers of ranks.
+        threads: the number of threads of each rank; by default the cores of a host, divided by the
+            ranks on it. To see how ranks scale, give all of them the same number.
         scaling: whether the work of a run is the same on all numbers of ranks ("strong"), or in
             proportion to them ("weak": the box of a simulation grows along x, and the batch of a
             training grows). For a script, whose batch is the batch of a rank, "strong" divides its
@@ -107,6 +109,7 @@ class StudySection(Options):
     ranks: OneOrMore[Annotated[int, Field(ge=1)]] = Field(
         default=(1,), description="a list of numbers of ranks"
     )
+    threads: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
     scaling: Literal["strong", "weak"] | None = Field(
         default=None, description='"strong" or "weak"'
     )

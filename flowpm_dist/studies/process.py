@@ -91,7 +91,13 @@ class Subject:
         )
 
     def command_line(
-        self, values: Values, ranks: int, output: Path, *, more: Sequence[str] = ()
+        self,
+        values: Values,
+        ranks: int,
+        output: Path,
+        *,
+        threads: int | None = None,
+        more: Sequence[str] = (),
     ) -> tuple[list[str], dict[str, str]]:
         """Returns the command line of a run, and the environment that it needs.
 
@@ -99,21 +105,23 @@ class Subject:
             values: values of its keys.
             ranks: number of ranks.
             output: folder of its results.
+            threads: threads of each rank; by default the cores divided by the ranks.
             more: further options of the command, such as "--resume".
 
         Raises:
             LaunchError: there is no mpirun.
         """
+        own = {} if threads is None else {launch.THREADS: str(threads)}
         if not self.is_script:
             settings = [w for k, v in values.items() for w in ("--set", f"{k}={as_written(v)}")]
             words = [self.command, str(self.path), "--ranks", str(ranks), "--output", str(output)]
-            return [*PROGRAM, *words, *settings, *more], dict(os.environ)
+            return [*PROGRAM, *words, *settings, *more], {**os.environ, **own}
         words = [sys.executable, str(self.path), "--output", str(output)]
         for key, value in values.items():
             words += [f"--{key.replace('_', '-')}", _word(value)]
         if ranks == 1:
-            return [*words, *more], dict(os.environ)
-        return launch.mpirun_command(ranks, [*words, *more])
+            return [*words, *more], {**os.environ, **own}
+        return launch.mpirun_command(ranks, [*words, *more], threads=threads)
 
 
 def _section_and_key(key: str) -> tuple[str, str]:

@@ -218,7 +218,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         folder.mkdir(parents=True, exist_ok=True)
         more = [] if self._subject.is_script else [OVERRIDE] if study.memory else []
         command, environment = self._subject.command_line(
-            point.settings, point.ranks, output, more=more
+            point.settings, point.ranks, output, threads=study.threads, more=more
         )
         if self._subject.is_script:
             output.mkdir()

@@ -322,7 +322,7 @@ def repeat_all(
 
 def thread_environment(ranks: int, workers: int) -> dict[str, str]:
     """Returns the variables that share the cores of this host among the runs of all workers."""
-    name = launch.rank.THREADS
+    name = launch.THREADS
     if workers == 1 or name in os.environ:
         return {}
     return {name: str(max(1, launch.available_cores() // (ranks * workers)))}

@@ -33,6 +33,7 @@ from meshimpl.launch.job import (
     relaunch,
 )
 from meshimpl.launch.rank import (
+    THREADS,
     WITHOUT_RANKS,
     HostMemory,
     LaunchError,
