@@ -352,13 +352,32 @@ def test_measurements_of_a_simulation(tmp_path):
 
 def test_meshes_are_compared_with_the_fewest_ranks():
     """The speed-up of a mesh of ranks is over the one rank that has the same other values."""
-    shapes = {"row:1": (1, 4.0), "row:2": (2, 2.5), "replica:2": (2, 2.0)}
+    shapes = {"row:1": (1, 4.0), "row:2": (2, 2.5), "replica:2": (2, 2.0), "col:1": (1, 5.0)}
     runs = [
         Run(n, {"mesh.shape": shape}, ranks, 0, COMPLETE, 1.0, "", {"samples a second": 8 / time})
         for n, (shape, (ranks, time)) in enumerate(shapes.items())
     ]
     speed_ups = {row["mesh.shape"]: row["speed-up"] for row in summary_rows(groups_of(runs))}
-    assert speed_ups == pytest.approx({"row:1": 1, "row:2": 1.6, "replica:2": 2})
+    assert speed_ups == pytest.approx({"row:1": 1, "row:2": 1.6, "replica:2": 2, "col:1": 0.8})
+
+
+def test_measurements_of_a_training(tmp_path):
+    """Steps are counted from 0 there; scores are those of the best validation."""
+    lines = [
+        "step,samples,loss,validation_loss,validation_mae,read_seconds,compute_seconds",
+        "0,8,4.0,,,1.0,7.0", "1,16,3.0,0.5,0.3,0.5,1.5", "2,24,2.0,0.4,0.2,0.5,2.5",
+        "3,32,1.0,0.6,0.1,0.5,1.0",
+    ]  # fmt: skip
+    (tmp_path / "metrics.csv").write_text("\n".join(lines))
+    (tmp_path / "run.toml").write_text("[training]\nepochs = 2\n")
+    found = measured(tmp_path, skip=1)
+    assert found["seconds a step"] == 2.0 and found["samples a second"] == 4.0
+    assert found["seconds an epoch"] == 4.0 and found["seconds in read"] == 0.5
+    assert found["loss"] == 1.0
+    assert (found["validation_loss"], found["validation_mae"]) == (0.4, 0.2)
+    assert measured(tmp_path, skip=0)["seconds a step"] == 2.5
+    (tmp_path / "metrics.csv").write_text("\n".join(lines[:2]))
+    assert measured(tmp_path, skip=1)["samples a second"] == 1.0
 
 
 def test_a_point_without_complete_runs():

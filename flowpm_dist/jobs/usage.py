@@ -381,6 +381,15 @@ class Usage:
         return facts
 
 
+def added(energy: Mapping[str, float]) -> list[str]:
+    """Returns the sources whose sum is the energy of a whole job, see `whole`.
+
+    Args:
+        energy: the energy of each source [J].
+    """
+    return [NODE] if NODE in energy else [name for name in PARTS if name in energy]
+
+
 def whole(energy: Mapping[str, float]) -> float | None:
     """Returns the energy of a whole job [J], in which nothing is counted twice; None if unknown.
 
@@ -390,7 +399,5 @@ def whole(energy: Mapping[str, float]) -> float | None:
     Args:
         energy: the energy of each source [J].
     """
-    if NODE in energy:
-        return energy[NODE]
-    parts = [energy[name] for name in PARTS if name in energy]
-    return sum(parts) if parts else None
+    sources = added(energy)
+    return sum(energy[name] for name in sources) if sources else None

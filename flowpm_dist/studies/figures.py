@@ -18,7 +18,16 @@ from flowpm_dist.io.figures import (
     plain_log_ticks,
     style_axes,
 )
-from flowpm_dist.studies.measures import BEST, ENERGY, EPOCH, LAST, PHASE, POWER, STEP, THROUGHPUT
+from flowpm_dist.studies.measures import (
+    ENERGY,
+    EPOCH,
+    PHASE,
+    POWER,
+    STEP,
+    THROUGHPUT,
+    TRAINED,
+    VALIDATED,
+)
 from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group, ranks_of
 
 MOST_CURVES, MOST_BARS = 12, 40
@@ -142,8 +151,8 @@ def _phases(groups: Sequence[Group]) -> list[str]:
 def numeric_keys(groups: Sequence[Group]) -> list[str]:
     """Returns the keys with several values, all of them numbers."""
     keys = dict.fromkeys(key for group in groups for key in group.varied)
-    values = {key: {g.varied[key] for g in groups if _number(g.varied.get(key))} for key in keys}
-    return [key for key in keys if len(values[key]) > 1]
+    values = {key: [group.varied[key] for group in groups if key in group.varied] for key in keys}
+    return [key for key in keys if all(map(_number, values[key])) and len({*values[key]}) > 1]
 
 
 def _number(value: Any) -> bool:
@@ -152,7 +161,7 @@ def _number(value: Any) -> bool:
 
 def keys_figure(groups: Sequence[Group], keys: Sequence[str]) -> Figure:
     """Returns a figure of times, losses and accuracies against each key, with a curve a setting."""
-    names = [n for n in (EPOCH, STEP, *LAST, *BEST) if any(g.values(n) for g in groups)]
+    names = [n for n in (EPOCH, STEP, *TRAINED, *VALIDATED) if any(g.values(n) for g in groups)]
     if EPOCH in names:
         names.remove(STEP)
     figure = new_figure(3.5 * len(names), 3.1 * len(keys) + 0.6)

@@ -14,16 +14,18 @@ from typing import Any
 from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.folder import PROVENANCE
 from flowpm_dist.jobs.results import read_rows
-from flowpm_dist.jobs.usage import whole
+from flowpm_dist.jobs.run_file import settings_in
+from flowpm_dist.jobs.usage import added, whole
 
 SECONDS = "_seconds"
 """The end of the names of columns with the time of a phase."""
 STEP, EPOCH, THROUGHPUT = "seconds a step", "seconds an epoch", "samples a second"
 MEMORY, ENERGY, POWER = "memory of a rank [MiB]", "energy [J]", "mean power [W]"
 PHASE = "seconds in "
-LAST = ("loss", "accuracy")
-"""Columns of metrics.csv of which the last value counts; of the others below, the best."""
-BEST = {"validation_loss": min, "validation_mae": min, "validation_accuracy": max}
+TRAINED = ("loss", "accuracy")
+"""Columns that are averaged over the last epoch; without epochs, over the last tenth of rows."""
+VALIDATED = ("validation_loss", "validation_mae", "validation_accuracy")
+"""Columns whose values are those of the validation with the least loss."""
 
 
 def measured(folder: Path, skip: int) -> dict[str, Any]:
@@ -39,14 +41,17 @@ def measured(folder: Path, skip: int) -> dict[str, Any]:
     if (folder / "timings.json").exists():
         found = _of_simulation(read_json(folder / "timings.json"), skip)
     else:
-        found = _of_table(read_rows(folder / "metrics.csv"), skip)
+        found = _of_table(folder, skip)
     about = read_json(folder / PROVENANCE)
     if peak := about.get("peak memory of a rank [bytes]"):
         found[MEMORY] = peak / 2**20
     if (energy := whole(sources := about.get("energy [J]", {}))) is not None:
-        found |= {ENERGY: energy, "energy of": ", ".join(sources)}
+        found |= {ENERGY: energy, "energy of": ", ".join(added(sources))}
     if POWER in about:
         found[POWER] = about[POWER]
+    for name in ("threads per rank", "ranks on this host"):
+        if name in about:
+            found[name] = about[name]
     versions = about.get("versions", {})
     found["host"] = about.get("host", "")
     found["versions"] = " ".join(f"{name}={version}" for name, version in versions.items())
@@ -65,35 +70,46 @@ def _of_simulation(timings: Mapping[str, Any], skip: int) -> dict[str, Any]:
     return found
 
 
-def _of_table(rows: list[dict[str, str]], skip: int) -> dict[str, Any]:
+def _of_table(folder: Path, skip: int) -> dict[str, Any]:
     """Returns the times and scores of a training, from its metrics.csv."""
+    rows = read_rows(folder / "metrics.csv")
     if not rows:
         raise ValueError("it has left no metrics.csv, and no timings.json")
     names = [name for name in rows[0] if name.endswith(SECONDS)]
-    counts = [0, *(int(row["step"]) for row in rows)]
-    steps = [after - before for before, after in itertools.pairwise(counts)]
     times = [sum(float(row[name] or 0) for name in names) for row in rows]
+    steps, samples = _gains(rows, "step"), _gains(rows, "samples")
     later = _later(list(zip(rows, steps, times, strict=True)), skip)
     seconds = statistics.median(time / count for _, count, time in later)
-    found: dict[str, Any] = {STEP: seconds}
-    samples = int(rows[-1]["samples"]) / int(rows[-1]["step"])
-    found[THROUGHPUT] = samples / seconds
-    if "epoch" in rows[0]:
-        epochs = {row["epoch"]: 0.0 for row in rows}
-        for row, time in zip(rows, times, strict=True):
-            epochs[row["epoch"]] += time
-        found[EPOCH] = statistics.median(_later(list(epochs.values()), min(skip, 1)))
+    found: dict[str, Any] = {STEP: seconds, THROUGHPUT: samples[-1] / steps[-1] / seconds}
     made = sum(count for _, count, _ in later)
     for name in names:
         total = sum(float(row[name] or 0) for row, _, _ in later)
         found[PHASE + name.removesuffix(SECONDS)] = total / made
-    for name in LAST:
-        if values := _values(rows, name):
-            found[name] = values[-1]
-    for name, best in BEST.items():
-        if values := _values(rows, name):
-            found[name] = best(values)
+    epochs = {row["epoch"]: 0.0 for row in rows if "epoch" in row}
+    for row, time in zip(rows, times, strict=True):
+        if "epoch" in row:
+            epochs[row["epoch"]] += time
+    passes = settings_in(folder / "run.toml").get("training.epochs")
+    if len(epochs) > 1:  # in the first one TensorFlow compiles
+        found[EPOCH] = statistics.median([*epochs.values()][1:])
+    elif passes:
+        found[EPOCH] = seconds * sum(steps) / passes
+    last = [row for row in rows if row["epoch"] == rows[-1]["epoch"]] if epochs else []
+    for name in TRAINED:
+        if values := _values(last or rows[-max(1, len(rows) // 10) :], name):
+            found[name] = statistics.fmean(values)
+    validated = [row for row in rows if row.get(VALIDATED[0])]
+    if validated:
+        best = min(validated, key=lambda row: float(row[VALIDATED[0]]))
+        found |= {name: float(best[name]) for name in VALIDATED if best.get(name)}
     return found
+
+
+def _gains(rows: list[dict[str, str]], name: str) -> list[int]:
+    """Returns by how much a count grows in each row; it may begin at 0 or after the first step."""
+    counts = [int(row[name]) for row in rows]
+    gains = [after - before for before, after in itertools.pairwise(counts)]
+    return [counts[0] or (gains[0] if gains else 1), *gains]
 
 
 def _values(rows: Iterable[Mapping[str, str]], name: str) -> list[float]:

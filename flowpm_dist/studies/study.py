@@ -245,7 +245,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             return ended
         try:
             return replace(ended, measured=measured(output, self.options.study.skip))
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError, ArithmeticError) as error:
             what = f"{output}: its measurements cannot be read: {error}"
             return replace(ended, status=FAILED, message=what)
 

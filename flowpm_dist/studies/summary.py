@@ -11,20 +11,20 @@ from typing import Any
 
 from flowpm_dist.io.files import written_whole
 from flowpm_dist.studies.measures import (
-    BEST,
     ENERGY,
     EPOCH,
-    LAST,
     MEMORY,
     PHASE,
     POWER,
     STEP,
     THROUGHPUT,
+    TRAINED,
+    VALIDATED,
 )
 from flowpm_dist.studies.options import MESH
 from flowpm_dist.studies.process import COMPLETE
 
-SUMMARISED = (STEP, EPOCH, THROUGHPUT, *LAST, *BEST, MEMORY, ENERGY, POWER)
+SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
 SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
 FIGURES = (SCALING, PHASES, KEYS, ENERGIES)
 """The files of the figures, see `studies.figures`."""
@@ -98,10 +98,16 @@ class Group:
         if self.first is None or not self.values(THROUGHPUT):
             return None
         own, base = self.values(THROUGHPUT), self.first.values(THROUGHPUT)
-        if self.ranks == self.first.ranks:
+        if self.is_first:
             return 1.0, 1.0, 1.0
         ratio = statistics.median(own) / statistics.median(base)
         return ratio, min(own) / max(base), max(own) / min(base)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether others are compared with this group."""
+        first = self.first
+        return first is not None and (first.varied, first.ranks) == (self.varied, self.ranks)
 
     @property
     def ideal(self) -> float:
