@@ -157,6 +157,14 @@ def test_work_in_proportion_to_the_ranks(here):
         ("ranks = [1, 1]", "", "script.py", "study.ranks = [1, 1]: a number is given twice"),
         ("", "batch = [1, 1]", "script.py", "batch has a value twice"),
         ("", "batch = 4", "script.py", "batch has no list of values"),
+        ('scaling = "weak"', "", "script.py", "leave it out"),
+        ('scaling = "strong"\nranks = [1, 3]', "batch = [4]", "script.py",
+         "batch would be 1.33333 on 3 ranks: must be a whole number"),
+        ('scaling = "weak"\nranks = [3, 4]', "", "run.toml", "box.grid[0] would be 10.6667"),
+        ('seeds = ["seed"]', "seed = [1, 2]", "script.py", "vary.seed is one of study.seeds"),
+        ("trace = 4", "", "script.py", "study.trace = 4: goes with jobs"),
+        ('largest = "batch"\nmemory = 1.0\nrepeats = 2', "", "script.py",
+         "study.repeats = 2: goes with timed runs, not with largest"),
         ("", '"training.batch" = [4]', "script.py", "the options of a script have none"),
         ("", "batch = [4]", "run.toml", "must be SECTION.KEY, such as evolution.steps"),
         ("", '"evolutoin.steps" = [4]', "run.toml", "did you mean evolution?"),
@@ -186,6 +194,10 @@ def test_points_that_cannot_begin_are_named(here):
     assert "must be" in refused.stderr and not Path("study-study").exists()
     ranks = flowpm_here("study", "study.toml", "--ranks", "2")
     assert "study is one process that starts jobs: leave --ranks out" in plain(ranks.stderr)
+    mesh = flowpm_here("study", "study.toml", "--mesh", "row:2")
+    assert "vary mesh.shape in the study file" in mesh.stderr
+    study_file("ranks = [1]\nmemory = 1e6\nlargest = 'evolution.steps'", "", "run.toml")
+    assert "study.memory = 1e+06: this host has" in flowpm_here("study", "study.toml").stderr
     study_file("ranks = [2]", '"mesh.shape" = ["row:4"]', "run.toml")
     assert "no mesh.shape in [vary] is of study.ranks" in flowpm_here("study", "study.toml").stderr
 
@@ -290,6 +302,35 @@ def test_workers_share_a_study(here):
     assert sorted(begun()) == [f"{n:04d}" for n in range(8)]
     assert len(rows_of("shared/points.csv")) == 8
     assert json.loads(Path("shared/study.json").read_text())["complete"]
+
+
+@pytest.mark.timeout(60)
+def test_a_study_is_submitted(here):
+    """Its script runs it without a launcher; workers join a folder that `submit` has begun."""
+    study_file("repeats = 3\nranks = [1]")
+    size = ["--nodes", "1", "--ranks-per-node", "1", "--time", "01:00:00", "--dry-run"]
+    said = flowpm_here("submit", "study", "study.toml", *size, "--workers", "2")
+    assert said.returncode == 0 and "2 workers, each with 1 rank on 1 node" in said.stdout
+    script = Path("study-study.sbatch").read_text()
+    assert "#SBATCH --array=0-1" in script and "srun" not in script and "mpirun" not in script
+    assert not json.loads(Path("study-study/study.json").read_text())["complete"]
+    worker = subprocess.run(["bash", "study-study.sbatch"], capture_output=True, text=True)
+    assert worker.returncode == 0, worker.stderr
+    assert len(rows_of("study-study/points.csv")) == 3
+    four = ["--set", "study.ranks=[4]", "--output", "other"]
+    few = flowpm_here("submit", "study", "study.toml", *size, *four)
+    assert "has jobs of 4 ranks; --nodes times --ranks-per-node is 1" in few.stderr
+    other = flowpm_here("submit", "simulate", "study.toml", *size, "--workers", "2")
+    assert "--workers is for a study or a tuning" in other.stderr
+
+
+def test_a_changed_subject_is_refused(here):
+    """Runs before and after a change of the subject cannot be compared."""
+    study_file("repeats = 1")
+    assert flowpm_here("study", "study.toml").returncode == 0
+    Path("script.py").write_text(SCRIPT + "\n")
+    more = flowpm_here("study", "study.toml", "--resume", "--set", "study.repeats=2")
+    assert more.returncode == 2 and "it has other values than when" in more.stderr
 
 
 @pytest.mark.timeout(120)

@@ -367,8 +367,11 @@ def test_a_tuning_is_one_process(here):
     assert "leave --ranks out" in flowpm_here(*check, "--ranks", "2").stderr
     assert "give mesh.shape in the run file" in flowpm_here(*check, "--mesh", "row:2").stderr
     size = ["--nodes", "1", "--ranks-per-node", "1", "--time", "01:00:00", "--dry-run"]
-    refused = flowpm_here("submit", "tune", "tune.toml", *size)
-    assert refused.returncode == 2 and "starts jobs of its own" in refused.stderr
+    several = flowpm_here("submit", "tune", "tune.toml", *size, "--set", "tune.ranks=2")
+    assert several.returncode == 2 and "has jobs of 2 ranks" in several.stderr
+    written = flowpm_here("submit", "tune", "tune.toml", *size, "--workers", "2")
+    assert written.returncode == 0 and "2 workers" in written.stdout
+    assert "tune" in flowpm_here("runs", "tune-tuning").stdout
 
 
 def test_the_example_is_checked():

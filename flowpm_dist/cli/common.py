@@ -310,7 +310,7 @@ class Preview:
         output: folder of the results; None if there is none.
         explains_mesh: whether the reason for the default mesh is printed.
         warnings: what a user should know; printed again when the work begins.
-        outline: what the work is; needed for work without a mesh of ranks.
+        outline: what the work is, if it starts other jobs.
     """
 
     resolved: str
@@ -342,7 +342,10 @@ class Preview:
         """Print the run with all its settings, as a run file, and below it what it would take."""
         if launch.detect().rank:
             return
-        lines = [self.outline] if self.demand is None else self._mesh_lines(self.demand)
+        if self.outline or self.demand is None:
+            lines = [self.outline]
+        else:
+            lines = self._mesh_lines(self.demand)
         lines += self.estimate.lines(launch.host_memory())
         if self.output is not None:
             free = shutil.disk_usage(existing_part(self.output)).free

@@ -113,11 +113,6 @@ def submit(
         _check_gpus(options, ranks_per_node)
         given, further = _operands(command, operands)
         kind = job_class(command) if command in JOBS else None
-        if kind is not None and kind.starts_jobs:
-            raise UserError(
-                f"submit {command}: {command} starts jobs of its own, on the hosts where it runs: "
-                "write a job script that calls it, as in docs/howto/tune.md"
-            )
         results = (output or _default_results(command, given[0], kind)).absolute()
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")
@@ -174,6 +169,8 @@ def submit(
             path.write_text(text)
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        if workers and kind is not None:
+            _prepare(kind, given[0], results, changes or [])
     print(f"{path}: {_described(job)}")
     if not dry_run:
         _submit(path)
@@ -311,8 +308,6 @@ def _checked(
             f"{job.output}{'-*' if job.elements else ''}: the work is complete; remove it to start "
             "again, or give another --output"
         )
-    if job.workers and not request.resume:
-        work.prepare()
     if job.alone:  # what the ranks of its runs take is not known
         return job
     node = human_size(Estimate(ranks, job.ranks_per_node, memory).on_host)
@@ -334,6 +329,13 @@ def _planned(kind: Any, request: Request) -> Any:
         if "--ranks " not in str(error):
             raise
         raise UserError(f"{error}\n(here --ranks is --nodes times --ranks-per-node)") from None
+
+
+def _prepare(kind: Any, run_file: Path, output: Path, changes: Sequence[str]) -> None:
+    """Begin the folder of a study, so that its workers can join each other in it."""
+    if any(output.glob(kind.folder_type.begun)):
+        return
+    kind.plan(Request(run_file, 1, output, settings=parse_settings(changes))).prepare()
 
 
 def _described(job: batch.BatchJob) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -122,7 +123,8 @@ def record_of_work(
 def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of a job, by the path of the lock's file."""
     try:
-        with path.open() as file:
+        # Some file systems let only a writer take the lock that excludes all others.
+        with path.open("r+" if os.access(path, os.W_OK) else "r") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

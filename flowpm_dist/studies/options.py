@@ -9,11 +9,13 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import job_class
 from flowpm_dist.jobs.run_file import RunFile, flat
 from flowpm_dist.options import (
@@ -27,24 +29,22 @@ from flowpm_dist.options import (
     count,
     nearest,
 )
-from flowpm_dist.studies.process import Subject, check_subject
+from flowpm_dist.studies.process import Subject, check_subject, checksums_of, keys_and_values
 
 MESH = "mesh.shape"
 COMMANDS = ("simulate", "train")
 """Jobs whose results a study reads."""
-MOST_POINTS = 10_000
 
 
-def lists_by_key(value: Any) -> Any:
-    """Returns the lists of a table by "section.key"; tables may be nested or keys dotted."""
+class ScalingError(UserError):
+    """Work cannot be divided among the ranks, or grow with them, without a remainder."""
+
+
+def _lists_by_key(value: Any) -> Any:
+    """Returns the lists of a table by "section.key"."""
     if not isinstance(value, Mapping):
         return value
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        if isinstance(inner, Mapping):
-            found |= {f"{key}.{name}": each for name, each in inner.items()}
-        else:
-            found[key] = inner
+    found = dict(keys_and_values(value))
     for key, values in found.items():
         if not isinstance(values, list | tuple) or not values:
             raise ValueError(f"{key} has no list of values")
@@ -96,6 +96,7 @@ class StudySection(Options):
         repeats: the number of runs at each point.
         seeds: keys to which the number of the repetition is added.
         skip: the number of first steps that are left out of the times.
+        trace: the number of steps of which each run of a job leaves a trace.
         limit: the longest duration of a run [s].
         memory: the memory at which the processes of a run are killed [GiB].
         largest: a key whose largest value that fits into `memory` is searched for, by doubling and
@@ -116,6 +117,7 @@ class StudySection(Options):
     repeats: int = count(3)
     seeds: Names = Field(default=(), description="a list of keys", min_length=0)
     skip: int = count(1, 0)
+    trace: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
     limit: float | None = Field(default=None, gt=0, description="a number of seconds above 0")
     memory: float | None = Field(default=None, gt=0, description="a number of GiB above 0")
     largest: str | None = Field(default=None, description="a key of the subject")
@@ -125,7 +127,9 @@ class StudySection(Options):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        return {} if self.largest else dict.fromkeys(("smallest", "most"), "largest")
+        if not self.largest:
+            return dict.fromkeys(("smallest", "most"), "largest")
+        return dict.fromkeys(("repeats", "seeds", "skip"), "timed runs, not with largest")
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -146,12 +150,11 @@ class StudyOptions(RunFile):
     """A study file: a subject, and the values of its keys."""
 
     study: StudySection
-    vary: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(lists_by_key)] = Field(
+    vary: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_lists_by_key)] = Field(
         default={},
         description='a list of values for each key of the subject, as "training.batch" = [4, 8]',
     )
 
-    may_differ = ("study.limit", "study.memory")
     may_grow = ("study.repeats",)
 
     def problems(self) -> Iterator[Problem]:
@@ -173,11 +176,24 @@ class StudyOptions(RunFile):
         for place, key in given:
             if wrong := self._unknown(key):
                 yield Problem(place, wrong)
+        if script and study.trace is not None:
+            yield self.problem("study.trace", "goes with jobs, not with scripts")
         if study.largest in self.vary:
             yield Problem(f"vary.{study.largest}", "is searched for by study.largest: leave it out")
         if script and study.scaling == "strong" and "batch" not in self.vary:
             what = "of a script divides its batch: must have vary.batch"
             yield self.problem("study.scaling", what)
+        if script and study.scaling == "weak":
+            what = "a script's batch is that of a rank, so that its work grows: leave it out"
+            yield self.problem("study.scaling", what)
+        for key in {*study.seeds} & {*self.vary}:
+            yield Problem(f"vary.{key}", "is one of study.seeds: leave one of them out")
+        try:
+            self.points()
+        except ScalingError as error:
+            yield self.problem("study.scaling", str(error))
+        except UserError:  # of the subject; the check of the job reports it
+            pass
         if study.largest and study.scaling:
             yield self.problem("study.scaling", "goes without study.largest")
 
@@ -193,8 +209,19 @@ class StudyOptions(RunFile):
             return f"{section!r} is no section of the subject{nearest(section, known)}"
         return ""
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """The input files by key."""
+        return {"study.subject": self.study.subject}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the input files by key."""
+        return checksums_of(self.files)
+
     def mesh_for(self, ranks: int, *, source: object, shape: str | None = None) -> str:
         """Returns the mesh of the process that starts the runs, which has one rank."""
+        if shape is not None:
+            raise UserError(f"--mesh {shape}: vary mesh.shape in the study file")
         return "row:1"
 
     def with_mesh(self, shape: str | None) -> StudyOptions:
@@ -237,10 +264,10 @@ class StudyOptions(RunFile):
         for key in study.seeds:
             settings[key] = int(varied.get(key, base.get(key, 0))) + repeat
         factor = ranks / min(study.ranks)
-        if study.scaling == "strong" and subject.is_script:
-            settings["batch"] = round(settings["batch"] / factor)
+        if study.scaling == "strong" and subject.is_script and "batch" in settings:
+            settings["batch"] = _whole(settings["batch"] / factor, "batch", ranks)
         if study.scaling == "weak" and not subject.is_script:
-            settings |= _grown(base, factor, subject.command)
+            settings |= _grown(base, factor, subject.command, ranks)
         return settings
 
     def _base(self, varied: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,12 +292,28 @@ def _product(sizes: Any) -> int:
     return found
 
 
-def _grown(base: Mapping[str, Any], factor: float, command: str) -> dict[str, Any]:
-    """Returns the values by which a job grows in proportion to its ranks."""
+def _whole(value: float, what: str, ranks: int) -> int:
+    """Returns a number as a whole one.
+
+    Raises:
+        ScalingError: it is none, or below 1.
+    """
+    if value < 1 or value != round(value):
+        raise ScalingError(f"{what} would be {value:g} on {ranks} ranks: must be a whole number")
+    return round(value)
+
+
+def _grown(base: Mapping[str, Any], factor: float, command: str, ranks: int) -> dict[str, Any]:
+    """Returns the values by which a job grows in proportion to its ranks.
+
+    Raises:
+        ScalingError: they are no whole numbers.
+    """
     if command == "train":
-        return {"training.batch": round(base["training.batch"] * factor)}
+        batch = _whole(base["training.batch"] * factor, "training.batch", ranks)
+        return {"training.batch": batch}
     grid, size = base["box.grid"], base["box.size"]
     return {
-        "box.grid": [round(grid[0] * factor), *grid[1:]],
+        "box.grid": [_whole(grid[0] * factor, "box.grid[0]", ranks), *grid[1:]],
         "box.size": [size[0] * factor, *size[1:]],
     }

@@ -5,8 +5,10 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
+import hashlib
 import os
 import signal
 import subprocess
@@ -32,7 +34,9 @@ COMPLETE, FAILED, NO_MEMORY, STOPPED = "complete", "failed", "no memory", "stopp
 LOOK_SECONDS = 0.2
 """Time between two looks at a running process [s]."""
 STOP_SECONDS = 300.0
-"""Time within which a run that is asked to stop must end [s]."""
+"""Time within which a run that is asked to stop must end, where its checkpoint is needed [s]."""
+END_SECONDS = 5.0
+"""Time that a launcher has to end after its ranks were killed [s]."""
 LAST_LINES = 12
 """Lines of a run's output that a message shows."""
 CLAIM, LOG = ".claim", "log.txt"
@@ -141,11 +145,13 @@ class Outcome:
         status: `COMPLETE`, `FAILED`, `NO_MEMORY` or `STOPPED`.
         seconds: its duration [s].
         message: why it did not complete, or an empty text.
+        code: the exit status of its process.
     """
 
     status: str
     seconds: float
     message: str = ""
+    code: int = 0
 
 
 def run(
@@ -155,6 +161,8 @@ def run(
     environment: Mapping[str, str] | None = None,
     memory: int | None = None,
     limit: float | None = None,
+    grace: float = STOP_SECONDS,
+    claim: Claim | None = None,
     asked: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run a command to its end, in a process group of its own.
@@ -167,8 +175,11 @@ def run(
         environment: its environment variables; by default those of this process.
         memory: the memory of all its processes at which they are killed [bytes].
         limit: its longest duration [s]; after it the command is asked to stop.
+        grace: time that it has to stop [s]; then it is killed.
+        claim: the claim of this work. The command holds it as well, so that nobody else takes it
+            while the command ends, should this process die.
         asked: whether the command is to stop; called several times a second. It is then sent
-            SIGTERM, and is killed after `STOP_SECONDS`.
+            SIGTERM.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
@@ -185,10 +196,11 @@ def run(
             stderr=subprocess.STDOUT,
             env=None if environment is None else dict(environment),
             process_group=0,
+            pass_fds=() if claim is None else claim.held,
             preexec_fn=die_with_parent,
         )
         try:
-            ended = _watched(process, begin, memory, limit, asked)
+            ended = _watched(process, begin, memory, limit, grace, asked)
         except BaseException:
             _kill(process)
             raise
@@ -200,6 +212,7 @@ def _watched(
     begin: float,
     memory: int | None,
     limit: float | None,
+    grace: float,
     asked: Callable[[], bool],
 ) -> str | None:
     """Waits for the end of a process; returns how it was ended, or None if it ended by itself."""
@@ -208,6 +221,7 @@ def _watched(
     while True:
         try:
             process.wait(LOOK_SECONDS)
+            _kill_group(process.pid)  # what it has left behind
             return why
         except subprocess.TimeoutExpired:
             now = time.monotonic()
@@ -219,24 +233,31 @@ def _watched(
             if over or asked():
                 why, stopping = "limit" if over else STOPPED, now
                 process.terminate()
-        elif now - stopping > STOP_SECONDS:
+        elif now - stopping > grace:
             _kill(process)
             return why
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and all that it has started."""
+    """Kills a process and all that it has started; a launcher may then end by itself."""
     try:
         family = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:
         family = []
-    process.kill()
     for member in family:
-        try:
+        with contextlib.suppress(psutil.Error):
             member.kill()
-        except psutil.Error:
-            continue
+    if family:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    process.kill()
     process.wait()
+    _kill_group(process.pid)
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | None) -> Outcome:
@@ -255,13 +276,14 @@ def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | N
     lines = [line for line in text.splitlines() if line.strip()]
     own = [n for n, line in enumerate(lines) if line.startswith("error: ")]
     last = lines[own[-1] :] if own else lines[-LAST_LINES:]
-    return Outcome(kind, seconds, "\n".join(last) or f"it ended with status {status}")
+    return Outcome(kind, seconds, "\n".join(last) or f"it ended with status {status}", status)
 
 
 def memory_of(pid: int) -> int:
     """Returns the memory of a process and all that it has started [bytes].
 
-    Pages that several of them share are counted once. A process that may not be read counts 0.
+    Pages that several of them share are counted once, where the system says how many share them.
+    Processes on other hosts are not counted.
     """
     try:
         family = psutil.Process(pid).children(recursive=True)
@@ -276,7 +298,8 @@ def _proportional(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
-        pass
+        with contextlib.suppress(psutil.Error):
+            return int(psutil.Process(pid).memory_info().rss)
     return 0
 
 
@@ -305,11 +328,43 @@ class Claim:
         self._file = file
         return True
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The file descriptor of the claim, if this process has it."""
+        return () if self._file is None else (self._file.fileno(),)
+
     def give_up(self) -> None:
         """Let another process take it."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other worker is inside for the same folder, which is claimed."""
+    claim = Claim(folder)
+    while not claim.take():
+        time.sleep(LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        claim.give_up()
+
+
+def keys_and_values(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields "section.key" and what is given for it, however tables are nested.
+
+    Args:
+        table: sections and keys; a table with `low` or `high` is a value.
+        within: the names of the tables around it, each with a dot.
+    """
+    for name, given in table.items():
+        is_section = isinstance(given, Mapping) and given and not {*given} & {"low", "high"}
+        if is_section:
+            yield from keys_and_values(given, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", given
 
 
 class StopSignals:
@@ -347,6 +402,14 @@ class StopSignals:
     def name(self) -> str:
         """Name of the signal."""
         return signal.Signals(self.received or 0).name
+
+
+def checksums_of(files: Mapping[str, Path]) -> dict[str, str]:
+    """Returns the checksums of files by their keys."""
+    return {
+        key: hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
+        for key, path in files.items()
+    }
 
 
 def check_subject(subject: Subject) -> None:

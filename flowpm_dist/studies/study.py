@@ -6,17 +6,19 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import read_json, write_text
-from flowpm_dist.jobs.estimate import OVERRIDE
-from flowpm_dist.jobs.folder import WorkFolder, check_room
+from flowpm_dist.io.files import human_size, read_json, write_text
+from flowpm_dist.jobs.estimate import OVERRIDE, Demand
+from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, check_room
 from flowpm_dist.jobs.job import Job, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
@@ -32,22 +34,27 @@ from flowpm_dist.studies.process import (
     Claim,
     Outcome,
     StopSignals,
+    alone,
     run,
 )
 from flowpm_dist.studies.summary import (
     FIGURES,
-    Group,
     Run,
     groups_of,
+    largest_rows,
     ranks_of,
+    summary_rows,
     summary_text,
+    write_rows,
     write_runs,
-    write_summary,
 )
+from meshimpl import launch
 
 MARK, RESULT, RUN = "study.json", "result.json", "run"
 WAIT_SECONDS = 5.0
 """Time between two looks at the runs of other workers [s]."""
+GRACE_SECONDS = 20.0
+"""Time that a run has to stop; it is made anew later [s]."""
 LARGEST = "largest.csv"
 
 
@@ -60,7 +67,8 @@ class StudyFolder(WorkFolder):
 
     kind = "study"
     contents = (
-        MARK, "run.toml", "runs", "points.csv", "summary.csv", "summary.md", LARGEST, *FIGURES,
+        MARK, "run.toml", CHECKSUMS, "runs", "points.csv", "summary.csv", "summary.md", LARGEST,
+        *FIGURES,
     )  # fmt: skip
     begun = MARK
     shared = True
@@ -87,6 +95,9 @@ class StudyJob(Job[StudyOptions, list[Run]]):
     starts_jobs = True
     cells = 1
     folder: StudyFolder
+    _largest: Job[Any, Any] | None = None
+    """The job of the point that needs the most memory on this host."""
+    _disk = 0
 
     def check(self) -> None:
         """See `Job.check`; the job of each point is planned as well.
@@ -95,19 +106,32 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             UserError: a run could not begin; the message names its values.
         """
         super().check()
-        problems: dict[str, str] = {}
-        disk = 0
+        study = self.options.study
+        room = round((study.memory or 0) * 2**30)
+        if room > launch.host_memory().limit:
+            has = human_size(launch.host_memory().limit)
+            raise UserError(f"study.memory = {study.memory:g}: this host has {has}")
+        if study.memory is not None and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1:
+            raise UserError("study.memory: is looked at on one host, and this job has several")
         if not self._points:
             raise UserError(f"{self.run_file}: no mesh.shape in [vary] is of study.ranks")
+        problems: dict[str, str] = {}
+        disk = 0
         for point in self._points:
             if point.repeat == 0 and str(point) not in problems:
                 trial = self._with_smallest(point)
                 try:
                     job = self._subject.plan(trial.settings, point.ranks, self._output(trial))
-                    disk += 0 if job is None else job.disk
                 except UserError as error:
                     problems[str(point)] = str(error)
-        check_room(self.folder.path, disk * self.options.study.repeats, "the runs need at most")
+                    continue
+                if job is None:
+                    continue
+                disk += job.disk
+                if self._largest is None or job.estimate.on_host > self._largest.estimate.on_host:
+                    self._largest = job
+        self._disk = disk * study.repeats
+        check_room(self.folder.path, self.disk, "the runs need at most")
         if problems:
             shown = [f"{point}: {what}" for point, what in list(problems.items())[:5]]
             more = [f"... and {len(problems) - 5} more points"] if len(problems) > 5 else []
@@ -143,9 +167,25 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         return f"{what}; {study.repeats} at each point"
 
     @property
-    def demand(self) -> None:
-        """See `Job.demand`."""
-        return None
+    def demand(self) -> Demand | None:
+        """See `Job.demand`: that of the point that needs the most; None for a script."""
+        if self._largest is None or self.options.study.memory is not None:
+            return None
+        return self._largest.demand
+
+    @property
+    def disk(self) -> int:
+        """See `Job.disk`."""
+        return super().disk + self._disk
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `Job.warnings`."""
+        cores, threads = launch.available_cores(), self.options.study.threads or 1
+        here = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
+        if here and (most := self.most_ranks * threads) > cores:
+            return (f"{most} threads of {self.most_ranks} ranks share {cores} cores here",)
+        return ()
 
     @property
     def most_ranks(self) -> int:
@@ -170,7 +210,9 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             StopError: a signal stopped it; runs that have ended are kept.
         """
         points = self.options.in_random_order()
-        write_run_file(self.folder.run_file, self.resolved)
+        with alone(self.folder.runs):
+            write_run_file(self.folder.run_file, self.resolved)
+            self.folder.keep_checksums(self.options.checksums())
         signals = StopSignals()
         done = set[int]()
         with signals.heard(progress.say):
@@ -183,11 +225,11 @@ class StudyJob(Job[StudyOptions, list[Run]]):
                     if not claim.take():
                         continue
                     try:
-                        self._do(point, signals, progress)
+                        self._do(point, claim, signals, progress)
                     finally:
                         claim.give_up()
                     if signals:
-                        self._write(complete=False)
+                        self._write(progress, complete=False)
                         raise StopError(signals.name, f"after {self._count(done)} of {len(points)}")
                     done.add(point.number)
                     progress("run", len(done), len(points), str(point))
@@ -195,20 +237,20 @@ class StudyJob(Job[StudyOptions, list[Run]]):
                     time.sleep(WAIT_SECONDS)
                     if signals:
                         raise StopError(signals.name, "while other workers make the last runs")
-        return self._write(complete=True)
+        return self._write(progress, complete=True)
 
     def _count(self, done: set[int]) -> str:
         return f"{len(done)} runs"
 
-    def _do(self, point: Point, signals: StopSignals, progress: Progress) -> None:
+    def _do(self, point: Point, claim: Claim, signals: StopSignals, progress: Progress) -> None:
         """Does a point, or what is left of it."""
         if self.options.study.largest is None:
-            self._run(point, signals)
+            self._run(point, claim, signals)
             return
-        for value in self._search(point, signals):
+        for value in self._search(point, claim, signals):
             progress.say(f"{point}: {self.options.study.largest} = {value}")
 
-    def _run(self, point: Point, signals: StopSignals) -> Run | None:
+    def _run(self, point: Point, claim: Claim, signals: StopSignals) -> Run | None:
         """Returns a run, made unless it has ended before; None if it was stopped."""
         folder = self.folder.runs / self._name(point)
         if found := read_json(folder / RESULT):
@@ -216,7 +258,8 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         study, output = self.options.study, folder / RUN
         shutil.rmtree(output, ignore_errors=True)  # of a run that was cut short
         folder.mkdir(parents=True, exist_ok=True)
-        more = [] if self._subject.is_script else [OVERRIDE] if study.memory else []
+        more = [OVERRIDE] if study.memory is not None and not self._subject.is_script else []
+        more += [] if study.trace is None else ["--trace", str(study.trace)]
         command, environment = self._subject.command_line(
             point.settings, point.ranks, output, threads=study.threads, more=more
         )
@@ -228,10 +271,15 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             environment=environment,
             memory=None if study.memory is None else round(study.memory * 2**30),
             limit=study.limit,
+            grace=GRACE_SECONDS,
+            claim=claim,
             asked=lambda: bool(signals),
         )
         if outcome.status == STOPPED:
             return None
+        if outcome.code == launch.HOST_LOST:  # which says nothing about the point
+            print(outcome.message, file=sys.stderr, flush=True)
+            raise SystemExit(launch.HOST_LOST)
         found = self._result(point, output, outcome)
         write_text(folder / RESULT, json.dumps(asdict(found), indent=1) + "\n")
         return found
@@ -249,14 +297,14 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             what = f"{output}: its measurements cannot be read: {error}"
             return replace(ended, status=FAILED, message=what)
 
-    def _search(self, point: Point, signals: StopSignals) -> Iterator[int]:
+    def _search(self, point: Point, claim: Claim, signals: StopSignals) -> Iterator[int]:
         """Tries values of `largest` until the largest that fits is known; yields those tried."""
         study = self.options.study
         unit = study.smallest
         fits, too_large = 0, study.most // unit + 1
         trial = 1
         while fits + 1 < too_large:
-            found = self._run(self.options.with_value(point, trial * unit), signals)
+            found = self._run(self.options.with_value(point, trial * unit), claim, signals)
             if found is None:
                 return
             yield trial * unit
@@ -269,33 +317,38 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             unknown = too_large > study.most // unit
             trial = min(2 * fits, study.most // unit) if unknown else (fits + too_large) // 2
 
-    def _write(self, *, complete: bool) -> list[Run]:
+    def _write(self, progress: Progress, *, complete: bool) -> list[Run]:
         """Writes the tables and the figures; the last worker to end has them all."""
         from flowpm_dist.io.figures import save_figure
         from flowpm_dist.studies.figures import figures
 
-        runs, path = self.folder.ended(), self.folder.path
-        if not runs:
-            return runs
-        groups = groups_of(runs)
-        write_runs(path / "points.csv", runs)
-        write_summary(path / "summary.csv", groups)
-        title = f"{self.options.study.subject.name}: {len(runs)} runs"
-        write_text(path / "summary.md", summary_text(groups, title))
-        if self.options.study.largest is None:
-            for name, figure in figures(groups).items():
-                save_figure(figure, path / name)
-        else:
-            write_text(path / LARGEST, _largest_table(groups, self.options.study.largest))
-        if complete:
-            self.folder.write_mark(complete=True)
+        path, largest = self.folder.path, self.options.study.largest
+        with alone(self.folder.runs):
+            runs = self.folder.ended()
+            groups = groups_of(runs)
+            if runs:
+                write_runs(path / "points.csv", runs)
+                write_rows(path / "summary.csv", summary_rows(groups))
+                title = f"{self.options.study.subject.name}: {len(runs)} runs"
+                write_text(path / "summary.md", summary_text(groups, title))
+            if runs and largest:
+                write_rows(path / LARGEST, largest_rows(groups, largest))
+            elif runs:
+                try:
+                    for name, figure in figures(groups).items():
+                        save_figure(figure, path / name)
+                except Exception as error:  # the tables are complete without them
+                    progress.warn(f"a figure cannot be drawn: {error}")
+            if complete:
+                self.folder.write_mark(complete=True)
         return runs
 
     def report(self, result: list[Run]) -> str:
         """Returns where to look, and the points."""
         path, groups = self.folder.path, groups_of(result)
         if key := self.options.study.largest:
-            return f"{path}:\n{_largest_table(groups, key)}"
+            rows = largest_rows(groups, key)
+            return "\n".join([f"{path}: largest.csv", *(_line(row) for row in rows)])
         lines = []
         for group in groups:
             speed = group.speed_up
@@ -319,23 +372,5 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         return record_of_work(folder, f"{len(runs)} runs" if runs else "")
 
 
-def _largest_table(groups: list[Group], key: str) -> str:
-    """Returns the largest value that fits at each point, as a table of comma-separated values."""
-    found: dict[str, tuple[Group, list[int], list[int], list[str]]] = {}
-    for group in groups:
-        others = {name: value for name, value in group.varied.items() if name != key}
-        entry = found.setdefault(repr((others, group.ranks)), (group, [], [], []))
-        value = cast(int, group.varied[key])
-        if group.runs:
-            entry[1].append(value)
-        elif group.failed[0].status == NO_MEMORY:
-            entry[2].append(value)
-        else:
-            entry[3].append(f"{value}: {group.failed[0].message.splitlines()[-1]}")
-    names = [name for name in groups[0].varied if name != key]
-    lines = [",".join([*names, "ranks", f"largest {key}", "least without room", "failed"])]
-    for group, fits, large, failed in found.values():
-        cells = [*(group.varied[name] for name in names), group.ranks, max(fits, default=0)]
-        cells += [min(large, default=""), "; ".join(failed)]
-        lines.append(",".join(f'"{cell}"' if "," in str(cell) else str(cell) for cell in cells))
-    return "\n".join(lines) + "\n"
+def _line(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in row.items() if value != "")

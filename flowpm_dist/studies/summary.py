@@ -22,7 +22,7 @@ from flowpm_dist.studies.measures import (
     VALIDATED,
 )
 from flowpm_dist.studies.options import MESH
-from flowpm_dist.studies.process import COMPLETE
+from flowpm_dist.studies.process import COMPLETE, NO_MEMORY
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
 SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
@@ -170,7 +170,7 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
         }
         for run in sorted(runs, key=lambda run: (run.number, str(run.varied)))
     ]
-    _write(path, rows)
+    write_rows(path, rows)
 
 
 def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -198,13 +198,29 @@ def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return rows
 
 
-def write_summary(path: Path, groups: Sequence[Group]) -> None:
-    """Write summary.csv, see `summary_rows`.
+def largest_rows(groups: Sequence[Group], key: str) -> list[dict[str, Any]]:
+    """Returns the largest value of a key that fits at each point.
 
-    Raises:
-        WriteError: it cannot be written.
+    Args:
+        groups: all runs of the search.
+        key: the key.
     """
-    _write(path, summary_rows(groups))
+    searches: dict[tuple[str, int], list[Group]] = {}
+    for group in groups:
+        others = {name: value for name, value in group.varied.items() if name != key}
+        searches.setdefault((repr(others), group.ranks), []).append(group)
+    rows = []
+    for several in searches.values():
+        fits = [group.varied[key] for group in several if group.runs]
+        failed = [group for group in several if not group.runs]
+        large = [g.varied[key] for g in failed if g.failed[0].status == NO_MEMORY]
+        wrong = [g for g in failed if g.failed[0].status != NO_MEMORY]
+        row = {name: value for name, value in several[0].varied.items() if name != key}
+        row |= {"ranks": several[0].ranks, f"largest {key}": max(fits, default=0)}
+        row["least without room"] = min(large, default="")
+        row["failed"] = "; ".join(f"{g.varied[key]}: {g.failed[0].message}" for g in wrong)
+        rows.append(row)
+    return rows
 
 
 def summary_text(groups: Sequence[Group], title: str) -> str:
@@ -258,7 +274,12 @@ def _with_spread(value: float | None, spread: Sequence[float] | None) -> str:
     return f"{value:.4g} ({spread[0]:.3g} to {spread[1]:.3g})"
 
 
-def _write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a table of comma-separated values, whose columns are all that the rows have.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     # Phases come last: there may be many.
     columns.sort(key=lambda name: name.startswith(PHASE) or name in ("versions", "message"))

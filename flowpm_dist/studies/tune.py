@@ -152,6 +152,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
             int(str(mark.get(key, 0))) >= getattr(self.options.tune, key) for key in ENOUGH
         )
 
+    @property
+    def most_ranks(self) -> int:
+        """See `Job.most_ranks`."""
+        return self.options.tune.ranks * self.options.tune.workers
+
     def saved(self) -> str:
         """See `Job.saved`."""
         return f"the trials in {self.folder.path} are kept: go on with --resume"
