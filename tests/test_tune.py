@@ -20,11 +20,11 @@ from commands import COMMAND, ROOT, flowpm, flowpm_here, plain
 
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.jobs.run_file import ConfigError, read_table
-from flowpm_dist.studies.tune_judges import constant_value, judge_of
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import TrialRecord
-from flowpm_dist.studies.tune_results import candidates_of, verdict_of
-from flowpm_dist.studies.tune_runs import DEFAULTS, Repeat, fresh_seed
+from flowpm_dist.studies.tuning.judges import constant_value, judge_of
+from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.records import TrialRecord
+from flowpm_dist.studies.tuning.results import candidates_of, verdict_of
+from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat, fresh_seed
 
 SCRIPT = """
 import argparse, csv, random, time
@@ -157,7 +157,7 @@ def test_the_loss_may_be_tuned_if_another_metric_judges(here):
 
 def test_without_optuna(here, monkeypatch):
     run_file()
-    monkeypatch.setattr("flowpm_dist.studies.tune_check.find_spec", lambda name: None)
+    monkeypatch.setattr("flowpm_dist.studies.tuning.check.find_spec", lambda name: None)
     refused = flowpm_here("tune", "tune.toml", "--check")
     assert refused.returncode == 2
     assert "tune needs the package optuna: pip install 'flowpm-dist[tune]'" in refused.stderr

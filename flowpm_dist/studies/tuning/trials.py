@@ -25,8 +25,8 @@ from optuna.distributions import (
 from optuna.trial import TrialState
 
 from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim
-from flowpm_dist.studies.tune_options import Range, Space, TuneSection
-from flowpm_dist.studies.tune_records import COUNTED, LOST, TrialRecord
+from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
+from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""

@@ -15,8 +15,8 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.run_file import ConfigError, flat
 from flowpm_dist.options import Problem, as_written
 from flowpm_dist.studies.process import Subject, check_subject
-from flowpm_dist.studies.tune_judges import Judge, judge_of
-from flowpm_dist.studies.tune_options import Range, TuneOptions
+from flowpm_dist.studies.tuning.judges import Judge, judge_of
+from flowpm_dist.studies.tuning.options import Range, TuneOptions
 
 PLANNED = "planned"
 """Name of a folder for plans, which is never made."""

@@ -21,12 +21,12 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
-from flowpm_dist.studies import tune_check, tune_results
 from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, run
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import COUNTED, TrialRecord
-from flowpm_dist.studies.tune_results import Candidate, Verdict
-from flowpm_dist.studies.tune_runs import (
+from flowpm_dist.studies.tuning import check, results
+from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
+from flowpm_dist.studies.tuning.results import Candidate, Verdict
+from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
     Runner,
     repeat_all,
@@ -35,7 +35,7 @@ from flowpm_dist.studies.tune_runs import (
 )
 
 if TYPE_CHECKING:
-    from flowpm_dist.studies.tune_trials import Trials
+    from flowpm_dist.studies.tuning.trials import Trials
 
 MARK = "tune.json"
 FIGURES = ("history.png", "importances.png", "parallel.png")
@@ -119,8 +119,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
         Raises:
             UserError: optuna is not installed, or the subject cannot be tuned.
         """
-        tune_check.check_optuna()
-        self.judge = tune_check.checked_judge(self.options, self.run_file, self.folder.path)
+        check.check_optuna()
+        self.judge = check.checked_judge(self.options, self.run_file, self.folder.path)
         super().check()
 
     def describe(self) -> str:
@@ -139,7 +139,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def disk(self) -> int:
         """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
         tune = self.options.tune
-        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / tune_check.PLANNED)
+        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / check.PLANNED)
         each = 0 if job is None else job.disk
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
         return FIGURES_AND_TABLES + whole * each
@@ -167,7 +167,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         Raises:
             StopError: a signal stopped it; trials that were running will be run again.
         """
-        from flowpm_dist.studies.tune_trials import Trials, alone
+        from flowpm_dist.studies.tuning.trials import Trials, alone
 
         options, folder, tune = self.options, self.folder, self.options.tune
         stop = StopSignals()
@@ -178,14 +178,14 @@ class TuneJob(Job[TuneOptions, Tuned]):
             folder.keep_checksums(options.checksums())
             if folder.is_complete:  # more trials or seeds are asked for
                 folder.write_mark(complete=False)
-        own = tune_check.own_values(options, folder.path)
+        own = check.own_values(options, folder.path)
         trials = Trials(
             folder.storage,
             folder.trials,
             tune,
             options.space,
             first=self._first,
-            own=own if tune_check.is_inside(options, own) else None,
+            own=own if check.is_inside(options, own) else None,
         )
         runner = Runner(options, self.judge, stop)
         with stop.heard(progress.say), self._other_workers(stop, progress):
@@ -200,8 +200,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
             raise StopError(stop.name, place)
-        candidates = tune_results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
-        verdict = tune_results.verdict_of(candidates, trials.best)
+        candidates = results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
+        verdict = results.verdict_of(candidates, trials.best)
         result = Tuned(trials.counted, candidates, verdict)
         with alone(folder.repeats):  # each worker writes the same
             self._write(result, trials)
@@ -251,7 +251,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         self, trials: Trials, runner: Runner, stop: StopSignals, progress: Progress
     ) -> None:
         """Makes trials until all have ended, or until a signal comes."""
-        from flowpm_dist.studies.tune_trials import alone
+        from flowpm_dist.studies.tuning.trials import alone
 
         total = self.options.tune.trials
         while not stop and not trials.are_done:
@@ -272,7 +272,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         progress("trials", len(trials.counted), total)
 
     def _write_trials(self, trials: Trials) -> None:
-        tune_results.write_trials(self.folder.table, trials.records, [*self.options.space])
+        results.write_trials(self.folder.table, trials.records, [*self.options.space])
 
     def _chosen(self, trials: Trials, own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Returns the values to repeat by their name; none if no trial is complete."""
@@ -285,17 +285,21 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def _write(self, result: Tuned, trials: Trials) -> None:
         """Writes the results."""
         from flowpm_dist.io.figures import save_figure
-        from flowpm_dist.studies import tune_figures
+        from flowpm_dist.studies.tuning.figures import (
+            history_figure,
+            importances_figure,
+            parallel_figure,
+        )
 
         options, folder, metric = self.options, self.folder, self.judge.metric
         self._write_trials(trials)
         if result.candidates:
-            tune_results.write_best(folder.repeated, result.candidates, [*options.space])
-        tune_results.write_run_file(folder.best, options, result.verdict)
+            results.write_best(folder.repeated, result.candidates, [*options.space])
+        results.write_run_file(folder.best, options, result.verdict)
         figures = (
-            tune_figures.history_figure(result.records, metric),
-            tune_figures.importances_figure(trials.importances(), metric),
-            tune_figures.parallel_figure(result.records, options.space, metric),
+            history_figure(result.records, metric),
+            importances_figure(trials.importances(), metric),
+            parallel_figure(result.records, options.space, metric),
         )
         for name, figure in zip(FIGURES, figures, strict=True):
             save_figure(figure, folder.path / name)

@@ -18,10 +18,10 @@ import tomli_w
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
 from flowpm_dist.studies.process import COMPLETE, Subject
-from flowpm_dist.studies.tune_check import PLANNED
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import COLLAPSED, TrialRecord
-from flowpm_dist.studies.tune_runs import DEFAULTS, Repeat
+from flowpm_dist.studies.tuning.check import PLANNED
+from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.records import COLLAPSED, TrialRecord
+from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ from flowpm_dist.studies.process import (
     Subject,
     run,
 )
-from flowpm_dist.studies.tune_check import PLANNED
-from flowpm_dist.studies.tune_judges import Judge, ValueTable, judge_of
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import COLLAPSED, PRUNED
+from flowpm_dist.studies.tuning.check import PLANNED
+from flowpm_dist.studies.tuning.judges import Judge, ValueTable, judge_of
+from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.studies.tune_trials import Trial
+    from flowpm_dist.studies.tuning.trials import Trial
 
 COLLAPSE_CHECK = 50
 """Percentage of its length from which on a run that has learnt nothing is stopped."""
