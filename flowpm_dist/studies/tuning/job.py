@@ -21,7 +21,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
-from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, run
+from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, alone, run
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
@@ -167,7 +167,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         Raises:
             StopError: a signal stopped it; trials that were running will be run again.
         """
-        from flowpm_dist.studies.tuning.trials import Trials, alone
+        from flowpm_dist.studies.tuning.trials import Trials
 
         options, folder, tune = self.options, self.folder, self.options.tune
         stop = StopSignals()
@@ -251,8 +251,6 @@ class TuneJob(Job[TuneOptions, Tuned]):
         self, trials: Trials, runner: Runner, stop: StopSignals, progress: Progress
     ) -> None:
         """Makes trials until all have ended, or until a signal comes."""
-        from flowpm_dist.studies.tuning.trials import alone
-
         total = self.options.tune.trials
         while not stop and not trials.are_done:
             best = trials.best

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
-from flowpm_dist.io.files import read_bytes
 from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import (
     A_SEED,
@@ -24,6 +22,7 @@ from flowpm_dist.options import (
     constructed,
     count,
 )
+from flowpm_dist.studies.process import checksums_of, keys_and_values
 
 CHOSEN = (str, bool, int, float)
 """Types of the values that a key can be given."""
@@ -92,23 +91,12 @@ Space = Mapping[str, Range | tuple[Any, ...]]
 """The values that keys may have, by "section.key"; for a script, by the name of its option."""
 
 
-def flat_keys(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields "section.key" and what is given for it, however the tables are nested."""
-    for name, given in table.items():
-        key = f"{within}{name}"
-        is_range = isinstance(given, Mapping) and {*given} & {*Range.model_fields}
-        if isinstance(given, Mapping) and given and not is_range:
-            yield from flat_keys(given, f"{key}.")
-        else:
-            yield key, given
-
-
 def _space_of(table: Any) -> Any:
     if not isinstance(table, Mapping):
         return table
     found: dict[str, Any] = {}
     problems = []
-    for key, given in flat_keys(table):
+    for key, given in keys_and_values(table):
         if key in found:
             problems.append(Problem(key, "is given twice"))
             continue
@@ -143,7 +131,7 @@ def _values_of(given: Any) -> Range | tuple[Any, ...]:
 
 
 def _settings_of(table: Any) -> Any:
-    return dict(flat_keys(table)) if isinstance(table, Mapping) else table
+    return dict(keys_and_values(table)) if isinstance(table, Mapping) else table
 
 
 class TuneSection(Options):
@@ -242,10 +230,7 @@ class TuneOptions(RunFile):
 
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the input files by key."""
-        return {
-            key: hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
-            for key, path in self.files.items()
-        }
+        return checksums_of(self.files)
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keys of a trial: what shortens it, and the values that it tries."""

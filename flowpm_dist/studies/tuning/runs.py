@@ -19,7 +19,6 @@ from flowpm_dist.io.files import read_json, write_text
 from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import job_class
-from flowpm_dist.jobs.results import is_locked
 from flowpm_dist.studies.process import (
     COMPLETE,
     FAILED,
@@ -83,7 +82,7 @@ class Runner:
     def trial(self, trial: Trial) -> RunResult:
         """Run a trial to its end, and write how it ended."""
         settings = self._options.settings(trial.values)
-        result = self._run(settings, trial.folder, trial.falls_behind)
+        result = self._run(settings, trial.folder, trial.claim, trial.falls_behind)
         state = result.state
         facts = {"value": result.value, "seconds": result.seconds, "message": result.message}
         trial.end(state, **facts)
@@ -91,9 +90,9 @@ class Runner:
             trial.clear()
         return result
 
-    def repeat(self, values: Mapping[str, Any], folder: Path) -> RunResult:
+    def repeat(self, values: Mapping[str, Any], folder: Path, claim: Claim) -> RunResult:
         """Run values at full length, and write how the run ended."""
-        result = self._run(values, folder, None)
+        result = self._run(values, folder, claim, None)
         if result.state != STOPPED:
             write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
         return result
@@ -102,13 +101,15 @@ class Runner:
         self,
         values: Mapping[str, Any],
         folder: Path,
+        claim: Claim,
         falls_behind: Callable[[int, float], bool] | None,
     ) -> RunResult:
         """Runs the subject in a folder, or resumes the run that is there.
 
         Args:
             values: values of its keys.
-            folder: the folder, which this process has claimed.
+            folder: the folder of the run.
+            claim: the claim on it, which this process has, and the run has as well.
             falls_behind: returns whether the run is to be pruned, see `Trial.falls_behind`; None
                 for a run that nothing but its end or a signal ends.
         """
@@ -129,7 +130,12 @@ class Runner:
         watch = _Watch(ValueTable(where, judge), judge, falls_behind, self._stop)
         limit = self._options.tune.limit if falls_behind else None
         outcome = run(
-            command, folder / LOG, environment=environment, limit=limit, asked=watch.is_over
+            command,
+            folder / LOG,
+            environment=environment,
+            limit=limit,
+            claim=claim,
+            asked=watch.is_over,
         )
         seconds = time.monotonic() - begin
         return watch.result(outcome, seconds)
@@ -150,12 +156,10 @@ class Runner:
         return own
 
     def _can_resume(self, where: Path) -> bool:
-        """Returns whether there is a run to resume, once no process writes there any more."""
+        """Returns whether there is a run to resume."""
         if self._subject.is_script:
             return False
         found: Any = job_class(self._subject.command).folder_type(where)
-        while is_locked(where / ".lock") and not self._stop:
-            time.sleep(TABLE_SECONDS)
         return isinstance(found, WorkFolder) and found.can_resume()
 
 
@@ -312,7 +316,7 @@ def repeat_all(
             if claim.take():
                 try:
                     if not each.result:
-                        runner.repeat(each.values, each.folder)
+                        runner.repeat(each.values, each.folder, claim)
                 finally:
                     claim.give_up()
                 break

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +22,12 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState
 
-from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim
+from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim, alone
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
 from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
-WAIT_SECONDS = 0.02
-"""Time between two tries to be alone [s]."""
 _TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL}
 """optuna knows all other states as pruned: then the sampler keeps away from such values."""
 
@@ -241,18 +237,6 @@ class Trial:
         for path in self.folder.glob("run/*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other worker is inside for the same folder, which is claimed."""
-    claim = Claim(folder)
-    while not claim.take():
-        time.sleep(WAIT_SECONDS)
-    try:
-        yield
-    finally:
-        claim.give_up()
 
 
 def _state(trial: Any) -> str:
