@@ -20,7 +20,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim, alone
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
@@ -63,7 +63,7 @@ class Trials:
             self._study = optuna.create_study(
                 study_name="tune",
                 storage=self._storage,
-                pruner=_pruner(options, first),
+                pruner=_FairPruner(_pruner(options, first)),
                 load_if_exists=True,
             )
             if own and not self._study.get_trials(deepcopy=False):
@@ -237,6 +237,37 @@ class Trial:
         for path in self.folder.glob("run/*"):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
+
+
+class _CountedStudy:
+    """A study without the trials whose values are tried again: these compete only once.
+
+    Args:
+        study: optuna's study.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def get_trials(self, *args: Any, **options: Any) -> list[FrozenTrial]:
+        """See `optuna.Study.get_trials`."""
+        found = self._study.get_trials(*args, **options)
+        return [trial for trial in found if trial.user_attrs.get("state") not in (LOST, STOPPED)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+
+class _FairPruner(optuna.pruners.BasePruner):
+    """A pruner that does not compare a trial with an earlier try of the same trial."""
+
+    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
+        self._pruner = pruner
+
+    def prune(self, study: Any, trial: FrozenTrial) -> bool:
+        """See `optuna.pruners.BasePruner.prune`."""
+        counted: Any = _CountedStudy(study)
+        return self._pruner.prune(counted, trial)
 
 
 def _state(trial: Any) -> str:
