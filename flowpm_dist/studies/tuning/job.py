@@ -6,6 +6,7 @@ Nothing here imports TensorFlow. optuna is imported when the work begins.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -29,10 +31,11 @@ from flowpm_dist.studies.tuning.results import Candidate, Verdict
 from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
     Runner,
+    check_memory,
     repeat_all,
     repeats_of,
-    thread_environment,
 )
+from meshimpl import launch
 
 if TYPE_CHECKING:
     from flowpm_dist.studies.tuning.trials import Trials
@@ -41,6 +44,8 @@ MARK = "tune.json"
 FIGURES = ("history.png", "importances.png", "parallel.png")
 ENOUGH = ("trials", "repeats", "seeds")
 """Keys of [tune] that a later run may raise; the mark says what is done of them."""
+STARTED_BY = "FLOWPM_TUNE_STARTED_BY"
+"""Environment variable of the further workers of a host, which start no others."""
 WAIT_SECONDS = 1.0
 """Time between two looks at what other workers do [s]."""
 
@@ -157,6 +162,23 @@ class TuneJob(Job[TuneOptions, Tuned]):
         """See `Job.most_ranks`."""
         return self.options.tune.ranks * self.options.tune.workers
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `Job.warnings`."""
+        tune, found = self.options.tune, []
+        cores = launch.available_cores()
+        here = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
+        if here and self.most_ranks > cores:
+            what = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
+            found.append(f"{what}: {self.most_ranks} ranks share {cores} cores here")
+        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / check.PLANNED)
+        try:
+            if here and job is not None:
+                check_memory(job, tune.workers)
+        except TooLargeError as error:
+            found.append(str(error))
+        return tuple(found)
+
     def saved(self) -> str:
         """See `Job.saved`."""
         return f"the trials in {self.folder.path} are kept: go on with --resume"
@@ -219,21 +241,24 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def _other_workers(self, stop: StopSignals, progress: Progress) -> Iterator[None]:
         """Inside, the further workers of this host run, each as a process of its own."""
         tune, folder = self.options.tune, self.folder
-        environment = thread_environment(tune.ranks, tune.workers)
-        os.environ.update(environment)
+        more = 0 if STARTED_BY in os.environ else tune.workers - 1
+        name = f"{socket.gethostname()}-{os.getpid()}"
         failed = threading.Event()
         words = [self.name, str(folder.run_file), "--output", str(folder.path), "--resume"]
-        command = [*PROGRAM, *words, "--set", "tune.workers=1"]
+        command = [*PROGRAM, *words, "--set", f"tune.workers={tune.workers}"]
         logs = folder.path / "workers"
 
         def watch(number: int) -> None:
             outcome = run(
-                command, logs / f"{number}.txt", asked=lambda: bool(stop) or failed.is_set()
+                command,
+                logs / f"{name}-{number}.txt",
+                environment={**os.environ, STARTED_BY: name},
+                asked=lambda: bool(stop) or failed.is_set(),
             )
             if outcome.status not in (COMPLETE, STOPPED):
                 progress.warn(f"worker {number} has ended: {outcome.message}")
 
-        threads = [threading.Thread(target=watch, args=(n,)) for n in range(1, tune.workers)]
+        threads = [threading.Thread(target=watch, args=(n,)) for n in range(1, more + 1)]
         if threads:
             logs.mkdir(exist_ok=True)
         for thread in threads:
@@ -260,13 +285,13 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 time.sleep(WAIT_SECONDS)
                 continue
             result = runner.trial(trial)
+            with alone(self.folder.storage):
+                self._write_trials(trials)
             if result.state == STOPPED:
                 break
             value = "" if result.value is None else f", {self.judge.metric} {result.value:.4g}"
             said = f"trial {trial.number}: {result.state}{value}, {result.seconds:.0f} s"
             progress.say(f"{said}; {_shown(trial.values)}")
-            with alone(self.folder.storage):
-                self._write_trials(trials)
         progress("trials", len(trials.counted), total)
 
     def _write_trials(self, trials: Trials) -> None:

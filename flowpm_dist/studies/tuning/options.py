@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import BeforeValidator, Field
 
 from flowpm_dist.jobs.run_file import RunFile
@@ -87,6 +88,16 @@ class Range(Options):
         return [self.low + n * step for n in range(round((self.high - self.low) / step) + 1)]
 
 
+def fresh_seed(seed: int, number: int) -> int:
+    """Returns a seed that no trial had.
+
+    Args:
+        seed: the seed of the tuning.
+        number: number of the fresh seed, from 0.
+    """
+    return int(np.random.default_rng([seed, number, 1]).integers(2**20, 2**31))
+
+
 Space = Mapping[str, Range | tuple[Any, ...]]
 """The values that keys may have, by "section.key"; for a script, by the name of its option."""
 
@@ -154,8 +165,9 @@ class TuneSection(Options):
         seed: the seed of the choice of values, and of the fresh seeds.
         repeats: how many of the best trials are repeated at full length.
         seeds: the number of fresh seeds of each of them.
-        seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject.
-        metric: the column of the subject's table that is made small.
+        seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject. For
+            a script, trials give them `seed`.
+        metric: the column of the subject's table that is made small: one of validation.
         constant: the metric of a network that predicts a constant; by default it is known for
             trainings.
         limit: the longest duration of a trial [s].
