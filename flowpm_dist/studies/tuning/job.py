@@ -30,6 +30,7 @@ from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
 from flowpm_dist.studies.tuning.results import Candidate, Verdict
 from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
+    SHARED_BY,
     Runner,
     check_memory,
     repeat_all,
@@ -44,8 +45,6 @@ MARK = "tune.json"
 FIGURES = ("history.png", "importances.png", "parallel.png")
 ENOUGH = ("trials", "repeats", "seeds")
 """Keys of [tune] that a later run may raise; the mark says what is done of them."""
-STARTED_BY = "FLOWPM_TUNE_STARTED_BY"
-"""Environment variable of the further workers of a host, which start no others."""
 WAIT_SECONDS = 1.0
 """Time between two looks at what other workers do [s]."""
 
@@ -241,24 +240,23 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def _other_workers(self, stop: StopSignals, progress: Progress) -> Iterator[None]:
         """Inside, the further workers of this host run, each as a process of its own."""
         tune, folder = self.options.tune, self.folder
-        more = 0 if STARTED_BY in os.environ else tune.workers - 1
         name = f"{socket.gethostname()}-{os.getpid()}"
         failed = threading.Event()
         words = [self.name, str(folder.run_file), "--output", str(folder.path), "--resume"]
-        command = [*PROGRAM, *words, "--set", f"tune.workers={tune.workers}"]
+        command = [*PROGRAM, *words, "--set", "tune.workers=1"]
         logs = folder.path / "workers"
 
         def watch(number: int) -> None:
             outcome = run(
                 command,
                 logs / f"{name}-{number}.txt",
-                environment={**os.environ, STARTED_BY: name},
+                environment={**os.environ, SHARED_BY: str(tune.workers)},
                 asked=lambda: bool(stop) or failed.is_set(),
             )
             if outcome.status not in (COMPLETE, STOPPED):
                 progress.warn(f"worker {number} has ended: {outcome.message}")
 
-        threads = [threading.Thread(target=watch, args=(n,)) for n in range(1, more + 1)]
+        threads = [threading.Thread(target=watch, args=(n,)) for n in range(1, tune.workers)]
         if threads:
             logs.mkdir(exist_ok=True)
         for thread in threads:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 COLLAPSE_CHECK = 50
 """Percentage of its length from which on a run that has learnt nothing is stopped."""
 RESULT = "result.json"
+SHARED_BY = "FLOWPM_TUNE_WORKERS"
+"""Environment variable of the further workers of a host: the number of all its workers."""
 TABLE_SECONDS = 1.0
 """Time between two looks at a run's table [s]."""
 DEFAULTS = "defaults"
@@ -76,6 +78,7 @@ class Runner:
     def __init__(self, options: TuneOptions, judge: Judge, stop: StopSignals) -> None:
         self._options, self._judge, self._stop = options, judge, stop
         self._subject, self._ranks = Subject(options.tune.subject), options.tune.ranks
+        self._workers = int(os.environ.get(SHARED_BY, options.tune.workers))
 
     def trial(self, trial: Trial) -> RunResult:
         """Run a trial to its end, and write how it ended."""
@@ -132,7 +135,7 @@ class Runner:
             shutil.rmtree(where)
         if self._subject.is_script:
             where.mkdir()
-        threads = threads_of_rank(self._ranks, self._options.tune.workers)
+        threads = threads_of_rank(self._ranks, self._workers)
         command, environment = self._subject.command_line(
             values, self._ranks, where, threads=threads, more=more
         )
@@ -158,9 +161,8 @@ class Runner:
         job = self._subject.plan(values, self._ranks, folder / PLANNED)
         if job is None:
             return self._judge
-        tune = self._options.tune
-        check_memory(job, tune.workers)
-        own = judge_of(job.options, self._judge.metric, tune.constant)
+        check_memory(job, self._workers)
+        own = judge_of(job.options, self._judge.metric, self._options.tune.constant)
         assert own is not None
         return own
 
