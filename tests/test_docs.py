@@ -40,7 +40,7 @@ from flowpm_dist.reconstruction import Posterior
 from flowpm_dist.reconstruction.observed import model_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.simulate.options import SimulationOptions
-from flowpm_dist.studies.tune_options import TuneOptions
+from flowpm_dist.studies.tuning.options import TuneOptions
 from meshimpl.process_mesh import ProcessMesh
 
 ROOT = Path(__file__).parents[1]

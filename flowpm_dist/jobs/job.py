@@ -340,7 +340,7 @@ JOBS = {
     "train": "flowpm_dist.cosmoflow.training.job:TrainingJob",
     "emulate": "flowpm_dist.emulate.job:EmulationJob",
     "study": "flowpm_dist.studies.study:StudyJob",
-    "tune": "flowpm_dist.studies.tune:TuneJob",
+    "tune": "flowpm_dist.studies.tuning.job:TuneJob",
 }
 """Command -> module and name of its class."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Judge:
         table: name of the table in the run's folder.
         place: the column that says how far the run is.
         metric: the column of the values; the smaller, the better.
+        columns: the columns that may be `metric`; empty for all.
         keeps_best: whether a run's value is its least one, otherwise its last one.
         length: the largest value of `place`; None where it is not known.
         looks: the number of values that a run will have; None where it is not known.
@@ -44,6 +45,7 @@ class Judge:
     table: str = "metrics.csv"
     place: str = "step"
     metric: str = "validation_loss"
+    columns: tuple[str, ...] = ()
     keeps_best: bool = True
     length: int | None = None
     looks: int | None = None
@@ -63,9 +65,16 @@ class Judge:
             return None
         return min(finite) if self.keeps_best else values[-1]
 
-    def has_collapsed(self, value: float) -> bool:
-        """Returns whether the value of a validation shows that a run has learnt nothing."""
-        return not math.isfinite(value) or (self.constant is not None and value >= self.constant)
+    def has_collapsed(self, values: Sequence[float]) -> bool:
+        """Returns whether a run has learnt nothing so far, or whether its values have diverged.
+
+        Args:
+            values: its values so far, at least one.
+        """
+        value = self.value(values)
+        if value is None or not math.isfinite(values[-1]):
+            return True
+        return self.constant is not None and value >= self.constant
 
     def why_fixed(self, key: str) -> str:
         """Returns why a key may not be tuned; an empty text if it may."""
@@ -114,22 +123,28 @@ class ValueTable:
         return fresh
 
 
-def judge_of(options: Any, metric: str | None = None) -> Judge | None:
+def judge_of(
+    options: Any, metric: str | None = None, constant: float | None = None
+) -> Judge | None:
     """Returns how the runs of a job are judged; None for a job that has no validation.
 
     Args:
         options: the checked run file of the job; None for a script.
         metric: a column in place of the default one.
+        constant: the value of a constant prediction, in place of the one that is known.
     """
     if options is None:
-        return Judge(metric=metric or "validation_loss")
+        return Judge(metric=metric or "validation_loss", constant=constant)
     makers: dict[type, Callable[[Any, str | None], Judge | None]] = {
         TrainingPlan: _of_training,
         EmulationOptions: _of_emulation,
         ReconstructionOptions: _of_reconstruction,
     }
     maker = makers.get(type(options))
-    return None if maker is None else maker(options, metric)
+    judge = None if maker is None else maker(options, metric)
+    if judge is None or constant is None:
+        return judge
+    return replace(judge, constant=constant)
 
 
 def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
@@ -150,6 +165,7 @@ def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
     return Judge(
         place="samples",
         metric=metric,
+        columns=("validation_loss", "validation_mae"),
         length=steps * plan.training.batch,
         looks=-(-steps // every),
         constant=constant_value(plan.network.loss, metric, bounded=plan.declaration.bounded),
@@ -190,6 +206,7 @@ def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
         table="iterations.csv",
         place="iteration",
         metric=metric or "held out",
+        columns=("held out",),
         length=emulate.iterations,
         looks=-(-emulate.iterations // emulate.validate_every),
         seeds=("emulate.seed",) if options.truth.pairs else ("emulate.seed", "truth.seed"),
@@ -202,6 +219,7 @@ def _of_reconstruction(options: ReconstructionOptions, metric: str | None) -> Ju
         table="iterations.csv",
         place="evaluations",
         metric=metric or "loss",
+        columns=("loss",),
         keeps_best=False,  # annealed losses come before the posterior's own
         length=options.search.total,
         seeds=("search.seed", "data.mock_seed") if options.is_mock else ("search.seed",),

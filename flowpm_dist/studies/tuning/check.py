@@ -5,7 +5,6 @@ Nothing here imports TensorFlow or optuna.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +14,8 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.run_file import ConfigError, flat
 from flowpm_dist.options import Problem, as_written
 from flowpm_dist.studies.process import Subject, check_subject
-from flowpm_dist.studies.tune_judges import Judge, judge_of
-from flowpm_dist.studies.tune_options import Range, TuneOptions
+from flowpm_dist.studies.tuning.judges import Judge, judge_of
+from flowpm_dist.studies.tuning.options import Range, TuneOptions, fresh_seed
 
 PLANNED = "planned"
 """Name of a folder for plans, which is never made."""
@@ -49,14 +48,13 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
     subject = Subject(options.tune.subject)
     check_subject(subject)
     job = subject.plan({}, options.tune.ranks, output / PLANNED)
-    judge = judge_of(None if job is None else job.options, options.tune.metric)
+    tune = options.tune
+    judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
     if judge is None:
         what = "measures no validation: give a training, an emulation, a reconstruction or a script"
         raise ConfigError(source, [options.problem("tune.subject", what)])
-    if options.tune.constant is not None:
-        judge = dataclasses.replace(judge, constant=options.tune.constant)
     fixed = list(_fixed(options, judge))
-    problems = fixed or list(_misfits(options, subject, output))
+    problems = fixed or list(_misfits(options, judge, subject, output))
     if not problems and job is not None:
         problems = list(_without_looks(options, subject, output))
     if problems:
@@ -65,7 +63,10 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
 
 
 def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
-    """Yields the keys that may not be tuned, and seeds among what shortens trials."""
+    """Yields the keys that may not be tuned or shortened, and a metric that does not validate."""
+    if judge.columns and judge.metric not in judge.columns:
+        allowed = " or ".join(f'"{name}"' for name in judge.columns)
+        yield options.problem("tune.metric", f"must be {allowed}")
     for key in options.space:
         if why := judge.why_fixed(key):
             yield Problem(f"space.{key}", why)
@@ -80,7 +81,9 @@ def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
             yield Problem(f"shortened.{key}", judge.why_fixed(key))
 
 
-def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[Problem]:
+def _misfits(
+    options: TuneOptions, judge: Judge, subject: Subject, output: Path
+) -> Iterator[Problem]:
     """Yields the keys and values that the subject does not take."""
 
     def wrong(values: Mapping[str, Any]) -> str:
@@ -99,8 +102,8 @@ def _misfits(options: TuneOptions, subject: Subject, output: Path) -> Iterator[P
             if len(options.shortened) > 1 and not wrong(options.shortened):
                 continue  # it fits with the others
             yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
-    for key in options.tune.seed_keys or ():
-        if why := wrong({key: 1}):
+    for key in options.tune.seed_keys or judge.seeds:
+        if why := wrong({key: fresh_seed(options.tune.seed, 0)}):
             yield Problem("tune.seed_keys", f"has {key}: {why}")
     found = set[str]()
     for values in options.corners(MOST_CORNERS):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,14 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
-from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim
-from flowpm_dist.studies.tune_options import Range, Space, TuneSection
-from flowpm_dist.studies.tune_records import COUNTED, LOST, TrialRecord
+from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim, alone
+from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
+from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
-WAIT_SECONDS = 0.02
-"""Time between two tries to be alone [s]."""
 _TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL}
 """optuna knows all other states as pruned: then the sampler keeps away from such values."""
 
@@ -67,7 +63,7 @@ class Trials:
             self._study = optuna.create_study(
                 study_name="tune",
                 storage=self._storage,
-                pruner=_pruner(options, first),
+                pruner=_FairPruner(_pruner(options, first)),
                 load_if_exists=True,
             )
             if own and not self._study.get_trials(deepcopy=False):
@@ -243,16 +239,35 @@ class Trial:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other worker is inside for the same folder, which is claimed."""
-    claim = Claim(folder)
-    while not claim.take():
-        time.sleep(WAIT_SECONDS)
-    try:
-        yield
-    finally:
-        claim.give_up()
+class _CountedStudy:
+    """A study without the trials whose values are tried again: these compete only once.
+
+    Args:
+        study: optuna's study.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+
+    def get_trials(self, *args: Any, **options: Any) -> list[FrozenTrial]:
+        """See `optuna.Study.get_trials`."""
+        found = self._study.get_trials(*args, **options)
+        return [trial for trial in found if trial.user_attrs.get("state") not in (LOST, STOPPED)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+
+class _FairPruner(optuna.pruners.BasePruner):
+    """A pruner that does not compare a trial with an earlier try of the same trial."""
+
+    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
+        self._pruner = pruner
+
+    def prune(self, study: Any, trial: FrozenTrial) -> bool:
+        """See `optuna.pruners.BasePruner.prune`."""
+        counted: Any = _CountedStudy(study)
+        return self._pruner.prune(counted, trial)
 
 
 def _state(trial: Any) -> str:

@@ -18,10 +18,10 @@ import tomli_w
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
 from flowpm_dist.studies.process import COMPLETE, Subject
-from flowpm_dist.studies.tune_check import PLANNED
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import COLLAPSED, TrialRecord
-from flowpm_dist.studies.tune_runs import DEFAULTS, Repeat
+from flowpm_dist.studies.tuning.check import PLANNED
+from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.records import COLLAPSED, TrialRecord
+from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class Verdict:
 def verdict_of(candidates: Sequence[Candidate], best: Sequence[TrialRecord]) -> Verdict:
     """Returns which values are the best.
 
-    Values beat the defaults if their mean is lower by more than the larger of both spreads.
+    Values beat the defaults if their mean is lower by more than the larger of both spreads. If they
+    do not, the defaults are the best values.
 
     Args:
         candidates: what was repeated, see `candidates_of`.
@@ -136,25 +137,30 @@ def verdict_of(candidates: Sequence[Candidate], best: Sequence[TrialRecord]) -> 
         return Verdict(f"trial {best[0].number}", best[0].values, None, what)
     first = candidates[0]
     own = next(each for each in candidates if each.name == DEFAULTS)
+    if np.isnan(first.mean):
+        what = "No run on fresh seeds has a value: the defaults stand."
+        return Verdict(DEFAULTS, own.values, None, what)
     if first is own:
         what = "On fresh seeds no trial is better than the defaults: the defaults stand."
-        return Verdict(DEFAULTS, {}, False, what)
-    spread = float(np.nanmax([first.spread, own.spread, 0.0]))
-    beats = bool(-first.difference > spread)
-    gain = f"{-first.difference:.4g} +- {first.error:.2g}"
+        return Verdict(DEFAULTS, own.values, False, what)
     if np.isnan(first.difference):
         what = "The defaults have no value on fresh seeds to compare with."
-    elif beats:
+        return Verdict(first.name, first.values, None, what)
+    spread = float(np.nanmax([first.spread, own.spread, 0.0]))
+    gain = f"{-first.difference:.4g} +- {first.error:.2g}"
+    others = len(candidates) - 1
+    which = f"{first.name}, the best of {others} on these seeds," if others > 1 else first.name
+    if -first.difference > spread:
         what = (
-            f"On fresh seeds it beats the defaults by {gain}, more than the spread over seeds, "
-            f"{spread:.2g}."
+            f"On fresh seeds {which} beats the defaults by {gain}, more than the spread over "
+            f"seeds, {spread:.2g}."
         )
-    else:
-        what = (
-            f"On fresh seeds it is better than the defaults by {gain}: that is no more than the "
-            f"spread over seeds, {spread:.2g}, so the defaults stand."
-        )
-    return Verdict(first.name, first.values, beats, what)
+        return Verdict(first.name, first.values, True, what)
+    what = (
+        f"On fresh seeds {which} is better than the defaults by {gain}: that is no more than the "
+        f"spread over seeds, {spread:.2g}, so the defaults stand."
+    )
+    return Verdict(DEFAULTS, own.values, False, what)
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -23,7 +23,7 @@ class TrialRecord:
         state: one of `COUNTED`, or `LOST` or "stopped" for one whose values were tried again.
         value: its value; None if it has none. A pruned trial has its best value so far.
         values: the values that it tried, by key.
-        seconds: its duration [s].
+        seconds: its duration since it was begun or resumed [s].
         folder: name of its folder.
         message: why it is not complete.
     """

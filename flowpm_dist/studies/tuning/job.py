@@ -6,6 +6,7 @@ Nothing here imports TensorFlow. optuna is imported when the work begins.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,27 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Job, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
-from flowpm_dist.studies import tune_check, tune_results
-from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, run
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import COUNTED, TrialRecord
-from flowpm_dist.studies.tune_results import Candidate, Verdict
-from flowpm_dist.studies.tune_runs import (
+from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, alone, run
+from flowpm_dist.studies.tuning import check, results
+from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
+from flowpm_dist.studies.tuning.results import Candidate, Verdict
+from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
+    SHARED_BY,
     Runner,
+    check_memory,
     repeat_all,
     repeats_of,
-    thread_environment,
 )
+from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.studies.tune_trials import Trials
+    from flowpm_dist.studies.tuning.trials import Trials
 
 MARK = "tune.json"
 FIGURES = ("history.png", "importances.png", "parallel.png")
@@ -119,8 +123,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
         Raises:
             UserError: optuna is not installed, or the subject cannot be tuned.
         """
-        tune_check.check_optuna()
-        self.judge = tune_check.checked_judge(self.options, self.run_file, self.folder.path)
+        check.check_optuna()
+        self.judge = check.checked_judge(self.options, self.run_file, self.folder.path)
         super().check()
 
     def describe(self) -> str:
@@ -139,7 +143,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def disk(self) -> int:
         """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
         tune = self.options.tune
-        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / tune_check.PLANNED)
+        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / check.PLANNED)
         each = 0 if job is None else job.disk
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
         return FIGURES_AND_TABLES + whole * each
@@ -157,6 +161,23 @@ class TuneJob(Job[TuneOptions, Tuned]):
         """See `Job.most_ranks`."""
         return self.options.tune.ranks * self.options.tune.workers
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `Job.warnings`."""
+        tune, found = self.options.tune, []
+        cores = launch.available_cores()
+        here = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
+        if here and self.most_ranks > cores:
+            what = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
+            found.append(f"{what}: {self.most_ranks} ranks share {cores} cores here")
+        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / check.PLANNED)
+        try:
+            if here and job is not None:
+                check_memory(job, tune.workers)
+        except TooLargeError as error:
+            found.append(str(error))
+        return tuple(found)
+
     def saved(self) -> str:
         """See `Job.saved`."""
         return f"the trials in {self.folder.path} are kept: go on with --resume"
@@ -167,7 +188,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         Raises:
             StopError: a signal stopped it; trials that were running will be run again.
         """
-        from flowpm_dist.studies.tune_trials import Trials, alone
+        from flowpm_dist.studies.tuning.trials import Trials
 
         options, folder, tune = self.options, self.folder, self.options.tune
         stop = StopSignals()
@@ -178,14 +199,14 @@ class TuneJob(Job[TuneOptions, Tuned]):
             folder.keep_checksums(options.checksums())
             if folder.is_complete:  # more trials or seeds are asked for
                 folder.write_mark(complete=False)
-        own = tune_check.own_values(options, folder.path)
+        own = check.own_values(options, folder.path)
         trials = Trials(
             folder.storage,
             folder.trials,
             tune,
             options.space,
             first=self._first,
-            own=own if tune_check.is_inside(options, own) else None,
+            own=own if check.is_inside(options, own) else None,
         )
         runner = Runner(options, self.judge, stop)
         with stop.heard(progress.say), self._other_workers(stop, progress):
@@ -200,8 +221,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
             raise StopError(stop.name, place)
-        candidates = tune_results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
-        verdict = tune_results.verdict_of(candidates, trials.best)
+        candidates = results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
+        verdict = results.verdict_of(candidates, trials.best)
         result = Tuned(trials.counted, candidates, verdict)
         with alone(folder.repeats):  # each worker writes the same
             self._write(result, trials)
@@ -219,8 +240,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def _other_workers(self, stop: StopSignals, progress: Progress) -> Iterator[None]:
         """Inside, the further workers of this host run, each as a process of its own."""
         tune, folder = self.options.tune, self.folder
-        environment = thread_environment(tune.ranks, tune.workers)
-        os.environ.update(environment)
+        name = f"{socket.gethostname()}-{os.getpid()}"
         failed = threading.Event()
         words = [self.name, str(folder.run_file), "--output", str(folder.path), "--resume"]
         command = [*PROGRAM, *words, "--set", "tune.workers=1"]
@@ -228,7 +248,10 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
         def watch(number: int) -> None:
             outcome = run(
-                command, logs / f"{number}.txt", asked=lambda: bool(stop) or failed.is_set()
+                command,
+                logs / f"{name}-{number}.txt",
+                environment={**os.environ, SHARED_BY: str(tune.workers)},
+                asked=lambda: bool(stop) or failed.is_set(),
             )
             if outcome.status not in (COMPLETE, STOPPED):
                 progress.warn(f"worker {number} has ended: {outcome.message}")
@@ -251,8 +274,6 @@ class TuneJob(Job[TuneOptions, Tuned]):
         self, trials: Trials, runner: Runner, stop: StopSignals, progress: Progress
     ) -> None:
         """Makes trials until all have ended, or until a signal comes."""
-        from flowpm_dist.studies.tune_trials import alone
-
         total = self.options.tune.trials
         while not stop and not trials.are_done:
             best = trials.best
@@ -262,17 +283,17 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 time.sleep(WAIT_SECONDS)
                 continue
             result = runner.trial(trial)
+            with alone(self.folder.storage):
+                self._write_trials(trials)
             if result.state == STOPPED:
                 break
             value = "" if result.value is None else f", {self.judge.metric} {result.value:.4g}"
             said = f"trial {trial.number}: {result.state}{value}, {result.seconds:.0f} s"
             progress.say(f"{said}; {_shown(trial.values)}")
-            with alone(self.folder.storage):
-                self._write_trials(trials)
         progress("trials", len(trials.counted), total)
 
     def _write_trials(self, trials: Trials) -> None:
-        tune_results.write_trials(self.folder.table, trials.records, [*self.options.space])
+        results.write_trials(self.folder.table, trials.records, [*self.options.space])
 
     def _chosen(self, trials: Trials, own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Returns the values to repeat by their name; none if no trial is complete."""
@@ -285,17 +306,21 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def _write(self, result: Tuned, trials: Trials) -> None:
         """Writes the results."""
         from flowpm_dist.io.figures import save_figure
-        from flowpm_dist.studies import tune_figures
+        from flowpm_dist.studies.tuning.figures import (
+            history_figure,
+            importances_figure,
+            parallel_figure,
+        )
 
         options, folder, metric = self.options, self.folder, self.judge.metric
         self._write_trials(trials)
         if result.candidates:
-            tune_results.write_best(folder.repeated, result.candidates, [*options.space])
-        tune_results.write_run_file(folder.best, options, result.verdict)
+            results.write_best(folder.repeated, result.candidates, [*options.space])
+        results.write_run_file(folder.best, options, result.verdict)
         figures = (
-            tune_figures.history_figure(result.records, metric),
-            tune_figures.importances_figure(trials.importances(), metric),
-            tune_figures.parallel_figure(result.records, options.space, metric),
+            history_figure(result.records, metric),
+            importances_figure(trials.importances(), metric),
+            parallel_figure(result.records, options.space, metric),
         )
         for name, figure in zip(FIGURES, figures, strict=True):
             save_figure(figure, folder.path / name)

@@ -12,14 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import read_json, write_text
+from flowpm_dist.io.files import human_size, read_json, write_text
 from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.folder import WorkFolder
-from flowpm_dist.jobs.job import job_class
-from flowpm_dist.jobs.results import is_locked
+from flowpm_dist.jobs.job import Job, job_class
 from flowpm_dist.studies.process import (
     COMPLETE,
     FAILED,
@@ -32,18 +29,20 @@ from flowpm_dist.studies.process import (
     Subject,
     run,
 )
-from flowpm_dist.studies.tune_check import PLANNED
-from flowpm_dist.studies.tune_judges import Judge, ValueTable, judge_of
-from flowpm_dist.studies.tune_options import TuneOptions
-from flowpm_dist.studies.tune_records import COLLAPSED, PRUNED
+from flowpm_dist.studies.tuning.check import PLANNED
+from flowpm_dist.studies.tuning.judges import Judge, ValueTable, judge_of
+from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
+from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.studies.tune_trials import Trial
+    from flowpm_dist.studies.tuning.trials import Trial
 
 COLLAPSE_CHECK = 50
 """Percentage of its length from which on a run that has learnt nothing is stopped."""
 RESULT = "result.json"
+SHARED_BY = "FLOWPM_TUNE_WORKERS"
+"""Environment variable of the further workers of a host: the number of all its workers."""
 TABLE_SECONDS = 1.0
 """Time between two looks at a run's table [s]."""
 DEFAULTS = "defaults"
@@ -57,7 +56,7 @@ class RunResult:
     Attributes:
         state: `COMPLETE`, `FAILED`, `NO_MEMORY`, `STOPPED`, or the verdict that ended it.
         value: its value; None if it has none.
-        seconds: its duration [s].
+        seconds: its duration since it was begun or resumed [s].
         message: why it is not complete, or an empty text.
     """
 
@@ -79,11 +78,12 @@ class Runner:
     def __init__(self, options: TuneOptions, judge: Judge, stop: StopSignals) -> None:
         self._options, self._judge, self._stop = options, judge, stop
         self._subject, self._ranks = Subject(options.tune.subject), options.tune.ranks
+        self._workers = int(os.environ.get(SHARED_BY, options.tune.workers))
 
     def trial(self, trial: Trial) -> RunResult:
         """Run a trial to its end, and write how it ended."""
-        settings = self._options.settings(trial.values)
-        result = self._run(settings, trial.folder, trial.falls_behind)
+        settings = {**self._seeds, **self._options.settings(trial.values)}
+        result = self._run(settings, trial.folder, trial.claim, trial.falls_behind)
         state = result.state
         facts = {"value": result.value, "seconds": result.seconds, "message": result.message}
         trial.end(state, **facts)
@@ -91,9 +91,17 @@ class Runner:
             trial.clear()
         return result
 
-    def repeat(self, values: Mapping[str, Any], folder: Path) -> RunResult:
+    @property
+    def _seeds(self) -> dict[str, int]:
+        """The seeds of a script's trials, so that a script without them fails in the first one."""
+        tune = self._options.tune
+        if not (self._subject.is_script and tune.repeats):
+            return {}
+        return dict.fromkeys(tune.seed_keys or self._judge.seeds, tune.seed)
+
+    def repeat(self, values: Mapping[str, Any], folder: Path, claim: Claim) -> RunResult:
         """Run values at full length, and write how the run ended."""
-        result = self._run(values, folder, None)
+        result = self._run(values, folder, claim, None)
         if result.state != STOPPED:
             write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
         return result
@@ -102,19 +110,21 @@ class Runner:
         self,
         values: Mapping[str, Any],
         folder: Path,
+        claim: Claim,
         falls_behind: Callable[[int, float], bool] | None,
     ) -> RunResult:
         """Runs the subject in a folder, or resumes the run that is there.
 
         Args:
             values: values of its keys.
-            folder: the folder, which this process has claimed.
+            folder: the folder of the run.
+            claim: the claim on it, which this process has, and the run has as well.
             falls_behind: returns whether the run is to be pruned, see `Trial.falls_behind`; None
                 for a run that nothing but its end or a signal ends.
         """
         begin = time.monotonic()
         try:
-            judge = self._prepared(values, folder)
+            judge = self.prepared(values, folder)
         except TooLargeError as error:
             return RunResult(NO_MEMORY, None, 0.0, str(error))
         except UserError as error:
@@ -125,16 +135,24 @@ class Runner:
             shutil.rmtree(where)
         if self._subject.is_script:
             where.mkdir()
-        command, environment = self._subject.command_line(values, self._ranks, where, more=more)
+        threads = threads_of_rank(self._ranks, self._workers)
+        command, environment = self._subject.command_line(
+            values, self._ranks, where, threads=threads, more=more
+        )
         watch = _Watch(ValueTable(where, judge), judge, falls_behind, self._stop)
         limit = self._options.tune.limit if falls_behind else None
         outcome = run(
-            command, folder / LOG, environment=environment, limit=limit, asked=watch.is_over
+            command,
+            folder / LOG,
+            environment=environment,
+            limit=limit,
+            claim=claim,
+            asked=watch.is_over,
         )
         seconds = time.monotonic() - begin
         return watch.result(outcome, seconds)
 
-    def _prepared(self, values: Mapping[str, Any], folder: Path) -> Judge:
+    def prepared(self, values: Mapping[str, Any], folder: Path) -> Judge:
         """Returns how a run is judged, after the checks of its own.
 
         Raises:
@@ -143,19 +161,16 @@ class Runner:
         job = self._subject.plan(values, self._ranks, folder / PLANNED)
         if job is None:
             return self._judge
-        if job.demand is not None:
-            job.demand.check(job.estimate, launch.host_memory())
-        own = judge_of(job.options, self._judge.metric)
+        check_memory(job, self._workers)
+        own = judge_of(job.options, self._judge.metric, self._options.tune.constant)
         assert own is not None
         return own
 
     def _can_resume(self, where: Path) -> bool:
-        """Returns whether there is a run to resume, once no process writes there any more."""
+        """Returns whether there is a run to resume."""
         if self._subject.is_script:
             return False
         found: Any = job_class(self._subject.command).folder_type(where)
-        while is_locked(where / ".lock") and not self._stop:
-            time.sleep(TABLE_SECONDS)
         return isinstance(found, WorkFolder) and found.can_resume()
 
 
@@ -172,6 +187,7 @@ class _Watch:
         self._table, self._judge, self._behind = table, judge, falls_behind
         self._stop, self._looked = stop, -math.inf
         self._verdict, self._why = "", ""
+        self._seen: list[float] = []
 
     def is_over(self) -> bool:
         """Returns whether the run is to stop."""
@@ -189,6 +205,7 @@ class _Watch:
             ends: whether the run is still going on, and may be ended.
         """
         for place, value in self._table.fresh():
+            self._seen.append(value)
             if self._behind is None:
                 continue
             finite = math.isfinite(value)
@@ -197,17 +214,17 @@ class _Watch:
             if not ends or (known and place >= 100):
                 continue
             late = known and place >= COLLAPSE_CHECK
-            if self._judge.has_collapsed(value) and (late or not finite):
-                self._verdict, self._why = COLLAPSED, self._nothing_learnt(value)
+            if self._judge.has_collapsed(self._seen) and (late or not finite):
+                self._verdict, self._why = COLLAPSED, self._nothing_learnt(self._seen)
             elif behind:
                 self._verdict = PRUNED
             if self._verdict:
                 return
 
-    def _nothing_learnt(self, value: float) -> str:
-        if not math.isfinite(value):
+    def _nothing_learnt(self, values: Sequence[float]) -> str:
+        value, constant = self._judge.value(values), self._judge.constant
+        if value is None or not math.isfinite(values[-1]):
             return f"{self._judge.metric} is not finite"
-        constant = self._judge.constant
         return f"{self._judge.metric} = {value:.4g}: a constant prediction reaches {constant:.4g}"
 
     def result(self, outcome: Outcome, seconds: float) -> RunResult:
@@ -215,7 +232,7 @@ class _Watch:
 
         Args:
             outcome: how its process ended.
-            seconds: its duration, with what came before [s].
+            seconds: its duration since it was begun or resumed [s].
         """
         if self._verdict != STOPPED:
             self._look(ends=False)
@@ -228,8 +245,8 @@ class _Watch:
             state = COLLAPSED
         elif state == COMPLETE and not values:
             state, message = FAILED, f"it left no {judge.metric} in {judge.table}"
-        elif state == COMPLETE and judge.has_collapsed(values[-1]):
-            state, message = COLLAPSED, self._nothing_learnt(values[-1])
+        elif state == COMPLETE and judge.has_collapsed(values):
+            state, message = COLLAPSED, self._nothing_learnt(values)
         return RunResult(state, value, round(seconds, 3), message)
 
 
@@ -253,16 +270,6 @@ class Repeat:
     def result(self) -> dict[str, Any]:
         """How the run ended, see `RunResult`; empty if it has not."""
         return read_json(self.folder / RESULT)
-
-
-def fresh_seed(seed: int, number: int) -> int:
-    """Returns a seed that no trial had.
-
-    Args:
-        seed: the seed of the tuning.
-        number: number of the fresh seed, from 0.
-    """
-    return int(np.random.default_rng([seed, number, 1]).integers(2**20, 2**31))
 
 
 def repeats_of(
@@ -312,7 +319,7 @@ def repeat_all(
             if claim.take():
                 try:
                     if not each.result:
-                        runner.repeat(each.values, each.folder)
+                        runner.repeat(each.values, each.folder, claim)
                 finally:
                     claim.give_up()
                 break
@@ -320,9 +327,29 @@ def repeat_all(
             time.sleep(wait)
 
 
-def thread_environment(ranks: int, workers: int) -> dict[str, str]:
-    """Returns the variables that share the cores of this host among the runs of all workers."""
-    name = launch.THREADS
-    if workers == 1 or name in os.environ:
-        return {}
-    return {name: str(max(1, launch.available_cores() // (ranks * workers)))}
+def check_memory(job: Job[Any, Any], workers: int) -> None:
+    """Check that this host has memory for as many such jobs at once as it has workers.
+
+    Raises:
+        TooLargeError: it has not.
+    """
+    if job.demand is None:
+        return
+    host, needed = launch.host_memory(), job.estimate.on_host
+    job.demand.check(job.estimate, host)
+    if needed * workers > host.limit:
+        raise TooLargeError(
+            f"tune.workers = {workers}: so many runs at once need about "
+            f"{human_size(needed * workers)}, and this host has {human_size(host.limit)}; "
+            f"{host.limit // needed} would fit"
+        )
+
+
+def threads_of_rank(ranks: int, workers: int) -> int | None:
+    """Returns the threads of a rank where workers share the cores of this host.
+
+    None leaves them to the run: it is alone, or the user has set them.
+    """
+    if workers == 1 or launch.THREADS in os.environ:
+        return None
+    return max(1, launch.available_cores() // (ranks * workers))

@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from flowpm_dist.io.figures import COLOURS, MUTED, PLAIN_LEGEND, new_figure, style_axes
 from flowpm_dist.studies.process import COMPLETE
-from flowpm_dist.studies.tune_options import Range, Space
-from flowpm_dist.studies.tune_records import TrialRecord
+from flowpm_dist.studies.tuning.options import Range, Space
+from flowpm_dist.studies.tuning.records import TrialRecord
 
 MARKERS = {"complete": "o", "pruned": "v", "collapsed": "x"}
 SHOWN_SHARE = 0.9

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import BeforeValidator, Field
 
-from flowpm_dist.io.files import read_bytes
 from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import (
     A_SEED,
@@ -24,6 +23,7 @@ from flowpm_dist.options import (
     constructed,
     count,
 )
+from flowpm_dist.studies.process import checksums_of, keys_and_values
 
 CHOSEN = (str, bool, int, float)
 """Types of the values that a key can be given."""
@@ -88,19 +88,18 @@ class Range(Options):
         return [self.low + n * step for n in range(round((self.high - self.low) / step) + 1)]
 
 
+def fresh_seed(seed: int, number: int) -> int:
+    """Returns a seed that no trial had.
+
+    Args:
+        seed: the seed of the tuning.
+        number: number of the fresh seed, from 0.
+    """
+    return int(np.random.default_rng([seed, number, 1]).integers(2**20, 2**31))
+
+
 Space = Mapping[str, Range | tuple[Any, ...]]
 """The values that keys may have, by "section.key"; for a script, by the name of its option."""
-
-
-def flat_keys(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields "section.key" and what is given for it, however the tables are nested."""
-    for name, given in table.items():
-        key = f"{within}{name}"
-        is_range = isinstance(given, Mapping) and {*given} & {*Range.model_fields}
-        if isinstance(given, Mapping) and given and not is_range:
-            yield from flat_keys(given, f"{key}.")
-        else:
-            yield key, given
 
 
 def _space_of(table: Any) -> Any:
@@ -108,7 +107,7 @@ def _space_of(table: Any) -> Any:
         return table
     found: dict[str, Any] = {}
     problems = []
-    for key, given in flat_keys(table):
+    for key, given in keys_and_values(table):
         if key in found:
             problems.append(Problem(key, "is given twice"))
             continue
@@ -143,7 +142,7 @@ def _values_of(given: Any) -> Range | tuple[Any, ...]:
 
 
 def _settings_of(table: Any) -> Any:
-    return dict(flat_keys(table)) if isinstance(table, Mapping) else table
+    return dict(keys_and_values(table)) if isinstance(table, Mapping) else table
 
 
 class TuneSection(Options):
@@ -166,8 +165,9 @@ class TuneSection(Options):
         seed: the seed of the choice of values, and of the fresh seeds.
         repeats: how many of the best trials are repeated at full length.
         seeds: the number of fresh seeds of each of them.
-        seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject.
-        metric: the column of the subject's table that is made small.
+        seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject. For
+            a script, trials give them `seed`.
+        metric: the column of the subject's table that is made small: one of validation.
         constant: the metric of a network that predicts a constant; by default it is known for
             trainings.
         limit: the longest duration of a trial [s].
@@ -242,10 +242,7 @@ class TuneOptions(RunFile):
 
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the input files by key."""
-        return {
-            key: hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
-            for key, path in self.files.items()
-        }
+        return checksums_of(self.files)
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keys of a trial: what shortens it, and the values that it tries."""
