@@ -131,7 +131,10 @@ def phases_figure(groups: Sequence[Group]) -> Figure:
     for number, (name, widths) in enumerate(zip(names, np.array(bars).T, strict=True)):
         if not widths.any():
             continue
-        shade = {"color": COLOURS[number % len(COLOURS)], "hatch": "//" * (number // len(COLOURS))}
+        shade: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "hatch": "//" * (number // len(COLOURS)),
+        }
         axes.barh(places, widths, left=left, label=name.removeprefix(PHASE), edgecolor="w", **shade)
         left += widths
     labels = [", ".join(filter(None, [group.label, ranks_of(group.ranks)])) for group in groups]

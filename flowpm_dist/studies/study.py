@@ -280,9 +280,9 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         if outcome.code == launch.HOST_LOST:  # which says nothing about the point
             print(outcome.message, file=sys.stderr, flush=True)
             raise SystemExit(launch.HOST_LOST)
-        found = self._result(point, output, outcome)
-        write_text(folder / RESULT, json.dumps(asdict(found), indent=1) + "\n")
-        return found
+        ended = self._result(point, output, outcome)
+        write_text(folder / RESULT, json.dumps(asdict(ended), indent=1) + "\n")
+        return ended
 
     def _result(self, point: Point, output: Path, outcome: Outcome) -> Run:
         ended = Run(
