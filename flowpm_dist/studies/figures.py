@@ -28,7 +28,7 @@ from flowpm_dist.studies.measures import (
     TRAINED,
     VALIDATED,
 )
-from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group, ranks_of
+from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group, label_of, ranks_of
 
 MOST_CURVES, MOST_BARS = 12, 40
 """Curves of a panel, and bars, that can be told from each other."""
@@ -176,10 +176,9 @@ def keys_figure(groups: Sequence[Group], keys: Sequence[str]) -> Figure:
             for number, curve in enumerate(curves):
                 several = [group for group in curve if group.values(name)]
                 rows = np.array([_with_ends(group, name) for group in several]).T
-                others = [
-                    f"{k.rpartition('.')[2]} {v}" for k, v in curve[0].varied.items() if k != key
-                ]
-                label = ", ".join([*others, f"{curve[0].ranks} ranks"])
+                first = curve[0]
+                others = {k: v for k, v in first.varied.items() if k in first.keys and k != key}
+                label = ", ".join(filter(None, [label_of(others), ranks_of(first.ranks)]))
                 _draw(axes, [g.varied[key] for g in several], rows, COLOURS[number % 6], label)
             values = sorted({group.varied[key] for group in groups})
             logarithmic = values[0] > 0 and values[-1] >= 4 * values[0]

@@ -61,6 +61,7 @@ class Group:
 
     Attributes:
         varied, ranks: see `Point`.
+        keys: the keys that have several values in the study.
         runs: those that are complete.
         failed: those that are not.
         first: the group with the same values, but for the mesh, on the fewest ranks; None where
@@ -69,6 +70,7 @@ class Group:
 
     varied: Mapping[str, Any]
     ranks: int
+    keys: Sequence[str]
     runs: Sequence[Run]
     failed: Sequence[Run]
     first: Group | None = None
@@ -140,14 +142,16 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         points.setdefault((repr(run.varied), run.ranks), []).append(run)
     found: list[Group] = []
     firsts: dict[str, Group] = {}
+    names = dict.fromkeys(key for run in runs for key in run.varied)
+    keys = [name for name in names if len({repr(run.varied.get(name)) for run in runs}) > 1]
     for (_, ranks), several in sorted(points.items(), key=lambda item: item[0][1]):
         values = repr({k: v for k, v in several[0].varied.items() if k != MESH})
         complete = [run for run in several if run.status == COMPLETE]
         failed = [run for run in several if run.status != COMPLETE]
-        group = Group(several[0].varied, ranks, complete, failed)
+        group = Group(several[0].varied, ranks, keys, complete, failed)
         if values not in firsts and group.values(THROUGHPUT):
             firsts[values] = group
-        found.append(Group(group.varied, ranks, complete, failed, firsts.get(values)))
+        found.append(Group(group.varied, ranks, keys, complete, failed, firsts.get(values)))
     return sorted(found, key=lambda group: (order[repr(group.varied)], group.ranks))
 
 
@@ -231,7 +235,8 @@ def summary_text(groups: Sequence[Group], title: str) -> str:
         title: the heading.
     """
     several = len({group.ranks for group in groups}) > 1
-    keys = list(dict.fromkeys(key for group in groups for key in group.varied))
+    keys = groups[0].keys
+    same = {key: value for key, value in groups[0].varied.items() if key not in keys}
     shown = [name for name in SUMMARISED if any(group.values(name) for group in groups)]
     head = [*keys, "ranks", "runs", *shown, *(["speed-up", "efficiency"] if several else [])]
     lines = [[_short(group.varied.get(key, "")) for key in keys] for group in groups]
@@ -243,7 +248,11 @@ def summary_text(groups: Sequence[Group], title: str) -> str:
             line.append("" if speed is None else _with_spread(speed[0], speed[1:]))
             line.append("" if speed is None else f"{100 * speed[0] / group.ideal:.0f} %")
     table = [head, ["---"] * len(head), *lines]
-    text = [f"# {title}", "", *(f"| {' | '.join(row)} |" for row in table), ""]
+    text = [f"# {title}", ""]
+    if same:
+        values = (f"{key} = {_short(value)}" for key, value in same.items())
+        text += [f"In all runs: {', '.join(values)}.", ""]
+    text += [*(f"| {' | '.join(row)} |" for row in table), ""]
     text.append(
         "Medians over the runs of a point; in brackets the least and the greatest value. "
         "The speed-up compares samples a second with those on the fewest ranks; the efficiency is "
