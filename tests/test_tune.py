@@ -27,7 +27,14 @@ from flowpm_dist.studies.tuning.judges import Judge, constant_value, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 from flowpm_dist.studies.tuning.records import TrialRecord
 from flowpm_dist.studies.tuning.results import candidates_of, verdict_of, write_run_file
-from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat, Runner, check_memory
+from flowpm_dist.studies.tuning.runs import (
+    DEFAULTS,
+    SHARED_BY,
+    Repeat,
+    Runner,
+    check_memory,
+    threads_of_rank,
+)
 from meshimpl import launch
 
 SCRIPT = """
@@ -485,6 +492,18 @@ def test_workers_share_the_host(here, monkeypatch):
     check_memory(job, 2)
     with pytest.raises(TooLargeError, match=r"tune.workers = 3: .* 2 would fit"):
         check_memory(job, 3)
+    with pytest.raises(TooLargeError, match="tune.workers = 3"):
+        runner.prepared({}, Path("trial"))
+    alone = TuneOptions.load("tune.toml", {("tune", "workers"): 1})
+    assert Runner(alone, judge_of(job.options), StopSignals()).prepared({}, Path("trial"))
+    monkeypatch.setenv(SHARED_BY, "3")  # of a further worker
+    with pytest.raises(TooLargeError, match="tune.workers = 3"):
+        Runner(alone, judge_of(job.options), StopSignals()).prepared({}, Path("trial"))
+    monkeypatch.delenv(launch.THREADS, raising=False)
+    assert [threads_of_rank(1, workers) for workers in (1, 2, 3)] == [None, 1, 1]
+    monkeypatch.setattr(launch, "available_cores", lambda: 13)
+    assert threads_of_rank(2, 3) == 2
+    monkeypatch.setattr(launch, "available_cores", lambda: 2)
     found = plain(flowpm_here("tune", "tune.toml", "--check").stdout)
     assert "tune.workers = 3: 3 ranks share 2 cores here" in found and "2 would fit" in found
 
