@@ -344,10 +344,15 @@ def wait_for(condition, seconds=60.0):
 
 def test_two_workers_share_the_trials_and_a_signal_stops_both(here):
     """One of them is this process. Later a single worker joins with the same run file."""
-    run_file(shortened={"pause": 0.05}, trials=8, workers=2, repeats=1, seeds=2, storage="journal")
+    run_file(shortened={"pause": 0.1}, trials=8, workers=2, repeats=1, seeds=2, storage="journal")
+
+    def has_begun_a_trial():
+        running = Path("out/trials").glob("*/run/metrics.csv")
+        return any(1 <= len(rows_of(path)) <= 6 for path in running)
 
     def stop():
-        wait_for(lambda: len(states()) >= 3 if Path("out/trials.csv").exists() else False)
+        wait_for(lambda: Path("out/trials.csv").exists() and len(states()) >= 3)
+        wait_for(has_begun_a_trial)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop)
