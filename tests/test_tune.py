@@ -27,7 +27,14 @@ from flowpm_dist.studies.tuning.judges import Judge, constant_value, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 from flowpm_dist.studies.tuning.records import TrialRecord
 from flowpm_dist.studies.tuning.results import candidates_of, verdict_of, write_run_file
-from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat, Runner, check_memory
+from flowpm_dist.studies.tuning.runs import (
+    DEFAULTS,
+    SHARED_BY,
+    Repeat,
+    Runner,
+    check_memory,
+    threads_of_rank,
+)
 from meshimpl import launch
 
 SCRIPT = """
@@ -337,10 +344,15 @@ def wait_for(condition, seconds=60.0):
 
 def test_two_workers_share_the_trials_and_a_signal_stops_both(here):
     """One of them is this process. Later a single worker joins with the same run file."""
-    run_file(shortened={"pause": 0.05}, trials=8, workers=2, repeats=1, seeds=2, storage="journal")
+    run_file(shortened={"pause": 0.1}, trials=8, workers=2, repeats=1, seeds=2, storage="journal")
+
+    def has_begun_a_trial():
+        running = Path("out/trials").glob("*/run/metrics.csv")
+        return any(1 <= len(rows_of(path)) <= 6 for path in running)
 
     def stop():
-        wait_for(lambda: len(states()) >= 3 if Path("out/trials.csv").exists() else False)
+        wait_for(lambda: Path("out/trials.csv").exists() and len(states()) >= 3)
+        wait_for(has_begun_a_trial)
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop)
@@ -485,6 +497,18 @@ def test_workers_share_the_host(here, monkeypatch):
     check_memory(job, 2)
     with pytest.raises(TooLargeError, match=r"tune.workers = 3: .* 2 would fit"):
         check_memory(job, 3)
+    with pytest.raises(TooLargeError, match="tune.workers = 3"):
+        runner.prepared({}, Path("trial"))
+    alone = TuneOptions.load("tune.toml", {("tune", "workers"): 1})
+    assert Runner(alone, judge_of(job.options), StopSignals()).prepared({}, Path("trial"))
+    monkeypatch.setenv(SHARED_BY, "3")  # of a further worker
+    with pytest.raises(TooLargeError, match="tune.workers = 3"):
+        Runner(alone, judge_of(job.options), StopSignals()).prepared({}, Path("trial"))
+    monkeypatch.delenv(launch.THREADS, raising=False)
+    assert [threads_of_rank(1, workers) for workers in (1, 2, 3)] == [None, 1, 1]
+    monkeypatch.setattr(launch, "available_cores", lambda: 13)
+    assert threads_of_rank(2, 3) == 2
+    monkeypatch.setattr(launch, "available_cores", lambda: 2)
     found = plain(flowpm_here("tune", "tune.toml", "--check").stdout)
     assert "tune.workers = 3: 3 ranks share 2 cores here" in found and "2 would fit" in found
 
