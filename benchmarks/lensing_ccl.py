@@ -9,13 +9,14 @@ There are no photons and no neutrinos, as in this project.
 """
 
 import numpy as np
-import pyccl
 
 ELL = [80.0, 150.0, 300.0, 600.0, 1000.0, 1400.0]
 
 
 def main() -> None:
     """Print the rows."""
+    import pyccl
+
     cosmology = pyccl.Cosmology(
         Omega_c=0.31 - 0.049,
         Omega_b=0.049,

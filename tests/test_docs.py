@@ -40,13 +40,24 @@ from flowpm_dist.reconstruction import Posterior
 from flowpm_dist.reconstruction.observed import model_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.studies.options import StudyOptions
 from flowpm_dist.studies.tuning.options import TuneOptions
 from meshimpl.process_mesh import ProcessMesh
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # By a section that only it has among those not looked for before.
+
+
+def load_study(path: Path) -> StudyOptions:
+    """A study file; its subject is relative to its folder."""
+    if not (subject := path.with_name("study_simulation.toml")).exists():
+        subject.write_text((ROOT / "examples" / subject.name).read_text())
+    return StudyOptions.load(path)
+
+
 LOADERS = {
+    "study": load_study,
     "tune": TuneOptions.load,
     "truth": EmulationOptions.load,
     "network": TrainingPlan.load,

@@ -208,6 +208,15 @@ def test_emulate(folder):
     assert found.trained.a == (0.1, 1.0) and len(found.scores["shown"]) > 0
 
 
+def test_study_and_tune():
+    """Their work is tested in test_study.py and test_tune.py; these are the numbers of runs."""
+    study = LOADERS["study"]((EXAMPLES / "study").with_suffix(".toml"))
+    assert len(study.points()) == 18
+    subject = LOADERS["box"]((EXAMPLES / "study_simulation").with_suffix(".toml"))
+    assert subject.evolution.step_count == 10 and not subject.output.figures
+    assert LOADERS["tune"]((EXAMPLES / "tune").with_suffix(".toml")).tune.trials == 32
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
 def test_run_files_are_right(path):
     """With all their keys; "train" is the one that has every key of a training."""
