@@ -210,7 +210,7 @@ class Job(ABC, Generic[OptionsT, ResultT]):
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks that the work needs at one time, those of jobs that it starts."""
+        """The number of ranks that the work, or the jobs that it starts, need at one time."""
         return self.ranks
 
     def prepare(self) -> None:
@@ -277,9 +277,10 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         """The memory, disk space and time that the work will need."""
         left = self.remaining
         seconds = None if left is None else measured_seconds(self._rate_kind, self.cells, left)
-        if self.demand is None:
+        demand = self.demand
+        if demand is None:
             return Estimate(1, 1, STARTER, self.disk, seconds)
-        return self.demand.estimate(self.disk, seconds)
+        return demand.estimate(self.disk, seconds)
 
     def remember(self, result: ResultT) -> None:
         """Keep the speed of the complete work for the next estimate. Called on rank 0."""

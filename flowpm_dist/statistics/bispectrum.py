@@ -53,7 +53,7 @@ class Bispectrum(Labelled):
 
         Args:
             axes: what to draw on; by default a new figure of pyplot.
-            label: of the curve.
+            label: the curve's label in the legend.
         """
         from flowpm_dist.io.figures import draw_curves
 

@@ -31,7 +31,7 @@ from flowpm_dist.studies.measures import (
 from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group, label_of, ranks_of
 
 MOST_CURVES, MOST_BARS = 12, 40
-"""Curves of a panel, and bars, that can be told from each other."""
+"""The most curves of a panel, and the most bars, that a reader can distinguish."""
 
 
 def figures(groups: Sequence[Group]) -> dict[str, Figure]:

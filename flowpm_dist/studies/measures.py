@@ -25,7 +25,7 @@ PHASE = "seconds in "
 TRAINED = ("loss", "accuracy")
 """Columns that are averaged over the last epoch; without epochs, over the last tenth of rows."""
 VALIDATED = ("validation_loss", "validation_mae", "validation_accuracy")
-"""Columns whose values are those of the validation with the least loss."""
+"""Columns whose values are taken from the validation with the least loss."""
 
 
 def measured(folder: Path, skip: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -281,15 +282,7 @@ class StudyOptions(RunFile):
 def _fits_mesh(shape: str | None, ranks: int) -> bool:
     if shape is None:
         return True
-    sizes = parse_mesh(shape, batched=True).values()
-    return bool(ranks == _product(sizes))
-
-
-def _product(sizes: Any) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
+    return ranks == math.prod(parse_mesh(shape, batched=True).values())
 
 
 def _whole(value: float, what: str, ranks: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,8 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The values, for the legend of a figure."""
-        return ", ".join(
-            f"{key.partition('.')[2] or key} {_short(v)}" for key, v in self.varied.items()
-        )
+        """The values of `keys`, for the legend of a figure."""
+        return label_of({key: value for key, value in self.varied.items() if key in self.keys})
 
 
 def label_of(values: Mapping[str, Any]) -> str:
@@ -151,7 +149,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         group = Group(several[0].varied, ranks, keys, complete, failed)
         if values not in firsts and group.values(THROUGHPUT):
             firsts[values] = group
-        found.append(Group(group.varied, ranks, keys, complete, failed, firsts.get(values)))
+        found.append(replace(group, first=firsts.get(values)))
     return sorted(found, key=lambda group: (order[repr(group.varied)], group.ranks))
 
 

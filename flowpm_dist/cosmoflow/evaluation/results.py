@@ -60,7 +60,7 @@ class Evaluation:
             its weights were saved.
         folder: the folder that the results are written to by default.
         mesh: shape of the mesh of ranks.
-        progress: of the rank that evaluated.
+        progress: the display of the evaluation, which knows its warnings.
         posteriors: the posteriors of the fitted heads, if any were requested.
     """
 

@@ -63,7 +63,7 @@ class ConvergenceMaps(Labelled):
         Args:
             axes: what to draw on; by default a new figure of pyplot.
             source: number of the source.
-            universe: number of the universe among those of this rank.
+            universe: number of the universe among the universes of this rank.
         """
         from flowpm_dist.io.figures import new_figure
         from flowpm_dist.observables.light_cone.pictures import draw_field, draw_sky
@@ -107,7 +107,7 @@ class DensityPlanes(Labelled):
         Args:
             axes: what to draw on; by default a new figure of pyplot.
             plane: number of the plane.
-            universe: number of the universe among those of this rank.
+            universe: number of the universe among the universes of this rank.
         """
         from flowpm_dist.io.figures import new_figure
         from flowpm_dist.observables.light_cone.pictures import DELTA, draw_plane, draw_sky
