@@ -121,6 +121,12 @@ def test_points_are_combinations_repeated(here):
     assert order == [point.number for point in options.in_random_order()]
 
 
+def test_a_resolved_study_is_a_study_file(here):
+    options = StudyOptions.load(study_file("ranks = [1, 2]", "batch = [4, 8]"))
+    Path("resolved.toml").write_text(options.resolved())
+    assert StudyOptions.load("resolved.toml").points() == options.points()
+
+
 def test_a_mesh_goes_with_its_ranks(here):
     Path("run.toml").write_text(SIMULATION)
     meshes = '"mesh.shape" = ["row:2", "row:2,col:2", "row:4"]'

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.errors import UserError
@@ -22,12 +22,13 @@ from flowpm_dist.jobs.run_file import RunFile, flat
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
-    Names,
     OneOrMore,
     Options,
     Problem,
     Seed,
     count,
+    distinct,
+    listed,
     nearest,
 )
 from flowpm_dist.studies.process import Subject, check_subject, checksums_of, keys_and_values
@@ -116,7 +117,9 @@ class StudySection(Options):
         default=None, description='"strong" or "weak"'
     )
     repeats: int = count(3)
-    seeds: Names = Field(default=(), description="a list of keys", min_length=0)
+    seeds: Annotated[tuple[str, ...], BeforeValidator(listed), AfterValidator(distinct)] = Field(
+        default=(), description="a list of keys"
+    )
     skip: int = count(1, 0)
     trace: int | None = Field(default=None, ge=1, description="a whole number of at least 1")
     limit: float | None = Field(default=None, gt=0, description="a number of seconds above 0")

@@ -6,7 +6,6 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -40,7 +39,6 @@ END_SECONDS = 5.0
 LAST_LINES = 12
 """Lines of a run's output that a message shows."""
 CLAIM, LOG = ".claim", "log.txt"
-_PR_SET_PDEATHSIG = 1
 _NO_MEMORY = (
     "ResourceExhausted",
     "RESOURCE_EXHAUSTED",
@@ -181,12 +179,6 @@ def run(
         asked: whether the command is to stop; called several times a second. It is then sent
             SIGTERM.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def die_with_parent() -> None:
-        if prctl is not None:  # on Linux
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
     begin = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -197,7 +189,7 @@ def run(
             env=None if environment is None else dict(environment),
             process_group=0,
             pass_fds=() if claim is None else claim.held,
-            preexec_fn=die_with_parent,
+            preexec_fn=launch.dying_with_parent(),
         )
         try:
             ended = _watched(process, begin, memory, limit, grace, asked)

@@ -26,6 +26,7 @@ from meshimpl.launch.gpus import (
 from meshimpl.launch.job import (
     check_launcher,
     check_srun_mpi,
+    dying_with_parent,
     find_mpirun,
     launch_or_join,
     mpirun_command,

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
@@ -265,17 +265,22 @@ def _write(data: bytes) -> None:
         data = data[os.write(2, data) :]
 
 
+def dying_with_parent() -> Callable[[], None]:
+    """Returns a `preexec_fn` for Popen: if this process dies, the new one is sent SIGTERM."""
+    # Loaded before the fork: between fork and exec nothing may be imported.
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def ask() -> None:
+        if prctl is not None:  # on Linux
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    return ask
+
+
 def _supervise(
     command: list[str], env: dict[str, str], folder: JobFolder, stop_as: signal.Signals | None
 ) -> tuple[int, int | None]:
     """Runs mpirun to its end; returns its status and the signal that asked it to stop, if any."""
-    # Loaded before the fork: between fork and exec nothing may be imported.
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
-    def die_with_parent() -> None:
-        if prctl is not None:  # on Linux
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
     # In a process group of its own mpirun gets one SIGINT, ours, and not the terminal's as well:
     # at a second one it leaves at once, without waiting for its ranks.
     process = subprocess.Popen(
@@ -284,7 +289,7 @@ def _supervise(
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0,
-        preexec_fn=die_with_parent,
+        preexec_fn=dying_with_parent(),
     )
     reader = threading.Thread(target=_pass_on, args=[process.stderr], daemon=True)
     reader.start()
