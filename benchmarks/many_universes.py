@@ -2,6 +2,7 @@
 
     python benchmarks/many_universes.py [--grid 32] [--count 1000] [--ranks 1] [--threads 2]
                                         [--ways bare run Simulation]
+    python benchmarks/many_universes.py --table [--grid 64] [--count 200] [--transfer camb]
 
 Three ways take turns, so that all of them meet the same machine:
 
@@ -12,12 +13,18 @@ Three ways take turns, so that all of them meet the same machine:
 The script prints the median processor time of each on rank 0. It also prints how many graphs were
 made after the first round, which is the number of compilations, and the memory of the process after
 some of the rounds.
+
+--table compares wall times: bare runs, then a table of universes by `flowpm-dist simulate --table`
+without fields and figures, then bare runs again. A row's time is the time between two rows' ends.
+With CAMB's transfer function only the amplitude and n_s vary.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,6 +90,72 @@ def work(grid: int, count: int, chosen: Sequence[str]) -> dict[str, Any]:
     return {"seconds": seconds, "graphs": graphs[0] - first, "memory": memory}
 
 
+RUN_FILE = """[box]
+grid = {grid}
+size = {size}
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+transfer = "{transfer}"
+[evolution]
+steps = {steps}
+[run]
+halo = {halo}
+[initial]
+seed = 1
+[output]
+fields = []
+figures = false
+"""
+
+
+def work_table(grid: int, count: int, transfer: Any) -> dict[str, Any]:
+    """Returns the wall times of bare runs and of a table's rows [round]."""
+    import flowpm_dist as fpm
+    from flowpm_dist import cli
+
+    edges = fpm.scale_factor_steps(0.1, 1.0, STEPS)
+    cosmology = fpm.Cosmology(
+        Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8, transfer=transfer
+    )
+    simulation = fpm.Simulation(cosmology, grid, BOX_SIZE, edges, halo=grid // 8)
+    random, bare = np.random.default_rng(1), []
+
+    def run_bare() -> None:
+        simulation.run(seed=0)
+        for number in range(count // 2):
+            begin = time.perf_counter()
+            simulation.run(number).displacement.block.numpy()
+            bare.append(time.perf_counter() - begin)
+
+    names = {"cosmology.n_s": (0.9, 1.0), "cosmology.sigma8": (0.6, 1.0)}
+    if transfer != "camb":
+        names |= {"cosmology.Omega_m": (0.2, 0.4), "cosmology.h": (0.6, 0.8)}
+    drawn = np.stack([random.uniform(*ends, count + 1) for ends in names.values()], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        run_file, table = Path(folder, "run.toml"), Path(folder, "table.csv")
+        settings = {"grid": grid, "size": BOX_SIZE, "transfer": transfer, "steps": STEPS}
+        run_file.write_text(RUN_FILE.format(halo=grid // 8, **settings))
+        np.savetxt(table, drawn, "%.5f", ",", header=",".join(names), comments="")
+        run_bare()
+        arguments = ["simulate", str(run_file), "--table", str(table), "--output", f"{folder}/row"]
+        sys.argv[1:] = arguments
+        try:
+            cli.main()
+        except SystemExit as end:
+            if end.code:
+                raise
+        run_bare()
+        ends = [
+            Path(folder, f"row-{row}", "provenance.json").stat().st_mtime
+            for row in range(count + 1)
+        ]
+    return {"bare": bare, "row": np.diff(ends).tolist()}
+
+
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -92,12 +165,24 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--transfer", choices=["eisenstein-hu", "camb"], default="eisenstein-hu")
     options = parser.parse_args()
     if options.place:
-        report(work(options.grid, options.count, options.ways))
+        if options.table:
+            report(work_table(options.grid, options.count, options.transfer))
+        else:
+            report(work(options.grid, options.count, options.ways))
         return
     arguments = [f"--grid={options.grid}", f"--count={options.count}", "--ways", *options.ways]
+    if options.table:
+        arguments += ["--table", f"--transfer={options.transfer}"]
     found = start_worker(__file__, arguments, options.ranks, options.threads)
+    if options.table:
+        bare, row = np.median(found["bare"]), np.median(found["row"])
+        print(f"{options.count} rows at {options.grid}^3 on {options.ranks} ranks")
+        print(f"bare {bare:.3f} s, row {row:.3f} s, {row / bare:.2f} of a bare run's")
+        return
     print(f"{options.count} rounds at {options.grid}^3 on {options.ranks} ranks")
     for name, seconds in found["seconds"].items():
         bare = found["seconds"].get("bare")

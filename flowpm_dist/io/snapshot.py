@@ -246,8 +246,7 @@ def save_attributes(folder: Path, attributes: Mapping[str, Any]) -> None:
     """
     path = folder / snapshot_name("zarr")
     try:
-        new_group(path, attributes, {})
-        mark_complete(path)
+        new_group(path, attributes, {}, complete=True)
     except OSError as error:
         raise WriteError.of(path, error) from error
 
@@ -289,12 +288,16 @@ def write_snapshot(
 
 
 def new_group(
-    path: Path, attributes: Mapping[str, Any], conventions: Mapping[str, str]
+    path: Path,
+    attributes: Mapping[str, Any],
+    conventions: Mapping[str, str],
+    *,
+    complete: bool = False,
 ) -> zarr.Group:
-    """Creates a zarr group that is not yet complete, see `mark_complete`."""
+    """Creates a zarr group; one that gets arrays is not yet complete, see `mark_complete`."""
     import zarr
 
-    marks = {"generator": GENERATOR, "format": FORMAT, "complete": False}
+    marks = {"generator": GENERATOR, "format": FORMAT, "complete": complete}
     about = {**attributes, "conventions": dict(conventions), **marks}
     return zarr.create_group(path, attributes=about)
 
