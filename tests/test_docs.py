@@ -9,8 +9,9 @@ Python blocks of a file share their names. Comments in the text, which no reader
     -->                                          Python that runs before the next block, or last
 
 A shell block's commands must be known with all their options, and the files they name must exist;
-tests/test_examples.py runs them. A TOML block must fit into the run file that its comment names,
-as in `<!-- test: within examples/train.toml -->`.
+tests/test_examples.py runs them. A script of examples/ has a function `parser` for that. A TOML
+block must fit into the run file that its comment names, as in
+`<!-- test: within examples/train.toml -->`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ LOADERS = {
     "data": ReconstructionOptions.load,
     "box": SimulationOptions.load,
 }
-CONTROLS = "examples/controls/"
+SCRIPT = re.compile(r"examples/.*\.py")
 PIECE = re.compile(
     r"^<!-- test: (?P<kind>\w+)(?P<words>.*?)-->$|^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -155,7 +156,7 @@ def test_shell(path, monkeypatch):
     for block in blocks_of(path.read_text()):
         if block.language not in ("sh", "bash") or block.skipped:
             continue
-        for line in re.split(r"[\n;]+", block.text()):
+        for line in re.split(r"\n|; ", block.text()):
             words = shlex.split(line, comments=True)
             if not words or words[0] in ("for", "done"):
                 continue
@@ -163,8 +164,8 @@ def test_shell(path, monkeypatch):
             if words[0] == "make":
                 assert words[1] in targets, line
                 continue
-            if script := next((word for word in words if word.startswith(CONTROLS)), None):
-                monkeypatch.syspath_prepend(str(ROOT / CONTROLS))
+            if script := next(filter(SCRIPT.fullmatch, words), None):
+                monkeypatch.syspath_prepend(str((ROOT / script).parent))
                 names = runpy.run_path(str(ROOT / script), run_name=Path(script).stem)
                 names["parser"]().parse_args(words[words.index(script) + 1 :])
                 continue

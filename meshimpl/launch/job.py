@@ -187,15 +187,22 @@ def launch_or_join(
     return relaunch(ranks, argv, stop_as=stop_as)
 
 
-def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None = None) -> int:
-    """Runs this same Python program on several ranks, and passes SIGINT and SIGTERM on to them.
+def relaunch(
+    ranks: int,
+    argv: Sequence[str],
+    *,
+    stop_as: signal.Signals | None = None,
+    program: Sequence[str] | None = None,
+) -> int:
+    """Runs a Python program on several ranks, and passes SIGINT and SIGTERM on to them.
 
     mpirun ends its ranks one second after either signal. A program whose ranks need longer to end
     in good order sets `stop_as`.
 
     Args:
         ranks: number of ranks.
-        argv: this program's arguments, as in `sys.argv[1:]`.
+        argv: the program's arguments, as in `sys.argv[1:]`.
+        program: the command of one rank without its arguments; by default this same program.
         stop_as: the signal as which SIGINT, SIGTERM and SIGUSR1 reach the ranks: SIGUSR1, which
             mpirun passes on without acting on it. `stop_name` tells the ranks which signal it was.
             A second SIGINT ends the job.
@@ -206,11 +213,11 @@ def relaunch(ranks: int, argv: Sequence[str], *, stop_as: signal.Signals | None 
         or if NCCL would refuse so many ranks on this machine's GPUs.
     """
     try:
-        command, env = mpirun_command(ranks, [*_this_program(), *argv])
+        command, env = mpirun_command(ranks, [*(program or _this_program()), *argv])
         if ranks > 1 and find_spec("horovod") is None:
             raise LaunchError(
-                "more than one rank needs Horovod, and this Python has none. `flowpm-dist build "
-                "horovod` builds it (it wants g++ and make); one rank works without."
+                "more than one rank needs Horovod, and this Python has none. `python -m "
+                "meshimpl.horovod_wheel` builds it (it needs g++ and make); one rank works without."
             )
         if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1:
             check_gpus(ranks)  # elsewhere each node's ranks see to it
