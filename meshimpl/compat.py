@@ -32,7 +32,7 @@ except ImportError as error:  # the CPU and CUDA distributions exclude each othe
 
 
 def _install_estimator() -> None:
-    """Installs `tf.compat.v1.estimator`, removed in TensorFlow 2.16, with the two hooks needed.
+    """Installs `tf.compat.v1.estimator`, removed in TensorFlow 2.16, with what is needed of it.
 
     Obsolete with a mesh_tensorflow later than 0.1.21 that no longer imports the estimator.
     """
@@ -41,6 +41,7 @@ def _install_estimator() -> None:
     estimator: Any = types.ModuleType("tensorflow.compat.v1.estimator")
     estimator.CheckpointSaverListener = tf.compat.v1.train.CheckpointSaverListener
     estimator.SessionRunHook = tf.compat.v1.train.SessionRunHook
+    estimator.ModeKeys = types.SimpleNamespace(TRAIN="train", EVAL="eval", PREDICT="infer")
     sys.modules["tensorflow.compat.v1.estimator"] = estimator
     tf.compat.v1.estimator = estimator
 

@@ -82,6 +82,24 @@ def shares_of_gradients() -> Iterator[None]:
         _keep_shares = outer
 
 
+def whole_tensor(x: Any) -> tf.Tensor:
+    """Returns an input of a mesh function as a TensorFlow tensor.
+
+    For the functions of models that import their data themselves, by `mtf.import_tf_tensor`.
+
+    Args:
+        x: mtf tensor that `build` was given, of which no dimension is split.
+
+    Raises:
+        ValueError: a dimension is split, so that no rank has the whole tensor.
+    """
+    for dimension, axis in zip(x.shape, x.mesh.impl.tensor_layout(x.shape), strict=True):
+        if axis is not None:
+            name = x.mesh.impl.shape[axis].name
+            raise ValueError(f"{dimension.name} is split over {name}: no rank has the whole {x}")
+    return x.operation._laid_out_tensor.one_slice
+
+
 def replicated(mesh: ProcessMesh, value: Any) -> tf.Tensor:
     """Returns a tensor that is the same on every rank, such as a cosmological parameter.
 
