@@ -148,7 +148,7 @@ class ConvolveOperation(mtf.Operation):
 
     def _forward(self, field: tf.Tensor) -> tf.Tensor:
         plan = self._pencils
-        spectrum = plan.forward(tf.reshape(field, [-1, *plan.real_block]))
+        spectrum = plan.forward(tf.reshape(field, [-1, *plan.block]))
         return tf.bitcast(spectrum, self._box.dtype)
 
     def _inverse(self, pairs: Any) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Distributed real-to-complex 3-D FFT and its inverse, with adjoints.
+"""Distributed 3-D FFTs of real and of complex fields and their inverses, with adjoints.
 
 A real field [..., x, y, z], x split over one mesh axis (`row`) and y over another (`col`), becomes
 a spectrum [..., kz, ky, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
@@ -7,7 +7,8 @@ along `col` and one along `row`. With one column (slabs) z and y are transformed
 the rows exchange; with one row y and x are, and only the columns do.
 
 kz runs over the nz // 2 + 1 modes that a real field needs, padded with zero modes to a multiple of
-the columns; ky likewise to a multiple of the rows. The inverse ignores the padding.
+the columns; ky likewise to a multiple of the rows. The inverse ignores the padding. A complex field
+[..., x, y, z, pair] goes the same way and needs all nz modes.
 
 The forward transform is not normalised, the inverse divides by the number of cells. The spectrum's
 order is the reverse of the field's because x is transformed last, and a transform wants its axis
@@ -147,21 +148,28 @@ class Pencils:
         grid: (nx, ny, nz).
         row, col: the lines of ranks over which x and y, later ky and kz, are split.
         half: whether messages are float16, see `Communicator.alltoall`.
+        real: whether the field is real.
     """
 
     grid: tuple[int, int, int]
     row: Communicator
     col: Communicator
     half: bool = False
+    real: bool = True
+
+    @property
+    def _kz(self) -> int:
+        """The modes along z that are not padding."""
+        return self.grid[2] // 2 + 1 if self.real else self.grid[2]
 
     @property
     def modes(self) -> tuple[int, int, int]:
         """The padded (kz, ky, kx) of the whole spectrum."""
-        nx, ny, nz = self.grid
-        return _padded(nz // 2 + 1, self.col.size), _padded(ny, self.row.size), nx
+        nx, ny, _ = self.grid
+        return _padded(self._kz, self.col.size), _padded(ny, self.row.size), nx
 
     @property
-    def real_block(self) -> tuple[int, int, int]:
+    def block(self) -> tuple[int, int, int]:
         """The cells (x, y, z) of this rank's block."""
         nx, ny, nz = self.grid
         return nx // self.row.size, ny // self.col.size, nz
@@ -191,27 +199,28 @@ class Pencils:
         return Transfer("b x [ky] kz -> b kz ky [x]", self.row, self.half)
 
     def forward(self, x: tf.Tensor) -> tf.Tensor:
-        """Returns the complex spectrum [b, kz/col, ky/row, kx] of a real [b, x/row, y/col, z]."""
+        """Returns the complex spectrum [b, kz/col, ky/row, kx] of a field [b, x/row, y/col, z]."""
         kz, ky, _ = self.modes
+        along_z = tf.signal.rfft if self.real else tf.signal.fft
+        along_yz = tf.signal.rfft2d if self.real else tf.signal.fft2d
         if self.row.size == 1:
             # [b, x, y/col, kz] -> [b, kz/col, y, x]
-            return tf.signal.fft2d(self._z_to_yx(tf.signal.rfft(x), pad_to=kz))
+            return tf.signal.fft2d(self._z_to_yx(along_z(x), pad_to=kz))
         if self.col.size == 1:
             # [b, x/row, ky, kz] -> [b, kz, ky/row, x]
-            return tf.signal.fft(self._zy_to_x(tf.signal.rfft2d(x), pad_to=ky))
+            return tf.signal.fft(self._zy_to_x(along_yz(x), pad_to=ky))
         # [b, x/row, y/col, kz] -> [b, x/row, kz/col, y]
-        lines = self._z_to_y(tf.signal.rfft(x), pad_to=kz)
+        lines = self._z_to_y(along_z(x), pad_to=kz)
         # [b, x/row, kz/col, ky] -> [b, kz/col, ky/row, x]
         return tf.signal.fft(self._y_to_x(tf.signal.fft(lines), pad_to=ky))
 
     def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
-        """Returns the real block [b, x/row, y/col, z] of a spectrum, over the number of cells.
+        """Returns the block [b, x/row, y/col, z] of a spectrum's field, over the number of cells.
 
         Args:
             spectrum: complex [b, kz/col, ky/row, kx].
         """
-        _, ny, nz = self.grid
-        kz = nz // 2 + 1
+        (_, ny, nz), kz = self.grid, self._kz
         if self.row.size == 1:
             # [b, kz/col, y, x] -> [b, x, y/col, kz]
             modes = self._z_to_yx.reverse(tf.signal.ifft2d(spectrum), crop_to=kz)
@@ -221,28 +230,31 @@ class Pencils:
             # [b, x/row, kz/col, y] -> [b, x/row, y/col, kz]; with one column this is faster than
             # irfft2d, whose transform along y is strided
             modes = self._z_to_y.reverse(tf.signal.ifft(lines), crop_to=kz)
-        return tf.signal.irfft(modes, fft_length=[nz])
+        return tf.signal.irfft(modes, fft_length=[nz]) if self.real else tf.signal.ifft(modes)
 
     def multiplicity(self) -> np.ndarray:
         """Returns, for each kz of this rank, 2 if a mode also stands for its conjugate, else 1."""
         nz, kz = self.grid[2], self.spectral_block[0]
         index = self.col.index * kz + np.arange(kz)
-        return np.where((index == 0) | (2 * index == nz), 1.0, 2.0)
+        alone = (index == 0) | (2 * index == nz) | (not self.real)
+        return np.where(alone, 1.0, 2.0)
 
     def mode_numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the signed integer wavenumbers (along x, y, z) of this rank's spectrum.
 
         Returns:
             int64 arrays of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1], which broadcast to a spectral
-            block. The Nyquist mode is -N/2 along x and y, N/2 along z. Padded modes hold no power;
-            their numbers continue the sequence.
+            block. The Nyquist mode is -N/2, but N/2 along z if the field is real. Padded modes hold
+            no power; their numbers continue the sequence.
         """
-        nx, ny, _ = self.grid
+        nx, ny, nz = self.grid
         kz, ky, _ = self.spectral_block
-        along_y = np.arange(self.modes[1])
+        along_z, along_y = (np.arange(size) for size in self.modes[:2])
         along_y[:ny] = _signed(ny)
+        if not self.real:
+            along_z[:nz] = _signed(nz)
         own_y = along_y[self.row.index * ky :][:ky]
-        own_z = self.col.index * kz + np.arange(kz)
+        own_z = along_z[self.col.index * kz :][:kz]
         return _signed(nx)[None, None, :], own_y[None, :, None], own_z[:, None, None]
 
 
@@ -250,14 +262,21 @@ def _signed(size: int) -> np.ndarray:
     return np.fft.fftfreq(size, 1 / size).round().astype(np.int64)
 
 
+def _parts(shape: Any) -> tuple[list[Any], list[Any], bool]:
+    """Returns the leading dimensions of a field, its x, y, z, and whether it is real."""
+    real = shape.dims[-1:] != [PAIR]
+    dims = shape.dims if real else shape.dims[:-1]
+    return dims[:-3], dims[-3:], real
+
+
 def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
-    """Returns the transform of a shape that ends in x, y, z, under a layout.
+    """Returns the transform of a shape that ends in x, y, z, or in x, y, z, pair, under a layout.
 
     Raises:
         ValueError: if z is split, the spectral dimensions are not split as the transform leaves
             them, or a block would be uneven.
     """
-    x, y, z = shape.dims[-3:]
+    _, (x, y, z), real = _parts(shape)
     row, col, alone = (impl.ranks_over(dim) for dim in (x, y, z))
     if alone.size > 1:
         raise ValueError(f"the FFT needs the dimension {z.name} whole on each rank")
@@ -266,7 +285,7 @@ def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
             raise ValueError(
                 f"dimension {dim.name}={dim.size} does not divide by its {group.size} ranks"
             )
-    result = Pencils((x.size, y.size, z.size), row, col)
+    result = Pencils((x.size, y.size, z.size), row, col, real=real)
     axes = [*map(impl.tensor_dimension_to_mesh_axis, (y, x)), None]
     spectral = _spectral_dims((x, y, z), result)
     for dim, ranks, axis in zip(spectral, (col, row, alone), axes, strict=True):
@@ -282,21 +301,28 @@ def _spectral_dims(xyz: Any, plan: Pencils) -> list[Any]:
 
 
 def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
-    """Returns the shape [..., kz, ky, kx, pair] of the spectrum of a field [..., x, y, z]."""
-    plan = pencils(shape, impl)
-    return mtf.Shape(shape.dims[:-3] + _spectral_dims(shape.dims[-3:], plan) + [PAIR])
+    """Returns the shape [..., kz, ky, kx, pair] of a field's spectrum.
+
+    Args:
+        shape: [..., x, y, z] of a real field, or [..., x, y, z, pair] of a complex one.
+        impl: the layout.
+    """
+    leading, xyz, _ = _parts(shape)
+    return mtf.Shape([*leading, *_spectral_dims(xyz, pencils(shape, impl)), PAIR])
 
 
 def _transform(x: Any, shape: Any, *, inverse: bool, adjoint: bool = False) -> Any:
-    """Returns rfft3d or irfft3d of a tensor, or the adjoint of the other, of a shape.
+    """Returns the spectrum or the field of a tensor, or the adjoint of the other, of a shape.
 
     The adjoint of the forward transform F is N F^-1 / M, and the adjoint of F^-1 is M F / N. Here N
-    is the number of cells, and M the multiplicity of a mode: 2 if it also stands for its conjugate.
-    It takes two all-to-alls on pencils, one on slabs, and none on one rank.
+    is the number of cells, and M the multiplicity of a mode: 2 if it also stands for its conjugate,
+    as modes of real fields do. It takes two all-to-alls on pencils, one on slabs, and none on one
+    rank.
     """
 
     def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
         plan = pencils((shape if inverse else x.shape), impl)
+        complex_dtype = tf.complex64 if x.dtype == tf.float32 else tf.complex128
 
         def weighted(spectrum: tf.Tensor) -> tf.Tensor:
             if not adjoint:
@@ -307,17 +333,40 @@ def _transform(x: Any, shape: Any, *, inverse: bool, adjoint: bool = False) -> A
 
         if inverse:
             spectrum = weighted(tf.reshape(block, [-1, *plan.spectral_block, 2]))
-            complex_dtype = tf.complex64 if x.dtype == tf.float32 else tf.complex128
-            return plan.inverse(tf.bitcast(spectrum, complex_dtype))
-        spectrum = plan.forward(tf.reshape(block, [-1, *plan.real_block]))
+            field = plan.inverse(tf.bitcast(spectrum, complex_dtype))
+            return field if plan.real else tf.bitcast(field, x.dtype)
+        if plan.real:
+            field = tf.reshape(block, [-1, *plan.block])
+        else:
+            field = tf.bitcast(tf.reshape(block, [-1, *plan.block, 2]), complex_dtype)
+        spectrum = plan.forward(field)
         return weighted(tf.bitcast(spectrum, x.dtype))
 
     def gradient(_: list[Any], cotangents: list[Any]) -> list[Any]:
         (dy,) = cotangents
         return [_transform(dy, x.shape, inverse=not inverse, adjoint=not adjoint)]
 
-    name = "irfft3d" if inverse else "rfft3d"
+    name = f"{'i' * inverse}{'r' * _parts(shape if inverse else x.shape)[2]}fft3d"
     return on_blocks(lower, [x], [(shape, x.dtype)], adjoint=gradient, name=name)[0]
+
+
+def _spectrum(x: Any, name: str, real: bool) -> Any:
+    _check_dtype(x)
+    if _parts(x.shape)[2] != real:
+        kind, other = ("real", "fft3d") if real else ("complex", "rfft3d")
+        ending = "x, y, z" if real else "x, y, z, pair"
+        raise ValueError(
+            f"{name} takes a {kind} field [..., {ending}], got {x.shape}; is it one for {other}?"
+        )
+    return _transform(x, spectral_shape(x.shape, x.mesh.impl), inverse=False)
+
+
+def _field(spectrum: Any, shape: Any, name: str) -> Any:
+    _check_dtype(spectrum)
+    expected = spectral_shape(shape, spectrum.mesh.impl)
+    if spectrum.shape != expected:
+        raise ValueError(f"{name}: expected a spectrum of {expected}, got {spectrum.shape}")
+    return _transform(spectrum, shape, inverse=True)
 
 
 def _check_dtype(x: Any) -> None:
@@ -336,10 +385,9 @@ def rfft3d(x: Any) -> Any:
         layout must split kY like X and kZ like Y.
 
     Raises:
-        ValueError: if the dtype is another one, or the layout does not fit.
+        ValueError: if the dtype or the shape is another one, or the layout does not fit.
     """
-    _check_dtype(x)
-    return _transform(x, spectral_shape(x.shape, x.mesh.impl), inverse=False)
+    return _spectrum(x, "rfft3d", real=True)
 
 
 def irfft3d(spectrum: Any, shape: Any) -> Any:
@@ -353,8 +401,33 @@ def irfft3d(spectrum: Any, shape: Any) -> Any:
     Raises:
         ValueError: if such a field has another spectral shape.
     """
-    _check_dtype(spectrum)
-    expected = spectral_shape(shape, spectrum.mesh.impl)
-    if spectrum.shape != expected:
-        raise ValueError(f"irfft3d: expected a spectrum of {expected}, got {spectrum.shape}")
-    return _transform(spectrum, shape, inverse=True)
+    return _field(spectrum, shape, "irfft3d")
+
+
+def fft3d(x: Any) -> Any:
+    """Returns the spectrum of a complex field, not normalised.
+
+    Args:
+        x: mtf tensor [..., x, y, z, pair] of a mesh function, float32 or float64, with real and
+            imaginary parts in the dimension `PAIR`; z is not split.
+
+    Returns:
+        mtf tensor [..., kZ, kY, kX, pair], as from `rfft3d`, with all modes along z.
+
+    Raises:
+        ValueError: if the dtype or the shape is another one, or the layout does not fit.
+    """
+    return _spectrum(x, "fft3d", real=False)
+
+
+def ifft3d(spectrum: Any, shape: Any) -> Any:
+    """Returns the complex field of a spectrum, divided by the number of cells.
+
+    Args:
+        spectrum: mtf tensor as returned by `fft3d`.
+        shape: the `mtf.Shape` [..., x, y, z, pair] of the field.
+
+    Raises:
+        ValueError: if such a field has another spectral shape.
+    """
+    return _field(spectrum, shape, "ifft3d")

@@ -1,4 +1,4 @@
-"""The distributed FFT against numpy's on the whole grid, its adjoints, and its complaints."""
+"""The distributed FFTs against numpy's on the whole grid, their adjoints, and their complaints."""
 
 import numpy as np
 import pytest
@@ -8,13 +8,16 @@ from meshimpl import launch
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations import fft
-from meshimpl.operations.fft import irfft3d, rfft3d
+from meshimpl.operations.fft import PAIR, fft3d, ifft3d, irfft3d, rfft3d
 
 pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.every_split, pytest.mark.dealt]
 
 LAYOUT = {"row": "x:row;ky:row", "col": "y:col;kz:col"}
 # Unequal sides, half axes that do not divide by 2 or 4, ky that does not divide by 4.
 GRIDS = [(8, 8, 8), (8, 12, 10), (4, 4, 6), (16, 8, 4)]
+# Complex fields: kz and ky that do not divide by 2 or 4.
+COMPLEX_GRIDS = [(8, 4, 5), (4, 12, 6)]
+CASES = [(grid, True) for grid in GRIDS] + [(grid, False) for grid in COMPLEX_GRIDS]
 EPSILON = {tf.float64: 2.0**-52, tf.float32: 2.0**-23}
 
 
@@ -22,36 +25,43 @@ def layout(mesh):
     return ";".join(LAYOUT[name] for name in mesh.names)
 
 
-def functions(mesh, grid, dtype=tf.float64, batch=None):
+def functions(mesh, grid, dtype=tf.float64, batch=None, real=True):
+    """The transform and its inverse, of real fields or of pairs; their shapes."""
+    transform, inverse_of = (rfft3d, irfft3d) if real else (fft3d, ifft3d)
     dims = [mtf.Dimension(n, s) for n, s in zip("xyz", grid, strict=True)]
+    dims = dims if real else [*dims, PAIR]
     shape = mtf.Shape([mtf.Dimension("batch", batch), *dims] if batch else dims)
-    forward = MeshFunction(lambda _, a: rfft3d(a), mesh, layout(mesh), {"a": (shape, dtype)})
+    forward = MeshFunction(lambda _, a: transform(a), mesh, layout(mesh), {"a": (shape, dtype)})
     forward(np.zeros(shape.to_integer_list))
     (spectral,) = forward.output_shapes
     inverse = MeshFunction(
-        lambda _, a: irfft3d(a, shape), mesh, layout(mesh), {"a": (spectral, dtype)}
+        lambda _, a: inverse_of(a, shape), mesh, layout(mesh), {"a": (spectral, dtype)}
     )
     return forward, inverse, shape, spectral
 
 
-def expected_spectrum(field):
+def as_complex(pairs):
+    return pairs[..., 0] + 1j * pairs[..., 1]
+
+
+def expected_spectrum(field, real=True):
     """numpy's spectrum in the order [..., kz, ky, kx]."""
-    return np.swapaxes(np.fft.rfftn(field, axes=(-3, -2, -1)), -3, -1)
+    axes = (-3, -2, -1)
+    modes = np.fft.rfftn(field, axes=axes) if real else np.fft.fftn(as_complex(field), axes=axes)
+    return np.swapaxes(modes, -3, -1)
 
 
 @pytest.mark.parametrize("dtype", [tf.float64, tf.float32])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_forward_and_inverse_are_numpys(mesh, grid, dtype):
-    forward, inverse, _, _ = functions(mesh, grid, dtype)
-    field = np.random.default_rng(1).normal(size=grid)
+@pytest.mark.parametrize(("grid", "real"), CASES)
+def test_forward_and_inverse_are_numpys(mesh, grid, real, dtype):
+    forward, inverse, shape, _ = functions(mesh, grid, dtype, real=real)
+    field = np.random.default_rng(1).normal(size=shape.to_integer_list)
     block = forward(field)
     pairs = forward.gather(block).astype(np.float64)
-    expected = expected_spectrum(field.astype(dtype.as_numpy_dtype).astype(np.float64))
+    expected = expected_spectrum(field.astype(dtype.as_numpy_dtype).astype(np.float64), real)
     kz, ky, _ = expected.shape
     tolerance = 20 * EPSILON[dtype] * np.sqrt(field.size)
-    np.testing.assert_allclose(
-        pairs[:kz, :ky, :, 0] + 1j * pairs[:kz, :ky, :, 1], expected, rtol=0, atol=tolerance
-    )
+    np.testing.assert_allclose(as_complex(pairs[:kz, :ky]), expected, rtol=0, atol=tolerance)
     assert not pairs[kz:].any() and not pairs[:, ky:].any(), "padded modes must be zero"
     back = inverse.gather(inverse(block))
     np.testing.assert_allclose(back, field, rtol=0, atol=20 * EPSILON[dtype])
@@ -87,17 +97,15 @@ def test_leading_dimensions_are_transformed_one_by_one(mesh):
     field = np.random.default_rng(2).normal(size=(3, 8, 8, 6))
     block = forward(field)
     pairs = forward.gather(block)[:, :4, :8]
-    np.testing.assert_allclose(
-        pairs[..., 0] + 1j * pairs[..., 1], expected_spectrum(field), atol=1e-12
-    )
+    np.testing.assert_allclose(as_complex(pairs), expected_spectrum(field), atol=1e-12)
     np.testing.assert_allclose(inverse.gather(inverse(block)), field, atol=1e-14)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("grid", "real"), CASES)
 @pytest.mark.parametrize("which", [0, 1])
-def test_gradient_is_the_adjoint(mesh, grid, which):
+def test_gradient_is_the_adjoint(mesh, grid, real, which):
     """<u, A v> = <A^T u, v>, with u and v anything: padded and non-Hermitian modes too."""
-    function = functions(mesh, grid)[which]
+    function = functions(mesh, grid, real=real)[which]
     ((shape, _),) = function.inputs.values()
     rng = np.random.default_rng(3)
     v = function.block_of("a", rng.normal(size=shape.to_integer_list))
@@ -114,6 +122,17 @@ def test_gradient_is_the_adjoint(mesh, grid, which):
     left = float(mesh.world.allreduce(part))
     right = float(mesh.world.allreduce(tf.reduce_sum(pulled * v)))
     assert left == pytest.approx(right, rel=1e-12, abs=1e-10)
+
+
+@pytest.mark.ranks(1)
+def test_mode_numbers(mesh):
+    """Those of a complex field are signed along each axis; each mode then stands for itself."""
+    function, *_ = functions(mesh, (4, 6, 5), real=False)
+    ((shape, _),) = function.inputs.values()
+    plan = fft.pencils(shape, function.impl)
+    for numbers, size in zip(plan.mode_numbers(), (4, 6, 5), strict=True):
+        np.testing.assert_array_equal(numbers.ravel(), size * np.fft.fftfreq(size))
+    np.testing.assert_array_equal(plan.multiplicity(), 1)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -142,12 +161,16 @@ def test_complaints(line):
     ranks = launch.detect().size
     shape = [("x", 4 * ranks), ("y", 4), ("z", 4 * ranks)]
 
-    def build(layout_text, dtype=tf.float32, size=shape):
-        function = MeshFunction(lambda _, a: rfft3d(a), line, layout_text, {"a": (size, dtype)})
+    def build(layout_text, dtype=tf.float32, size=shape, transform=rfft3d):
+        function = MeshFunction(lambda _, a: transform(a), line, layout_text, {"a": (size, dtype)})
         return function(np.zeros([n for _, n in size]))
 
     with pytest.raises(ValueError, match="float32 or float64"):
         build("x:row;ky:row", tf.float16)
+    with pytest.raises(ValueError, match="fft3d takes a complex field .* is it one for rfft3d"):
+        build("x:row;ky:row", transform=fft3d)
+    with pytest.raises(ValueError, match="rfft3d takes a real field .* is it one for fft3d"):
+        build("x:row;ky:row", size=[*shape, ("pair", 2)])
     if ranks > 1:
         with pytest.raises(ValueError, match="z whole"):
             build("z:row")
