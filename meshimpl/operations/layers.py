@@ -14,13 +14,15 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
+from meshimpl.collectives import Communicator
 from meshimpl.compat import mtf
-from meshimpl.operations.halo import halo_exchange
+from meshimpl.operations.halo import halo_exchange, pad_axis
 from meshimpl.operations.local import layer
 
 Padding = Literal["periodic", "zero", "valid"]
 PADDINGS = ("periodic", "zero", "valid")
 POOLS = ("average", "max")
+_ALONE = Communicator((0,), 0)
 
 
 def halo_widths(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -79,12 +81,59 @@ def convolution(
     if min(d.size for d in results) < 1:
         raise ValueError(f"{name}: a volume {x.shape} is smaller than the kernel {filters.shape}")
     padded = x if edges == "valid" else halo_exchange(x, widths, edges)
-    strides = [1, stride, stride, stride, 1]
 
     def correlate(volume: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        return tf.nn.conv3d(volume, tf.cast(weights, volume.dtype), strides, "VALID")
+        return correlated_block(volume, tf.cast(weights, volume.dtype), stride)
 
     return layer(correlate, [padded, filters], mtf.Shape([batch, *results, out]), name=name)
+
+
+def correlated_block(volume: tf.Tensor, weights: tf.Tensor, stride: int = 1) -> tf.Tensor:
+    """Returns `convolution` of a tensor of one rank, without what lies beyond the edges.
+
+    On CPUs the gradient at stride 1 is made of matrix products and of another correlation:
+    TensorFlow's own takes several times as long where channels are few.
+
+    Args:
+        volume: [batch, x, y, z, channel].
+        weights: [., ., ., channel, out], of the same dtype.
+        stride: the stride along each side.
+    """
+    gpu = bool(tf.config.get_visible_devices("GPU"))
+    if stride == 1 and not gpu and volume.dtype in (tf.float32, tf.float64):
+        return _correlated(volume, weights)
+    return tf.nn.conv3d(volume, weights, [1, stride, stride, stride, 1], "VALID")
+
+
+@tf.custom_gradient
+def _correlated(volume: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Any]:
+    ones, kernel = [1] * 5, weights.shape.as_list()
+
+    def by_volume(dy: tf.Tensor) -> tf.Tensor:
+        if kernel[3] < 8 or kernel[4] > 32:  # where TensorFlow is not slower
+            sizes = tf.constant(volume.shape.as_list())
+            return tf.raw_ops.Conv3DBackpropInputV2(
+                input_sizes=sizes, filter=weights, out_backprop=dy, strides=ones, padding="VALID"
+            )
+        for axis, size in enumerate(kernel[:3], start=1):
+            dy = pad_axis(dy, axis, (size - 1, size - 1), _ALONE, "zero")
+        flipped = tf.transpose(tf.reverse(weights, [0, 1, 2]), [0, 1, 2, 4, 3])
+        return tf.nn.conv3d(dy, flipped, ones, "VALID")
+
+    def by_weights(dy: tf.Tensor) -> tf.Tensor:
+        rows, products = tf.reshape(dy, [-1, kernel[4]]), []
+        for corner in itertools.product(*map(range, kernel[:3])):
+            # One after the other: each has a copy of the volume.
+            with tf.control_dependencies(products[-1:]):
+                cells = tf.slice(volume, [0, *corner, 0], [*dy.shape[:4], kernel[3]])
+            cells = tf.reshape(cells, [-1, kernel[3]])
+            products.append(tf.matmul(cells, rows, transpose_a=True))
+        return tf.reshape(tf.stack(products), kernel)
+
+    def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return by_volume(dy), by_weights(dy)
+
+    return tf.nn.conv3d(volume, weights, ones, "VALID"), gradient
 
 
 def _check_blocks(x: Any, dim: Any, size: int, what: str, name: str) -> None:

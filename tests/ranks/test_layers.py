@@ -134,6 +134,24 @@ def test_convolution(layer_mesh):
     check_convolutions(layer_mesh, cases, layout_of(layer_mesh))
 
 
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("channels", [3, 8])
+def test_gradient_of_correlations_in_a_block(channels):
+    """TensorFlow's own gradient, however the channels decide how it is made."""
+    x, w = (
+        tf.constant(random(1, 2, 5, 6, 7, channels)),
+        tf.constant(random(2, 3, 2, 1, channels, 4)),
+    )
+    found = []
+    for function in (layers.correlated_block, lambda a, b: tf.nn.conv3d(a, b, [1] * 5, "VALID")):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            value = tf.reduce_sum(function(x, w) ** 2)
+        found.append(tape.gradient(value, [x, w]))
+    for ours, right in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, right, rtol=0, atol=1e-12 * np.abs(right).max())
+
+
 def test_convolution_without_what_lies_beyond_the_edges(layer_mesh):
     """Of whole volumes, whose batch may be split; split volumes are refused."""
     cases = [(3, 1, "valid"), (4, 1, "valid"), (3, 2, "valid")]
