@@ -25,17 +25,19 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Shares of tissues on a grid with cells of 1 mm.
+    """Shares of tissues on a grid.
 
     Attributes:
         tissues: float32 [tissue, x, y, z], the share of each of `TISSUES`, 0 to 1.
         texture: float32 [x, y, z], the relative brightness within the tissues, about 1.
-        centre: the middle of the brain [mm].
+        centre: the middle of the brain [cells].
+        cell: the side of a cell [mm].
     """
 
     tissues: np.ndarray
     texture: np.ndarray
     centre: np.ndarray
+    cell: float = 1.0
 
 
 @functools.cache
@@ -76,15 +78,14 @@ def template() -> Anatomy:
 @functools.cache
 def made_up() -> Anatomy:
     """Returns a head of nested ellipsoids with folds, for tests."""
-    places = np.linspace(-1, 1, int(SIZE) // 4)
+    places = np.linspace(-1, 1, int(SIZE) // 4)  # cells of 4 mm
     x, y, z = np.meshgrid(places, places, places, indexing="ij", sparse=True)
     angle, height = np.arctan2(y, x), np.arctan2(z, np.hypot(x, y))
     radius = np.sqrt((x / 0.75) ** 2 + (y / 0.9) ** 2 + (z / 0.8) ** 2)
     folds = 0.06 * np.cos(14 * angle) * np.cos(10 * height)
     inside, white, fluid = radius < 1, radius + folds < 0.8, radius < 0.25
-    shares = np.stack([white & ~fluid, inside & ~white, fluid]).astype(np.float32)
-    tissues = ndimage.zoom(shares, [1, 4, 4, 4], order=1, mode="nearest", grid_mode=True)
-    return Anatomy(tissues, np.ones_like(tissues[0]), np.full(3, SIZE / 2 - 0.5))
+    tissues = np.stack([white & ~fluid, inside & ~white, fluid]).astype(np.float32)
+    return Anatomy(tissues, np.ones_like(tissues[0]), np.full(3, (len(places) - 1) / 2), 4.0)
 
 
 ANATOMIES: dict[str, Callable[[], Anatomy]] = {"mni152": template, "made-up": made_up}
@@ -123,11 +124,12 @@ def head(anatomy: Anatomy, seed: list[int], side: int, voxel: float) -> np.ndarr
     turn = Rotation.from_rotvec(rng.normal(0, 0.12, 3)).as_matrix()
     scales = rng.uniform(0.9, 1.1, 3) * [rng.choice([-1, 1]), 1, 1]
     reach = 4 + 0.3 * max(0.0, SIZE - side * voxel)
-    middle = anatomy.centre + rng.uniform(-reach, reach, 3)
+    middle = anatomy.centre * anatomy.cell + rng.uniform(-reach, reach, 3)
     line = (np.arange(side) - (side - 1) / 2) * voxel
     places = np.stack(np.meshgrid(line, line, line, indexing="ij"))
     places = np.einsum("ij,jxyz->ixyz", turn * scales, places) + middle[:, None, None, None]
     places += np.stack([smooth_field(rng, sides, 6, 4.0) for _ in range(3)])
+    places /= anatomy.cell
     shares = [ndimage.map_coordinates(tissue, places, order=1) for tissue in anatomy.tissues]
     texture = ndimage.map_coordinates(anatomy.texture, places, order=1, cval=1.0)
     signals = rng.uniform(0.15, 1.0, len(shares))

@@ -1,10 +1,15 @@
 """An unrolled network that reconstructs volumes which are split over ranks.
 
 The scan is y = M F (S x + n): sensitivities S, noise n, the distributed FFT F and a mask M. Each
-iteration of the network follows the gradient of |M F S x - y|^2 / 2, and a small convolutional
-network corrects it (Hammernik et al. 2018; Adler and Oktem 2017):
+iteration of the network makes some steps of data consistency, with momentum, down the gradient of
+|M F S x - y|^2 / 2. Then a small convolutional network corrects the image (Hammernik et al. 2018;
+Aggarwal et al. 2019):
 
-    r = (M F S)^H (M F S x - y),    x <- x - step r + CNN(x, r)
+    v <- momentum v - step (M F S)^H (M F S x - y),    x <- x + v
+    x <- x + u CNN(x / u, v / u)
+
+Steps, momenta and convolutions are learned, those of each iteration apart. u is the phase of the
+zero-filled image at low frequencies. Without it, what is left to correct is mostly real.
 
 Complex values are pairs in the dimension `PAIR`. x and y, later ky and kz, are split over `row` and
 `col`, the batch over `replica`.
@@ -19,71 +24,34 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from settings import Design
 
 from meshimpl import MeshFunction, ProcessMesh
 from meshimpl.compat import mtf
+from meshimpl.graph_guards import fence
 from meshimpl.operations.fft import PAIR, fft3d, ifft3d, pencils, spectral_shape
 from meshimpl.operations.layers import add_bias, convolution, leaky_relu
-from meshimpl.operations.local import layer, local, together
+from meshimpl.operations.local import layer, local, on_blocks, together
 from meshimpl.operations.noise import white_noise
 
 SPLIT = {"replica": ["batch"], "row": ["x", "ky", "x_halo"], "col": ["y", "kz", "y_halo"]}
 SLOPE = 0.1
 """Slope of the activation below zero."""
+LOW = 0.05
+"""Width of the low frequencies, as a share of the modes along each axis."""
 
 
-@dataclass(frozen=True)
-class Design:
-    """The network.
-
-    Attributes:
-        iterations: the steps of data consistency, each with its own convolutions.
-        features: channels between the convolutions.
-        convolutions: convolutions of an iteration, with kernels of 3 x 3 x 3 cells.
-    """
-
-    iterations: int = 5
-    features: int = 16
-    convolutions: int = 3
-
-    @property
-    def shapes(self) -> dict[str, list[int]]:
-        """The shape of each weight, by name."""
-        widths = [4, *[self.features] * (self.convolutions - 1), 2]
-        found: dict[str, list[int]] = {}
-        for k in range(self.iterations):
-            found[f"step_{k}"] = []
-            for n, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
-                found[f"kernel_{k}_{n}"] = [3, 3, 3, before, after]
-                found[f"bias_{k}_{n}"] = [after]
-        return found
-
-    def first_weights(self, seed: int) -> dict[str, np.ndarray]:
-        """Returns weights with which the network makes steps of gradient descent of length 1.
-
-        The last kernel of an iteration is zero, the others are normal deviates (He et al. 2015).
-        """
-        rng, last = np.random.default_rng(seed), f"_{self.convolutions - 1}"
-        found = {}
-        for name, shape in self.shapes.items():
-            draws = rng.normal(size=shape)
-            if name.startswith("kernel") and not name.endswith(last):
-                found[name] = draws * math.sqrt(2 / math.prod(shape[:-1]))
-            else:
-                found[name] = np.full(shape, float(name.startswith("step")))
-        return found
-
-    def tensor_shape(self, name: str) -> Any:
-        """Returns the `mtf.Shape` of a weight; its channels are PAIR behind the last kernel."""
-        kind, *place = name.split("_")
-        if kind == "step":
-            return mtf.Shape([])
-        shape, n = self.shapes[name], int(place[1])
-        out = PAIR if n == self.convolutions - 1 else mtf.Dimension(f"channel_{n}", shape[-1])
-        if kind == "bias":
-            return mtf.Shape([out])
-        kernel = [mtf.Dimension(f"kernel_{axis}", 3) for axis in "xyz"]
-        return mtf.Shape([*kernel, mtf.Dimension(f"channel_{n - 1}", shape[-2]), out])
+def weight_shape(name: str, shape: Sequence[int], last: int) -> Any:
+    """Returns the `mtf.Shape` of a weight of `Design`; the last kernel leads to PAIR."""
+    kind, *place = name.split("_")
+    if not shape:
+        return mtf.Shape([])
+    n = int(place[1])
+    out = PAIR if n == last else mtf.Dimension(f"channel_{n}", shape[-1])
+    if kind == "bias":
+        return mtf.Shape([out])
+    kernel = [mtf.Dimension(f"kernel_{axis}", 3) for axis in "xyz"]
+    return mtf.Shape([*kernel, mtf.Dimension(f"channel_{n - 1}", shape[-2]), out])
 
 
 def _complex(pairs: tf.Tensor) -> tf.Tensor:
@@ -172,30 +140,70 @@ class Scan:
         return self.spectrum(coils)
 
 
+def low_phase(image: Any) -> Any:
+    """Returns the phase factors of an image [batch, x, y, z, pair] at its low frequencies."""
+    numbers = pencils(image.shape, image.mesh.impl).mode_numbers()
+    sides = [dim.size for dim in image.shape.dims[1:4]]
+
+    def filtered(impl: Any, modes: tf.Tensor) -> tf.Tensor:
+        del impl
+        window = math.prod(
+            np.exp(-((n / (LOW * s)) ** 2)) for n, s in zip(numbers, sides, strict=True)
+        )
+        return modes * fence(tf.constant(window[..., None], modes.dtype))
+
+    modes = fft3d(image)
+    (low,) = on_blocks(filtered, [modes], [(modes.shape, modes.dtype)], name="low_frequencies")
+    return local(
+        lambda x: x / (tf.norm(x, axis=-1, keepdims=True) + 1e-12),
+        [ifft3d(low, image.shape)],
+        [(image.shape, image.dtype)],
+        name="low_phase",
+    )[0]
+
+
+def turned(image: Any, phase: Any, back: bool = False) -> Any:
+    """Returns an image [batch, x, y, z, pair] times phase factors, or divided by them."""
+    return local(
+        lambda x, u: _pairs(_complex(x) * (tf.math.conj(_complex(u)) if back else _complex(u))),
+        [image, phase],
+        [(image.shape, image.dtype)],
+        adjoint=lambda _, dys: [turned(dys[0], phase, not back), None],
+        name="turned",
+    )[0]
+
+
 def unrolled(zero_filled: Any, scan: Scan, weights: Mapping[str, Any], design: Design) -> Any:
     """Returns the network's image [batch, x, y, z, pair] from the zero-filled one."""
-    image, shape = zero_filled, zero_filled.shape
-    channel = mtf.Dimension("channel_-1", 4)
-    stacked = mtf.Shape([*shape.dims[:-1], channel])
+    shape = zero_filled.shape
+    image, velocity, phase = zero_filled, None, low_phase(zero_filled)
+    joined = mtf.Shape([*shape.dims[:-1], mtf.Dimension("channel_-1", 4)])
     for k in range(design.iterations):
-        residual = scan.adjoint(scan.forward(image)) - zero_filled
-        x = layer(_joined, [image, residual], stacked, name="joined")
+        for j in range(design.consistency):
+            residual = scan.adjoint(scan.forward(image)) - zero_filled
+            given = [residual, weights[f"step_{k}_{j}"]]
+            if velocity is not None:
+                given += [velocity, weights[f"momentum_{k}_{j}"]]
+            velocity = layer(_accelerated, given, shape, name="velocity")
+            image += velocity
+        x = layer(
+            _joined, [turned(v, phase, back=True) for v in (image, velocity)], joined, name="joined"
+        )
         for n in range(design.convolutions):
-            x = add_bias(
-                convolution(x, weights[f"kernel_{k}_{n}"], edges="zero"), weights[f"bias_{k}_{n}"]
-            )
+            x = convolution(x, weights[f"kernel_{k}_{n}"], edges="zero")
+            x = add_bias(x, weights[f"bias_{k}_{n}"])
             if n < design.convolutions - 1:
                 x = leaky_relu(x, SLOPE)
-        image = layer(_stepped, [image, residual, x, weights[f"step_{k}"]], shape, name="stepped")
+        image += turned(x, phase)
     return image
 
 
-def _joined(image: tf.Tensor, residual: tf.Tensor) -> tf.Tensor:
-    return tf.concat([image, residual], axis=-1)
+def _accelerated(residual: tf.Tensor, step: tf.Tensor, *inertia: tf.Tensor) -> tf.Tensor:
+    return math.prod(inertia) - step * residual if inertia else -step * residual
 
 
-def _stepped(image: tf.Tensor, residual: tf.Tensor, x: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    return image - step * residual + x
+def _joined(image: tf.Tensor, velocity: tf.Tensor) -> tf.Tensor:
+    return tf.concat([image, velocity], axis=-1)
 
 
 class Reconstructor:
@@ -224,18 +232,19 @@ class Reconstructor:
     ) -> None:
         self.mesh, self.design, self.noise = mesh, design, noise
         layout = ";".join(f"{d}:{axis}" for axis in mesh.names for d in SPLIT[axis])
+        self.layout = layout
         volumes, coil = mtf.Dimension("batch", batch), mtf.Dimension("coil", coils)
         space = [*(mtf.Dimension(n, s) for n, s in zip("xyz", sides, strict=True)), PAIR]
         image, maps = mtf.Shape([volumes, *space]), mtf.Shape([volumes, coil, *space])
         probe = MeshFunction(lambda _, x: x, mesh, layout, {"x": (image, dtype)})
-        self.impl, self.image, self.maps = probe.impl, image, maps
-        self.modes = pencils(image, probe.impl).modes
+        self.impl, self.modes = probe.impl, pencils(image, probe.impl).modes
         spectrum = spectral_shape(maps, probe.impl)
         mask = mtf.Shape([volumes, *spectrum.dims[2:5]])
-        self.mask = mask
+        self.image, self.maps, self.mask, self.spectrum = image, maps, mask, spectrum
         scan = {"maps": (maps, dtype), "mask": (mask, dtype)}
         truth = {"image": (image, dtype), "seeds": (mtf.Shape([volumes]), tf.int64)}
-        weights = {name: (design.tensor_shape(name), dtype) for name in design.shapes}
+        last = design.convolutions - 1
+        weights = {n: (weight_shape(n, s, last), dtype) for n, s in design.shapes.items()}
         self.step = MeshFunction(self._step, mesh, layout, truth | scan | weights)
         """Loss and its gradient by each weight, from a truth that is scanned first."""
         self.measure = MeshFunction(self._measure, mesh, layout, truth | scan)
