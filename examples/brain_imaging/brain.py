@@ -70,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--start-from", type=Path, metavar="FOLDER", help="begin with the weights of this training"
     )
+    train.add_argument(
+        "--every",
+        type=int,
+        default=25,
+        help="steps between validations and checkpoints (default: 25)",
+    )
     evaluate = commands.add_parser(
         "evaluate",
         help="compare a trained network with other methods on held-out volumes",
@@ -129,6 +135,8 @@ def _train(options: argparse.Namespace, argv: list[str], shape: str) -> int:
         settings = Settings(**{name: getattr(options, name) for name in HELP})
     settings.check()
     settings.check_mesh(parse_mesh_shape(shape))
+    if options.every < 1:
+        raise InputError(f"--every {options.every}: must be at least 1")
     shapes = settings.design.shapes
     if options.resume:
         adam = Adam.load(folder / CHECKPOINT, shapes)
@@ -142,7 +150,7 @@ def _train(options: argparse.Namespace, argv: list[str], shape: str) -> int:
     launch.configure_threads()
     from training import Training
 
-    Training(ProcessMesh(shape), settings, folder, adam).run()
+    Training(ProcessMesh(shape), settings, folder, adam, options.every).run()
     return 0
 
 

@@ -129,16 +129,16 @@ class Training:
         settings: the settings.
         folder: folder of the results.
         adam: weights and moments, equal on all ranks.
-        validation: number of validation scans.
         every: steps between validations and checkpoints.
+        validation: number of validation scans.
     """
 
     mesh: ProcessMesh
     settings: Settings
     folder: Path
     adam: Adam
-    validation: int = 4
     every: int = 25
+    validation: int = 4
 
     def run(self) -> None:
         """Trains to the last step; writes losses, checkpoints, facts and a plot."""
