@@ -110,6 +110,8 @@ setup(
     extras_require={
         **MESHIMPL["optional-dependencies"],
         "docs": DOCS,
+        # The example examples/brain_imaging: the template of the brain, scores, a classical method.
+        "brain": ["nilearn>=0.10", "scikit-image>=0.22", "sigpy>=0.1.26"],
         # Tables, labelled arrays and progress bars of notebooks.
         "notebook": ["ipywidgets>=8", "pandas>=2", "xarray>=2024.1"],
         "tune": TUNE,

@@ -222,6 +222,7 @@ class Training:
             self.adam.save(self.folder / CHECKPOINT)
             facts = {"settings": asdict(self.settings), "mesh": str(self.mesh), "steps": done}
             facts["seconds of this run"] = round(seconds, 1)
+            facts["processor seconds of rank 0"] = round(time.process_time(), 1)
             if peak is not None:
                 facts["memory of a step on rank 0 [MiB]"] = round(peak / 2**20)
             write_json(self.folder / SETTINGS, facts)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import by_rank_zero, shared_folder, solo
+from conftest import by_rank_zero, process_mesh, shared_folder, solo
 
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
@@ -30,8 +30,8 @@ SMALL = Settings(
     noise=0.05,
     batch=2,
     steps=2,
-    iterations=2,
-    consistency=1,
+    iterations=1,
+    consistency=2,
     features=8,
     convolutions=2,
 )
@@ -68,8 +68,17 @@ def two_steps(mesh):
 
 
 @pytest.mark.ranks(1, 2, 4)
-def test_two_steps_are_those_of_one_rank(network_mesh):
-    found = two_steps(network_mesh)
+def test_two_steps_are_those_of_one_rank(mesh):
+    check_two_steps(mesh)
+
+
+@pytest.mark.ranks(2)
+def test_two_steps_on_replicas_are_those_of_one_rank():
+    check_two_steps(process_mesh("replica:2,row:1,col:1"))
+
+
+def check_two_steps(mesh):
+    found = two_steps(mesh)
     right = by_rank_zero("brain_two_steps", lambda: two_steps(solo()))
     moved = weights_away_from_zero()
     for name, value in found.items():
@@ -104,8 +113,8 @@ def test_scan_and_its_adjoint(network_mesh, which):
 
 
 @pytest.mark.ranks(1)
-def test_gradients_are_differences(network_mesh):
-    network = network_on(network_mesh)
+def test_gradients_are_differences(mesh):
+    network = network_on(mesh)
     given, weights, step = batch_on(network), weights_away_from_zero(), 1e-6
     for k in range(SMALL.iterations):  # features of both signs, far from the activation's kink
         weights[f"bias_{k}_0"] = 2.0 * (-1.0) ** np.arange(SMALL.features)
@@ -122,9 +131,9 @@ def test_gradients_are_differences(network_mesh):
 
 
 @pytest.mark.ranks(2)
-def test_complete_scans_without_noise_are_the_truth(network_mesh):
+def test_complete_scans_without_noise_are_the_truth(mesh):
     """And a network whose convolutions are still zero leaves them as they are."""
-    network = network_on(network_mesh, noise=0.0)
+    network = network_on(mesh, noise=0.0)
     given = batch_on(network)
     given["mask"] = np.ones_like(given["mask"])
     maps = given["maps"].astype(np.float64)
