@@ -8,6 +8,7 @@ Nothing here imports TensorFlow: it is asked before a job starts.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from flowpm_dist.grid.pyramid import PYRAMIDS, pyramid_problem
 from flowpm_dist.options import nearest
 from meshimpl import traffic
 from meshimpl.mesh_shape import parse_mesh_shape
@@ -108,7 +110,12 @@ def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> s
 
 
 def misfits(
-    axes: dict[str, int], grid: Grid, ranks: int, batch: int = 1, mesh_factor: float = 1
+    axes: dict[str, int],
+    grid: Grid,
+    ranks: int,
+    batch: int = 1,
+    mesh_factor: float = 1,
+    pyramid: str = "off",
 ) -> list[str]:
     """Returns the reasons why a mesh does not fit, in words; empty if it fits.
 
@@ -118,6 +125,7 @@ def misfits(
         ranks: the number of ranks of the job.
         batch: volumes worked on together.
         mesh_factor: see `mesh_factor_problem`.
+        pyramid: see `pyramid_problem`.
     """
     wrong = []
     places = math.prod(axes.values())
@@ -141,10 +149,12 @@ def misfits(
             )
     if not wrong and (problem := mesh_factor_problem(mesh_factor, grid, axes)):
         wrong.append(f"mesh_factor {problem}")
+    if not wrong and (problem := pyramid_problem(pyramid, finer_grid(grid, mesh_factor), axes)):
+        wrong.append(f"pyramid {problem}")
     return wrong
 
 
-def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1) -> str:
+def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1, pyramid: str = "off") -> str:
     """The mesh for a number of ranks: the one whose ranks send least in a step.
 
     What counts are bytes and the number of collectives. So slabs, which have half as many of both
@@ -154,6 +164,7 @@ def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1) -> str:
         ranks: the number of ranks.
         grid: particles [nx, ny, nz].
         mesh_factor: mesh cells per particle spacing; the ranks must divide the mesh as well.
+        pyramid: the choice of the pyramid force, whose coarse mesh they must divide as well.
 
     Returns:
         Such as "row:2,col:1".
@@ -162,15 +173,17 @@ def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1) -> str:
         ValueError: no mesh of that many ranks divides the grid.
     """
     finer = finer_grid(grid, mesh_factor)
-    x, y, z = (math.gcd(n, m) for n, m in zip(grid, finer, strict=True))
+    coarse = finer if pyramid == "off" else PYRAMIDS[pyramid].coarse(finer)
+    x, y, z = map(math.gcd, grid, finer, coarse)
     fits = fitting_shapes(ranks, (x, y, z))
     if not fits:
         both = "" if finer == grid else f" and the force mesh {list(finer)}"
+        both += "" if coarse == finer else f" and its coarse mesh {list(coarse)}"
         problem = f"no mesh of {ranks} ranks divides the grid {list(grid)}{both} along x and y"
         fitting = {row * col for row in _divisors(x) for col in _divisors(y)}
         would = sorted(fitting, key=lambda n: (abs(n - ranks), n))[:2]
         raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
-    row, col = min(fits, key=lambda fit: _cost(grid, *fit))
+    row, col = min(fits, key=lambda fit: _cost(grid, *fit, pyramid))
     return f"row:{row},col:{col}"
 
 
@@ -203,8 +216,8 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(number, 0, -1) if number % n == 0]
 
 
-def _cost(grid: Grid, row: int, col: int) -> int:
-    total = StepTraffic(grid, row, col, HALO).total
+def _cost(grid: Grid, row: int, col: int, pyramid: str = "off") -> int:
+    total = StepTraffic(grid, row, col, HALO, pyramid=pyramid).total
     return total.sent + COLLECTIVE * total.collectives
 
 
@@ -228,6 +241,9 @@ class StepTraffic:
         itemsize: the size of a number [bytes].
         half: whether all but the reach of the particles travels as float16, each piece with its
             scale.
+        pyramid: the choice of the pyramid force, in whose step the density has a wider halo, the
+            potential of the coarse mesh one instead of the potential's, and the coarse mesh alone
+            is transformed.
     """
 
     grid: tuple[int, int, int]
@@ -237,6 +253,7 @@ class StepTraffic:
     force_gradient: str = "finite-difference"
     itemsize: int = 4
     half: bool = False
+    pyramid: str = "off"
 
     @property
     def _carried(self) -> int:
@@ -249,10 +266,17 @@ class StepTraffic:
     @property
     def tally(self) -> Tally:
         """What the rank sends, by kind of collective."""
-        margin, fields = MARGIN[self.force_gradient], COMPONENTS[self.force_gradient]
+        width, fields = self.halo + MARGIN[self.force_gradient], COMPONENTS[self.force_gradient]
         total = self.halos(self.halo, 1)
-        total = added(total, self.transform, 1 + fields)
-        total = added(total, self.halos(self.halo + margin, fields))
+        if self.pyramid == "off":
+            total = added(total, self.transform, 1 + fields)
+            total = added(total, self.halos(width, fields))
+        else:
+            pyramid = PYRAMIDS[self.pyramid]
+            coarse = dataclasses.replace(self, grid=pyramid.coarse(self.grid), pyramid="off")
+            total = added(total, self.halos(pyramid.density_halo(width), 1))
+            total = added(total, coarse.transform, 2)
+            total = added(total, coarse.halos(pyramid.coarse_halo(width), 1))
         ranks = self.rows * self.cols
         reach = traffic.allreduce(REACH_COMPONENTS * self.itemsize, ranks)
         return added(total, {"allreduce": reach} if ranks > 1 else {})

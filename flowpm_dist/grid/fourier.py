@@ -48,7 +48,7 @@ def filtered(spectrum: Any, box: Box, filter_: Filter, sign: float = 1.0) -> Any
     """
 
     def run(pairs: tf.Tensor) -> tf.Tensor:
-        return _multiply(filter_, sign)(pairs, *box.graph_wavenumbers())
+        return multiply(filter_, sign)(pairs, *box.graph_wavenumbers())
 
     def adjoint(_: list[Any], dys: list[Any]) -> list[Any]:
         return [filtered(dys[0], box, filter_, -sign if filter_.imaginary else sign)]
@@ -156,7 +156,7 @@ class ConvolveOperation(mtf.Operation):
         return self._pencils.inverse(tf.bitcast(pairs, dtype))
 
     def _apply(self, filter_: Filter, value: tf.Tensor, sign: float, *c: tf.Tensor) -> tf.Tensor:
-        result = _multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
+        result = multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
         for coefficients in c:
             result = _correct(filter_)(result, coefficients, *self._box.graph_wavenumbers())
         return result
@@ -168,8 +168,11 @@ class ConvolveOperation(mtf.Operation):
         return _slopes(filter_, sign)(x, y, weights, *self._box.graph_wavenumbers())
 
 
-def _multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
-    """Returns compiled `f(pairs [b, kz, ky, kx, 2], kx, ky, kz)`: each mode times the kernel."""
+def multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
+    """Returns compiled `f(pairs [..., 2], kx, ky, kz)`: each mode times the kernel and a sign.
+
+    kx, ky and kz broadcast to the modes.
+    """
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(value: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:

@@ -191,7 +191,9 @@ def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
     return _read(run, backward, padded, displacement, shape)
 
 
-def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
+def read_gradient(
+    potential: Any, displacement: Any, pm: ParticleMesh, *, padded: bool = False
+) -> Any:
     """Returns minus the 4-point finite-difference gradient of a potential at the particles.
 
     The difference is (8 (f_+1 - f_-1) - (f_+2 - f_-2)) / (12 h), whose symbol is
@@ -201,12 +203,13 @@ def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
     Args:
         potential: mtf tensor [..., x, y, z] of the mesh.
         displacement, pm: as for `read`.
+        padded: whether the potential already has its halo.
 
     Returns:
         mtf tensor [..., x, y, z, component] of the particles, per [Mpc/h].
     """
     g = pm.lattice(STENCIL)
-    padded = pm.with_halo(potential, STENCIL)
+    potential = potential if padded else pm.with_halo(potential, STENCIL)
 
     def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
         return kernels().read_gradient(g, pm.block(f, STENCIL), pm.particles(s))
@@ -215,7 +218,7 @@ def read_gradient(potential: Any, displacement: Any, pm: ParticleMesh) -> Any:
         f = pm.block(f, STENCIL)
         return kernels().read_gradient_vjp(g, f, pm.particles(s), pm.particles(dy))
 
-    return _read(run, backward, padded, displacement, displacement.shape)
+    return _read(run, backward, potential, displacement, displacement.shape)
 
 
 def _read(run: Any, backward: Any, padded: Any, displacement: Any, shape: Any) -> Any:

@@ -6,6 +6,7 @@ With a density of mean 1 and time in 1/H0, the acceleration is -grad phi, where 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from flowpm_dist.grid.fourier import (
     inverse_square,
     without_nyquist,
 )
+from flowpm_dist.grid.pyramid import PYRAMIDS
 from flowpm_dist.particle_mesh.cloud_in_cell import STENCIL, ParticleMesh, read, read_gradient
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.particle_mesh.pyramid import TwoMeshes
 from meshimpl.compat import mtf
 from meshimpl.operations.local import local
 
@@ -60,6 +63,20 @@ class Gravity:
     options: ForceOptions = ForceOptions()
     basis: Basis | None = None
 
+    def __post_init__(self) -> None:
+        if self._pyramid is not None and not (self._differences and self.basis is None):
+            raise ValueError("a pyramid force has a potential, and no correction")
+
+    @functools.cached_property
+    def _pyramid(self) -> TwoMeshes | None:
+        """The operator of a pyramid force, whose potential has its halo."""
+        pyramid, pm = self.options.pyramid, self.pm
+        if pyramid == "off":
+            return None
+        inverse = _inverse_laplacian(pm, self.options.deconvolve)
+        width = max(pm.widths(self._margin).values())
+        return TwoMeshes(pm.mesh, PYRAMIDS[pyramid], inverse, width, pm.half)
+
     @property
     def _differences(self) -> bool:
         """Whether the potential is read, and differences of it taken."""
@@ -88,7 +105,8 @@ class Gravity:
     @property
     def is_symmetric(self) -> bool:
         """Whether `field` is its own adjoint."""
-        return self._differences and not self.pm.half and self.basis is None
+        plain = self._differences and not self.pm.half and self.basis is None
+        return plain and self._pyramid is None
 
     @property
     def _margin(self) -> int:
@@ -100,7 +118,9 @@ class Gravity:
 
     @property
     def field_shape(self) -> Any:
-        """The `mtf.Shape` of the field that is read."""
+        """The `mtf.Shape` of the field that is read, which has its halo in a pyramid force."""
+        if self._pyramid is not None:
+            return self._pyramid.shape
         mesh = self.pm.mesh
         return mesh.vector_shape if self._components else mesh.shape
 
@@ -114,10 +134,14 @@ class Gravity:
         if self.pm.half:
             # Rounding is relative: at early times the mean is far larger than what matters.
             painted = painted - self.pm.mean
+        if self._pyramid is not None:
+            return self._pyramid.field(painted)
         return convolve(painted, self.pm.mesh, self.filters, coefficients, half=self.pm.half)
 
     def field_adjoint(self, cotangent: Any, coefficients: Any = None, painted: Any = None) -> Any:
         """Returns the cotangents of the inputs of `field`; its adjoint. See `convolve_adjoint`."""
+        if self._pyramid is not None:
+            return self._pyramid.adjoint(cotangent)
         return convolve_adjoint(
             cotangent, self.pm.mesh, self.filters, coefficients, painted, half=self.pm.half
         )
@@ -129,8 +153,11 @@ class Gravity:
             mtf tensor [..., x, y, z, component] [Mpc/h].
         """
         if self._differences:
-            return read_gradient(field, displacement, self.pm)
+            return read_gradient(field, displacement, self.pm, padded=self._pyramid is not None)
         return read(field, displacement, self.pm)
+
+    def _with_halo(self, field: Any) -> Any:
+        return field if self._pyramid is not None else self.pm.with_halo(field, self._margin)
 
     def kick(self, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
         """Returns factors[0] velocity + factors[1] force, read and added in one pass.
@@ -149,7 +176,7 @@ class Gravity:
             c = tf.reshape(c, [-1, 2])
             return kernels().kick(g, f, pm.particles(s), pm.particles(v), c)
 
-        padded = pm.with_halo(field, self._margin)
+        padded = self._with_halo(field)
         inputs = [padded, displacement, velocity, factors]
         return local(run, inputs, [(velocity.shape, velocity.dtype)], name="kick")[0]
 
@@ -177,12 +204,13 @@ class Gravity:
             c = tf.reshape(c, [-1, 2])
             return kernels().kick_vjp(g, f, s, v, dv, ds, c)
 
-        padded = pm.with_halo(field, self._margin)
+        padded = self._with_halo(field)
         outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]
         outputs.append((factors.shape, tf.float64))
         inputs = [padded, displacement, velocity, dv, ds, factors]
         before, dfield, ds, sums = local(run, inputs, outputs, name="kick_adjoint")
-        dfield = pm.without_halo(dfield, field.shape, self._margin)
+        if self._pyramid is None:
+            dfield = pm.without_halo(dfield, field.shape, self._margin)
         return before, dfield, ds, sums
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from flowpm_dist.grid.decomposition import MeshFactor
+from flowpm_dist.grid.pyramid import PyramidChoice
 from flowpm_dist.options import Options
 
 ForceGradient = Literal["finite-difference", "spectral"]
@@ -27,6 +28,8 @@ class ForceOptions(Options):
         deconvolve: whether the force is divided by the squared cloud-in-cell window.
         exchange: how the halos and transforms of the force mesh travel between ranks: "exact", or
             "float16", half the bytes of float32, rounded to 11 bits.
+        pyramid: "off", or the error of a force whose long-range part is transformed on a coarser
+            mesh and whose short-range part each rank computes alone, see `particle_mesh.pyramid`.
     """
 
     force_gradient: ForceGradient = Field(
@@ -37,3 +40,6 @@ class ForceOptions(Options):
     )
     deconvolve: bool = Field(default=False, description="true or false")
     exchange: Exchange = Field(default="exact", description='"exact" or "float16"')
+    pyramid: PyramidChoice = Field(
+        default="off", description='"off", "1%" or "0.1%", the error of the force'
+    )

@@ -34,7 +34,8 @@ from flowpm_dist.evolution.integrators import (
     IntegratorChoice,
 )
 from flowpm_dist.evolution.options import RunOptions
-from flowpm_dist.grid.decomposition import Grid, mesh_factor_problem
+from flowpm_dist.grid.decomposition import Grid, finer_grid, mesh_factor_problem
+from flowpm_dist.grid.pyramid import PyramidChoice, pyramid_problem
 from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
@@ -78,6 +79,7 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         if self.exchange == "float16" and self.precision == "float64":
             what = 'goes with precision = "float32", not with "float64"'
             yield self.problem("exchange", what)
+        yield from self._pyramid_problems()
         if self.integrator.uses_lpt and self.lpt_order < 2:
             name = type(self.integrator).__name__
             yield self.problem("lpt_order", f"{name} follows LPT of order 2; must be 2 or 3")
@@ -90,6 +92,19 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
             yield self.problem(
                 "lpt_order", f"the correction was learned from {LPT_ONLY}; must be 2"
             )
+
+    def _pyramid_problems(self) -> Iterator[Problem]:
+        """Yields what a force from two meshes cannot be combined with: kernels of long reach."""
+        if self.pyramid == "off":
+            return
+        if self.force_gradient != "finite-difference":
+            yield self.problem("pyramid", 'goes with force_gradient = "finite-difference"')
+        if self.deconvolve and (self.pyramid != "1%" or self.mesh_factor != 1):
+            yield self.problem(
+                "pyramid", 'goes with deconvolve = true if it is "1%", mesh_factor 1'
+            )
+        if self.force_correction is not None:
+            yield self.problem("pyramid", "cannot have a correction of the force: leave one out")
 
 
 class SolverKeys(TypedDict, total=False):
@@ -105,6 +120,7 @@ class SolverKeys(TypedDict, total=False):
     mesh_factor: float
     deconvolve: bool
     exchange: Exchange
+    pyramid: PyramidChoice
     halo: Literal["auto"] | int
     precision: Literal["float32", "float64"]
 
@@ -157,10 +173,12 @@ def simulation_bytes(
         outputs: whether states are measured and written during the run.
 
     Raises:
-        ValueError: the force mesh does not fit the grid and the ranks.
+        ValueError: the force mesh, or its coarse mesh, does not fit the grid and the ranks.
     """
     if problem := mesh_factor_problem(solver.mesh_factor, grid, axes):
         raise ValueError(f"mesh_factor {problem}")
+    if problem := pyramid_problem(solver.pyramid, finer_grid(grid, solver.mesh_factor), axes):
+        raise ValueError(f"pyramid {problem}")
     cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
     force = FORCE[solver.force_gradient] * solver.mesh_factor**3
     lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0

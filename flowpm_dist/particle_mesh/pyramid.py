@@ -1,0 +1,338 @@
+"""The pyramid force: the potential from a coarse mesh of the box and from each rank's block.
+
+The potential is split by a function S of the wavenumber, 1 on large scales and 0 on small ones. The
+part S phi is transformed on a coarse mesh, onto which the density is summed with a B-spline and
+from which it is interpolated with the same B-spline; the window of both is divided out. The part
+(1 - S) phi vanishes beyond a distance. Each rank transforms it on its own block, around which the
+density has a halo. So ranks exchange halos and the transforms of a coarse mesh instead of the
+transforms of the mesh.
+
+Two meshes, B-splines and local transforms are as in Modi, Lanusse and Seljak 2021,
+arXiv:2010.11847, section 3. The split is another: S is the transform of the Kaiser-Bessel function,
+which is 0 beyond a radius. The potential of a point that is spread so is 1 / r from that radius on,
+so the short-range part ends there. A Gaussian, as in TreePM (Bagla 2002, astro-ph/9911025), needs a
+wider halo for the same error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.fourier import Filter, Kernel, convolve, convolve_adjoint, multiply
+from flowpm_dist.grid.pyramid import ORDER, Pyramid
+from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
+from meshimpl.operations.local import local
+
+Block = Callable[[tf.Tensor], tf.Tensor]
+"""A linear function of blocks [batch, x, y, z]."""
+
+
+@dataclass(frozen=True)
+class BlockMap:
+    """A linear operation on each rank's blocks, with its adjoint.
+
+    Attributes:
+        forward, backward: the function and its adjoint.
+        before, after: the `mtf.Shape` of its input and of its result.
+        name: the name of the operation.
+    """
+
+    forward: Block
+    backward: Block
+    before: Any
+    after: Any
+    name: str
+
+    @property
+    def adjoint(self) -> BlockMap:
+        """The adjoint operation."""
+        return BlockMap(self.backward, self.forward, self.after, self.before, self.name)
+
+    def __call__(self, x: Any) -> Any:
+        """Returns the result for an mtf tensor."""
+
+        def run(block: tf.Tensor) -> tf.Tensor:
+            return self.forward(tf.reshape(block, [-1, *block.shape[-3:]]))
+
+        def back(_: list[Any], dys: list[Any]) -> list[Any]:
+            return [self.adjoint(dys[0])]
+
+        return local(run, [x], [(self.after, x.dtype)], adjoint=back, name=self.name)[0]
+
+
+@dataclass(frozen=True)
+class TwoMeshes:
+    """The linear operator from a density to the potential with its halo, and its adjoint.
+
+    Attributes:
+        mesh: the mesh of the density, with cubic cells.
+        pyramid: the coarse mesh and the split.
+        inverse: the kernel from the density to the potential.
+        width: planes of halo of the potential along the axes that are split.
+        half: whether messages are float16, see `Communicator.alltoall`.
+
+    Raises:
+        ValueError: the cells are not cubic, or ranks do not divide the coarse mesh.
+    """
+
+    mesh: Box
+    pyramid: Pyramid
+    inverse: Kernel
+    width: int
+    half: bool = False
+
+    def __post_init__(self) -> None:
+        if max(self.mesh.cell) > (1 + 1e-6) * min(self.mesh.cell):
+            sides = " x ".join(f"{side:.6g}" for side in self.mesh.cell)
+            raise ValueError(f"pyramid: cells of {sides} Mpc/h are not cubic, and must be")
+        _ = self.coarse
+
+    @functools.cached_property
+    def coarse(self) -> Box:
+        """The box with the coarse mesh as its grid."""
+        return dataclasses.replace(self.mesh, grid=self.pyramid.coarse(self.mesh.grid))
+
+    @property
+    def shape(self) -> Any:
+        """The `mtf.Shape` of the potential [..., x_halo, y_halo, z]."""
+        return padded_shape(self.mesh.shape, self._widths(self.width), self.mesh.impl)
+
+    def field(self, density: Any) -> Any:
+        """Returns the potential with its halo, up to a constant on each rank.
+
+        Args:
+            density: mtf tensor [..., x, y, z] of the mesh.
+        """
+        wide = halo_exchange(density, self._density_halo, half=self.half)
+        smooth = convolve(self._to_coarse(wide), self.coarse, self._far_filter, half=self.half)
+        smooth = halo_exchange(smooth, self._coarse_halo, half=self.half)
+        return self._short_range(wide) + self._to_fine(smooth)
+
+    def adjoint(self, cotangent: Any) -> Any:
+        """Returns the cotangent of the density, from that of the potential with its halo."""
+        far = self._to_fine.adjoint(cotangent)
+        far = halo_reduce(far, self.coarse.shape, self._coarse_halo, half=self.half)
+        far = convolve_adjoint(far, self.coarse, self._far_filter, half=self.half)
+        wide = self._short_range.adjoint(cotangent) + self._to_coarse.adjoint(far)
+        return halo_reduce(wide, self.mesh.shape, self._density_halo, half=self.half)
+
+    def _widths(self, planes: int) -> dict[str, int]:
+        return {name: planes if ranks > 1 else 0 for name, ranks in self.mesh.split.items()}
+
+    @property
+    def _density_halo(self) -> dict[str, int]:
+        return self._widths(self.pyramid.density_halo(self.width))
+
+    @property
+    def _coarse_halo(self) -> dict[str, int]:
+        return self._widths(self.pyramid.coarse_halo(self.width))
+
+    def _padded(self, box: Box, halo: dict[str, int]) -> Any:
+        return padded_shape(box.shape, halo, box.impl)
+
+    @property
+    def _to_coarse(self) -> BlockMap:
+        """The sum of a density with its halo, onto the coarse mesh."""
+        spread = self._spread(self._widths(0), self._density_halo, self.pyramid.factor**-3.0)
+        wide = self._padded(self.mesh, self._density_halo)
+        return BlockMap(
+            spread, _transposed(spread, self.coarse.block), self.coarse.shape, wide, "to_coarse"
+        ).adjoint
+
+    @property
+    def _to_fine(self) -> BlockMap:
+        """The interpolation of a potential of the coarse mesh with its halo."""
+        spread = self._spread(self._coarse_halo, self._widths(self.width), 1.0)
+        x, y, z = self.coarse.block
+        before = x + 2 * self._coarse_halo["x"], y + 2 * self._coarse_halo["y"], z
+        smooth = self._padded(self.coarse, self._coarse_halo)
+        return BlockMap(spread, _transposed(spread, before), smooth, self.shape, "to_fine")
+
+    def _spread(self, before: dict[str, int], after: dict[str, int], scale: float) -> Block:
+        """Returns the sum of B-splines around the cells of a coarse block, on a fine block.
+
+        Args:
+            before, after: the halos of the coarse and of the fine block.
+            scale: a factor of the result.
+        """
+
+        @tf.function(jit_compile=True, autograph=False)
+        def spread(block: tf.Tensor) -> tf.Tensor:
+            block = scale * block
+            for axis, name in enumerate("xyz", 1):
+                periodic = self.mesh.split.get(name, 1) == 1
+                halos = None if periodic else (before[name], after[name])
+                block = _spread_along(block, axis, self.pyramid, halos)
+            return block
+
+        return spread
+
+    @property
+    def _short_range(self) -> BlockMap:
+        """The short-range potential with its halo, of the density with its own."""
+        wide, kept = (
+            [*halo.values(), 0] for halo in (self._density_halo, self._widths(self.width))
+        )
+        starts = [w - k for w, k in zip(wide, kept, strict=True)]
+        before, after = (
+            [n + 2 * h for n, h in zip(self.mesh.block, halo, strict=True)] for halo in (wide, kept)
+        )
+        lengths = [fft_length(n) if w else n for n, w in zip(before, wide, strict=True)]
+        k = _wavenumbers(lengths, self.mesh)
+
+        def convolved(block: tf.Tensor) -> tf.Tensor:
+            """Zeros beyond the block reach no cell that is kept."""
+            spectrum = tf.signal.rfft3d(block, lengths)
+            pairs = tf.bitcast(spectrum, block.dtype)
+            pairs = multiply(self._near_filter, 1.0)(
+                pairs, *(tf.constant(x, block.dtype) for x in k)
+            )
+            return tf.signal.irfft3d(tf.bitcast(pairs, spectrum.dtype), lengths)
+
+        def forward(block: tf.Tensor) -> tf.Tensor:
+            return tf.slice(convolved(block), [0, *starts], [-1, *after])
+
+        def backward(block: tf.Tensor) -> tf.Tensor:
+            block = tf.pad(block, [[0, 0], *([n, n] for n in starts)])
+            return tf.slice(convolved(block), [0] * 4, [-1, *before])
+
+        density = self._padded(self.mesh, self._density_halo)
+        return BlockMap(forward, backward, density, self.shape, "short_range")
+
+    @property
+    def _near_filter(self) -> Filter:
+        """The filter of a block. It leaves out the mean, which adds a constant to the potential."""
+        return Filter(lambda *k: self.inverse(*k) * (1 - self._split(*k)))
+
+    @property
+    def _far_filter(self) -> Filter:
+        """The filter of the coarse mesh, which divides the windows of both B-splines out."""
+        cell, factor = self.mesh.cell[0], self.pyramid.factor
+
+        def kernel(*k: tf.Tensor) -> tf.Tensor:
+            x, y, z = (_window(component, cell, factor) for component in k)
+            return self.inverse(*k) * self._split(*k) / (x * y * z) ** 2
+
+        return Filter(kernel)
+
+    def _split(self, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
+        """Returns S(k) [1]: sinh(q) / q over its value at k = 0, q^2 = shape^2 - (k reach)^2."""
+        shape, reach = self.pyramid.shape, self.pyramid.reach * self.mesh.cell[0]
+        q2 = shape**2 - reach**2 * (kx**2 + ky**2 + kz**2)
+        q = tf.sqrt(tf.maximum(tf.abs(q2), 1e-6))
+        sinh = tf.where(q2 > 0, tf.sinh(tf.minimum(q, shape)), tf.sin(q))  # of q, or of i q over i
+        return sinh / q * (shape / math.sinh(shape))
+
+
+def fft_length(least: int) -> int:
+    """Returns the smallest number from `least` on without prime factors beyond 7."""
+    return next(n for n in itertools.count(least) if _is_smooth(n))
+
+
+def _is_smooth(number: int) -> bool:
+    for prime in (2, 3, 5, 7):
+        while number % prime == 0:
+            number //= prime
+    return number == 1
+
+
+def _wavenumbers(lengths: Sequence[int], mesh: Box) -> list[np.ndarray]:
+    """Returns kx, ky, kz [h/Mpc] of the real transform of a block, which broadcast."""
+    x, y, z = lengths
+    dx, dy, dz = mesh.cell
+    kx, ky, kz = np.fft.fftfreq(x, dx), np.fft.fftfreq(y, dy), np.fft.rfftfreq(z, dz)
+    return [2 * np.pi * k for k in (kx[:, np.newaxis, np.newaxis], ky[:, np.newaxis], kz)]
+
+
+def _window(k: tf.Tensor, cell: float, factor: int) -> tf.Tensor:
+    """Returns the transform of the B-spline along one axis [1]."""
+    x = 0.5 * k * cell
+    small = tf.abs(x) < 1e-4
+    safe = tf.where(small, tf.ones_like(x), x)
+    ratio = tf.sin(factor * safe) / (factor * tf.sin(safe))
+    return tf.where(small, 1 - (factor**2 - 1) * x**2 / 6, ratio) ** ORDER
+
+
+def _weights(factor: int) -> np.ndarray:
+    """Returns the B-spline at the distances -stencil ... stencil; its sum is the factor."""
+    ones = np.ones(factor)
+    return functools.reduce(np.convolve, [ones] * ORDER) / factor ** (ORDER - 1)
+
+
+def _spread_along(
+    block: tf.Tensor, axis: int, pyramid: Pyramid, halos: tuple[int, int] | None
+) -> tf.Tensor:
+    """Returns the sum of B-splines around the coarse cells along one axis, on the fine cells.
+
+    Args:
+        block: the block of the coarse mesh.
+        axis: the axis of the block.
+        pyramid: the coarse mesh.
+        halos: the planes of halo of the coarse and of the fine block, beyond which there is
+            nothing; None where the axis is whole and periodic.
+    """
+    factor, stencil, weights = pyramid.factor, pyramid.stencil, _weights(pyramid.factor)
+    coarse, fine = halos or (0, 0)
+    cells = block.shape[axis] - 2 * coarse
+    # The fine cell factor * i + phase gets the coarse cells i + u, for the u that are near.
+    beyond = -(-fine // factor)
+    first, last = -beyond, cells + beyond
+    least, most = -(stencil // factor), (factor - 1 + stencil) // factor
+    block = _range(
+        block, axis, first + least + coarse, last + most + coarse, periodic=halos is None
+    )
+    shifted = [
+        _range(block, axis, u, u + last - first, periodic=False) for u in range(most - least + 1)
+    ]
+    phases = []
+    for phase in range(factor):
+        near = [
+            float(weights[phase - factor * (u + least) + stencil]) * x
+            for u, x in enumerate(shifted)
+            if abs(phase - factor * (u + least)) <= stencil
+        ]
+        phases.append(functools.reduce(tf.add, near))
+    shape = block.shape.as_list()
+    shape[axis] = factor * (last - first)
+    joined = tf.reshape(tf.stack(phases, axis + 1), [-1, *shape[1:]])
+    start = -factor * first - fine
+    return _range(joined, axis, start, start + factor * cells + 2 * fine, periodic=False)
+
+
+def _range(x: tf.Tensor, axis: int, begin: int, end: int, *, periodic: bool) -> tf.Tensor:
+    """Returns planes [begin, end) along an axis; beyond the block its periodic images, or zeros."""
+    size = x.shape[axis]
+    if periodic:
+        parts = [(size + begin, size), (0, size), (0, end - size)]
+        return tf.concat([_range(x, axis, *part, periodic=False) for part in parts], axis)
+    start = [0] * x.shape.rank
+    shape = [-1 if i == 0 else n for i, n in enumerate(x.shape)]
+    start[axis], shape[axis] = max(begin, 0), min(end, size) - max(begin, 0)
+    inside = tf.slice(x, start, shape)
+    missing = [[0, 0] for _ in x.shape]
+    missing[axis] = [max(-begin, 0), max(end - size, 0)]
+    return tf.pad(inside, missing) if any(missing[axis]) else inside
+
+
+def _transposed(function: Block, block: Sequence[int]) -> Block:
+    """Returns the adjoint of a linear function of blocks of a shape [x, y, z]."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def transposed(cotangent: tf.Tensor) -> tf.Tensor:
+        x = tf.zeros([cotangent.shape[0], *block], cotangent.dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        return tape.gradient(y, x, cotangent)
+
+    return transposed
