@@ -143,39 +143,48 @@ class TwoMeshes:
     @property
     def _to_coarse(self) -> BlockMap:
         """The sum of a density with its halo, onto the coarse mesh."""
-        spread = self._spread(self._widths(0), self._density_halo, self.pyramid.factor**-3.0)
-        wide = self._padded(self.mesh, self._density_halo)
-        return BlockMap(
-            spread, _transposed(spread, self.coarse.block), self.coarse.shape, wide, "to_coarse"
-        ).adjoint
+        scale = self.pyramid.factor**-3.0
+        return self._joined({}, self._density_halo, scale, "to_coarse").adjoint
 
     @property
     def _to_fine(self) -> BlockMap:
         """The interpolation of a potential of the coarse mesh with its halo."""
-        spread = self._spread(self._coarse_halo, self._widths(self.width), 1.0)
-        x, y, z = self.coarse.block
-        before = x + 2 * self._coarse_halo["x"], y + 2 * self._coarse_halo["y"], z
-        smooth = self._padded(self.coarse, self._coarse_halo)
-        return BlockMap(spread, _transposed(spread, before), smooth, self.shape, "to_fine")
+        return self._joined(self._coarse_halo, self._widths(self.width), 1.0, "to_fine")
 
-    def _spread(self, before: dict[str, int], after: dict[str, int], scale: float) -> Block:
-        """Returns the sum of B-splines around the cells of a coarse block, on a fine block.
+    def _joined(
+        self, coarse: dict[str, int], fine: dict[str, int], scale: float, name: str
+    ) -> BlockMap:
+        """Returns the sum of B-splines around the coarse cells, on the fine cells.
 
         Args:
-            before, after: the halos of the coarse and of the fine block.
+            coarse, fine: the halos of both meshes; none if empty.
             scale: a factor of the result.
+            name: the name of the operation.
         """
+        split = {axis: ranks > 1 for axis, ranks in self.mesh.split.items()}
+        steps = [
+            Spread(
+                n,
+                (coarse.get(name, 0), fine[name]) if split.get(name) else None,
+                axis,
+                self.pyramid,
+            )
+            for axis, (name, n) in enumerate(zip("xyz", self.coarse.block, strict=True), 1)
+        ]
 
-        @tf.function(jit_compile=True, autograph=False)
-        def spread(block: tf.Tensor) -> tf.Tensor:
+        def forward(block: tf.Tensor) -> tf.Tensor:
             block = scale * block
-            for axis, name in enumerate("xyz", 1):
-                periodic = self.mesh.split.get(name, 1) == 1
-                halos = None if periodic else (before[name], after[name])
-                block = _spread_along(block, axis, self.pyramid, halos)
+            for step in reversed(steps):  # x, which makes the largest block of it, at last
+                block = compiled_spread(step)(block)
             return block
 
-        return spread
+        def backward(block: tf.Tensor) -> tf.Tensor:
+            for step in steps:
+                block = compiled_sum(step)(block)
+            return scale * block
+
+        shapes = self._padded(self.coarse, coarse), self._padded(self.mesh, fine)
+        return BlockMap(forward, backward, *shapes, name)
 
     @property
     def _short_range(self) -> BlockMap:
@@ -269,52 +278,84 @@ def _weights(factor: int) -> np.ndarray:
     return functools.reduce(np.convolve, [ones] * ORDER) / factor ** (ORDER - 1)
 
 
-def _spread_along(
-    block: tf.Tensor, axis: int, pyramid: Pyramid, halos: tuple[int, int] | None
-) -> tf.Tensor:
-    """Returns the sum of B-splines around the coarse cells along one axis, on the fine cells.
+@dataclass(frozen=True)
+class Spread:
+    """The sum of B-splines around coarse cells along one axis of blocks [batch, x, y, z].
 
-    Args:
-        block: the block of the coarse mesh.
-        axis: the axis of the block.
+    Attributes:
+        cells: coarse cells of a block along the axis, without a halo.
+        halos: planes of halo of the coarse and of the fine block, beyond which there is nothing;
+            None where the axis is whole and periodic.
+        axis: the axis.
         pyramid: the coarse mesh.
-        halos: the planes of halo of the coarse and of the fine block, beyond which there is
-            nothing; None where the axis is whole and periodic.
     """
-    factor, stencil, weights = pyramid.factor, pyramid.stencil, _weights(pyramid.factor)
-    coarse, fine = halos or (0, 0)
-    cells = block.shape[axis] - 2 * coarse
-    # The fine cell factor * i + phase gets the coarse cells i + u, for the u that are near.
-    beyond = -(-fine // factor)
-    first, last = -beyond, cells + beyond
-    least, most = -(stencil // factor), (factor - 1 + stencil) // factor
-    block = _range(
-        block, axis, first + least + coarse, last + most + coarse, periodic=halos is None
-    )
-    shifted = [
-        _range(block, axis, u, u + last - first, periodic=False) for u in range(most - least + 1)
-    ]
-    phases = []
-    for phase in range(factor):
-        near = [
-            float(weights[phase - factor * (u + least) + stencil]) * x
-            for u, x in enumerate(shifted)
-            if abs(phase - factor * (u + least)) <= stencil
+
+    cells: int
+    halos: tuple[int, int] | None
+    axis: int
+    pyramid: Pyramid
+
+    def __call__(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the fine block of a coarse one."""
+        factor, stencil = self.pyramid.factor, self.pyramid.stencil
+        weights, axis = _weights(factor), self.axis
+        coarse, fine = self.halos or (0, 0)
+        beyond = -(-fine // factor)
+        length = self.cells + 2 * beyond
+        # The fine cell factor * i + phase gets the coarse cells i + u with u in this range.
+        near = range(-(stencil // factor), (factor - 1 + stencil) // factor + 1)
+        block = _range(
+            block,
+            axis,
+            coarse - beyond + near[0],
+            coarse + self.cells + beyond + near[-1],
+            periodic=self.halos is None,
+        )
+        shifted = {u: _range(block, axis, u - near[0], u - near[0] + length) for u in near}
+        phases = [
+            sum(
+                float(weights[phase - factor * u + stencil]) * x
+                for u, x in shifted.items()
+                if abs(phase - factor * u) <= stencil
+            )
+            for phase in range(factor)
         ]
-        phases.append(functools.reduce(tf.add, near))
-    shape = block.shape.as_list()
-    shape[axis] = factor * (last - first)
-    joined = tf.reshape(tf.stack(phases, axis + 1), [-1, *shape[1:]])
-    start = -factor * first - fine
-    return _range(joined, axis, start, start + factor * cells + 2 * fine, periodic=False)
+        shape = [-1, *block.shape[1:]]
+        shape[axis] = factor * length
+        joined = tf.reshape(tf.stack(phases, axis + 1), shape)
+        start = factor * beyond - fine
+        return _range(joined, axis, start, start + factor * self.cells + 2 * fine)
 
 
-def _range(x: tf.Tensor, axis: int, begin: int, end: int, *, periodic: bool) -> tf.Tensor:
+@functools.lru_cache(64)
+def compiled_spread(spread: Spread) -> Block:
+    """Returns a spread, compiled."""
+    return tf.function(spread.__call__, jit_compile=True, autograph=False)
+
+
+@functools.lru_cache(64)
+def compiled_sum(spread: Spread) -> Block:
+    """Returns the adjoint of a spread, compiled."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def adjoint(cotangent: tf.Tensor) -> tf.Tensor:
+        shape = cotangent.shape.as_list()
+        shape[spread.axis] = spread.cells + 2 * (spread.halos or (0, 0))[0]
+        x = tf.zeros(shape, cotangent.dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = spread(x)
+        return tape.gradient(y, x, cotangent)
+
+    return adjoint
+
+
+def _range(x: tf.Tensor, axis: int, begin: int, end: int, *, periodic: bool = False) -> tf.Tensor:
     """Returns planes [begin, end) along an axis; beyond the block its periodic images, or zeros."""
     size = x.shape[axis]
     if periodic:
         parts = [(size + begin, size), (0, size), (0, end - size)]
-        return tf.concat([_range(x, axis, *part, periodic=False) for part in parts], axis)
+        return tf.concat([_range(x, axis, *part) for part in parts], axis)
     start = [0] * x.shape.rank
     shape = [-1 if i == 0 else n for i, n in enumerate(x.shape)]
     start[axis], shape[axis] = max(begin, 0), min(end, size) - max(begin, 0)
@@ -322,17 +363,3 @@ def _range(x: tf.Tensor, axis: int, begin: int, end: int, *, periodic: bool) -> 
     missing = [[0, 0] for _ in x.shape]
     missing[axis] = [max(-begin, 0), max(end - size, 0)]
     return tf.pad(inside, missing) if any(missing[axis]) else inside
-
-
-def _transposed(function: Block, block: Sequence[int]) -> Block:
-    """Returns the adjoint of a linear function of blocks of a shape [x, y, z]."""
-
-    @tf.function(jit_compile=True, autograph=False)
-    def transposed(cotangent: tf.Tensor) -> tf.Tensor:
-        x = tf.zeros([cotangent.shape[0], *block], cotangent.dtype)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = function(x)
-        return tape.gradient(y, x, cotangent)
-
-    return transposed
