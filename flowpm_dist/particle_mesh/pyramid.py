@@ -114,16 +114,16 @@ class TwoMeshes:
             density: mtf tensor [..., x, y, z] of the mesh.
         """
         wide = halo_exchange(density, self._density_halo, half=self.half)
-        smooth = convolve(self._to_coarse(wide), self.coarse, self._far_filter, half=self.half)
+        smooth = convolve(self.to_coarse(wide), self.coarse, self._far_filter, half=self.half)
         smooth = halo_exchange(smooth, self._coarse_halo, half=self.half)
-        return self._short_range(wide) + self._to_fine(smooth)
+        return self.short_range(wide) + self.to_fine(smooth)
 
     def adjoint(self, cotangent: Any) -> Any:
         """Returns the cotangent of the density, from that of the potential with its halo."""
-        far = self._to_fine.adjoint(cotangent)
+        far = self.to_fine.adjoint(cotangent)
         far = halo_reduce(far, self.coarse.shape, self._coarse_halo, half=self.half)
         far = convolve_adjoint(far, self.coarse, self._far_filter, half=self.half)
-        wide = self._short_range.adjoint(cotangent) + self._to_coarse.adjoint(far)
+        wide = self.short_range.adjoint(cotangent) + self.to_coarse.adjoint(far)
         return halo_reduce(wide, self.mesh.shape, self._density_halo, half=self.half)
 
     def _widths(self, planes: int) -> dict[str, int]:
@@ -141,13 +141,13 @@ class TwoMeshes:
         return padded_shape(box.shape, halo, box.impl)
 
     @property
-    def _to_coarse(self) -> BlockMap:
+    def to_coarse(self) -> BlockMap:
         """The sum of a density with its halo, onto the coarse mesh."""
         scale = self.pyramid.factor**-3.0
         return self._joined({}, self._density_halo, scale, "to_coarse").adjoint
 
     @property
-    def _to_fine(self) -> BlockMap:
+    def to_fine(self) -> BlockMap:
         """The interpolation of a potential of the coarse mesh with its halo."""
         return self._joined(self._coarse_halo, self._widths(self.width), 1.0, "to_fine")
 
@@ -187,7 +187,7 @@ class TwoMeshes:
         return BlockMap(forward, backward, *shapes, name)
 
     @property
-    def _short_range(self) -> BlockMap:
+    def short_range(self) -> BlockMap:
         """The short-range potential with its halo, of the density with its own."""
         wide, kept = (
             [*halo.values(), 0] for halo in (self._density_halo, self._widths(self.width))
