@@ -2,6 +2,7 @@
 
     python benchmarks/scaling.py                     the tables, and docs/images/scaling.png
     python benchmarks/scaling.py --measure 128 256   steps of whole runs here, on 1 and 2 ranks
+    python benchmarks/scaling.py --pyramid           steps of the pyramid force, on four networks
 
 In a step a rank works on its share of the particles and modes, at a rate fitted to one rank of one
 thread. It sends what `StepTraffic` counts, with the bandwidth and latency of its machine. Other
@@ -18,10 +19,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import report, start_worker
 
-from flowpm_dist.grid.decomposition import StepTraffic, default_mesh, parse_mesh
+from flowpm_dist.grid.decomposition import (
+    MARGIN,
+    StepTraffic,
+    default_mesh,
+    fitting_shapes,
+    parse_mesh,
+)
+from flowpm_dist.grid.pyramid import PYRAMIDS
 from flowpm_dist.simulation.estimate import process_bytes
 from flowpm_dist.simulation.options import FORCE, KICK, LPT, STATE
 
@@ -41,6 +50,9 @@ class Machine:
         bandwidth: bandwidth of a rank's messages [bytes/s].
         latency: time of a collective's negotiation and start [s].
         message: latency of each of its messages [s].
+        rounding: time of rounding a number to float16 and restoring it [ns].
+        joining: time of summing onto the coarse mesh of the pyramid force and of interpolating from
+            it, times the cells of the force mesh to a coarse one along a side [ns/cell].
     """
 
     particles: float
@@ -49,6 +61,8 @@ class Machine:
     bandwidth: float
     latency: float
     message: float
+    rounding: float
+    joining: float
 
     def seconds(self, step: StepTraffic) -> float:
         """Returns the time of a step with one force."""
@@ -57,22 +71,37 @@ class Machine:
     def work(self, step: StepTraffic) -> float:
         """Returns the time of a rank's own work."""
         cells, ranks = math.prod(step.grid), step.rows * step.cols
-        each = self.particles + self.transform * math.log2(cells) + self.padding * (ranks > 1)
-        return 1e-9 * each * cells / ranks
+        own = cells / ranks
+        if step.pyramid == "off":
+            transforms = own * math.log2(cells)
+            padded = own * (ranks > 1)
+            joined = 0.0
+        else:
+            pyramid = PYRAMIDS[step.pyramid]
+            joined = padded = transformed_cells(step)
+            coarse = own / pyramid.factor**3
+            transforms = padded * math.log2(padded) + coarse * math.log2(coarse * ranks)
+            joined /= pyramid.factor
+        spent = self.particles * own + self.transform * transforms
+        return 1e-9 * (spent + self.padding * padded + self.joining * joined)
 
     def messages(self, step: StepTraffic) -> float:
         """Returns the time of a rank's messages."""
         sent = step.total
         wait = self.latency * sent.collectives + self.message * sent.messages
-        return wait + sent.sent / self.bandwidth
+        rounded = 1e-9 * self.rounding * sent.sent / 2 if step.half else 0.0
+        return wait + rounded + sent.sent / self.bandwidth
 
 
 MACHINES = {
-    "here": Machine(32.0, 14.2 / 24, 0.8, 4.8e9, 1e-3, 1e-5),
-    "cores": Machine(32.0, 14.2 / 24, 0.8, 12.5e9 / 64, 1e-3, 2e-6),
-    "A100": Machine(0.2, 0.12 / 24, 0.03, 1.7e9, 1e-3, 1e-5),
+    "here": Machine(32.0, 14.2 / 24, 0.8, 4.8e9, 1e-3, 1e-5, 3.0, 13.0),
+    "cores": Machine(32.0, 14.2 / 24, 0.8, 12.5e9 / 64, 1e-3, 2e-6, 3.0, 13.0),
+    "A100": Machine(0.2, 0.12 / 24, 0.03, 1.7e9, 1e-3, 1e-5, 0.03, 0.2),
+    "cores, InfiniBand": Machine(32.0, 14.2 / 24, 0.8, 25e9 / 64, 1e-3, 1e-6, 3.0, 13.0),
+    "A100, InfiniBand": Machine(0.2, 0.12 / 24, 0.03, 25e9, 1e-3, 1e-6, 0.03, 0.2),
 }
-"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs.
+"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; GPUs; and the same
+with InfiniBand, of 200 Gbit/s for each node of cores and for each GPU.
 
 docs/explanations/scaling.md gives the sources of the numbers.
 """
@@ -98,6 +127,13 @@ def step_of(side: int, ranks: int, halo: int = HALO) -> StepTraffic:
     """Returns a step of a cubic grid on the default mesh of a number of ranks."""
     axes = parse_mesh(default_mesh(ranks, (side,) * 3))
     return StepTraffic((side,) * 3, axes["row"], axes["col"], halo)
+
+
+def transformed_cells(step: StepTraffic) -> float:
+    """Returns the cells that a rank transforms alone in a step of the pyramid force."""
+    wide = PYRAMIDS[step.pyramid].density_halo(step.halo + MARGIN[step.force_gradient])
+    sides = ((step.grid[0], step.rows), (step.grid[1], step.cols))
+    return step.grid[2] * math.prod(n // p + 2 * wide * (p > 1) for n, p in sides)
 
 
 def memory(step: StepTraffic) -> float:
@@ -219,6 +255,44 @@ def predicted(machine: Machine, side: int, ranks: int) -> list[object]:
     ]
 
 
+def fastest(machine: Machine, side: int, ranks: int, **options: Any) -> StepTraffic:
+    """Returns the step of a cubic grid on the mesh on which it takes least time."""
+    pyramid = options.get("pyramid", "off")
+    factor = 1 if pyramid == "off" else PYRAMIDS[pyramid].factor
+    shapes = fitting_shapes(ranks, (side // factor,) * 3)
+    return min((StepTraffic((side,) * 3, *s, HALO, **options) for s in shapes), key=machine.seconds)
+
+
+def pyramid_tables() -> None:
+    """Prints the model's steps with the pyramid force beside those with the whole mesh."""
+    choices = ("off", *PYRAMIDS)
+    titles = ["particles", "ranks"]
+    for what in ("mesh", "MiB sent", "work [s]", "step [s]", "in float16 [s]"):
+        titles += [f"{choice}: {what}" for choice in choices]
+    titles += [f"{choice}: faster by{more}" for more in ("", ", float16") for choice in PYRAMIDS]
+    for name in (name for name in MACHINES if name != "here"):
+        print(f"\n{name}")
+        print_row(titles)
+        print_row(["---"] * len(titles))
+        for side in SIDES:
+            for ranks in (n for n in RANKS if n >= 64 and 2**18 <= side**3 // n <= 2**28):
+                print_row(pyramid_row(MACHINES[name], side, ranks))
+
+
+def pyramid_row(machine: Machine, side: int, ranks: int) -> list[object]:
+    """Returns a row: steps with the whole mesh and with each pyramid, exact and in float16."""
+    exact, half = (
+        [fastest(machine, side, ranks, pyramid=p, half=half) for p in ("off", *PYRAMIDS)]
+        for half in (False, True)
+    )
+    row: list[object] = [f"{side}^3", ranks, *(f"{s.rows} x {s.cols}" for s in exact)]
+    row += [f"{s.total.sent / 2**20:.3g}" for s in exact]
+    row += [f"{machine.work(s):.2g}" for s in exact]
+    times = [[machine.seconds(s) for s in steps] for steps in (exact, half)]
+    row += [f"{seconds:.2g}" for seconds in (*times[0], *times[1])]
+    return row + [f"{whole / each:.2f}" for whole, *others in times for each in others]
+
+
 def picture(path: Path) -> None:
     """Draws the time of a step by the number of ranks, for each grid, where its memory fits."""
     import matplotlib
@@ -252,11 +326,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--measure", type=int, nargs="+", metavar="GRID")
+    parser.add_argument("--pyramid", action="store_true", help="print the tables of that force")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--on", type=int, nargs="+", default=[1, 2], metavar="RANKS")
     args = parser.parse_args()
     if args.measure:
         measure(args.measure, args.steps, args.on)
+    elif args.pyramid:
+        pyramid_tables()
     else:
         tables()
         picture(Path(__file__).resolve().parents[1] / "docs" / "images" / "scaling.png")

@@ -188,6 +188,9 @@ class EmulationOptions(SimulatedRun):
         if self.emulate.structure == LPT_ONLY and steps.correction is not None:
             what = f'is of the force, which emulate.structure = "{LPT_ONLY}" does not have'
             yield Problem("evolution.correction", what)
+        if steps.pyramid != "off":
+            what = 'must be "off": corrections are learned for the force of the whole mesh'
+            yield self.problem("evolution.pyramid", what)
         if truth.pairs:
             if self.emulate.structure == LPT_ONLY:
                 what = "needs the white noise: pairs give particles"

@@ -172,9 +172,7 @@ def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1, pyramid: str = 
     Raises:
         ValueError: no mesh of that many ranks divides the grid.
     """
-    finer = finer_grid(grid, mesh_factor)
-    coarse = finer if pyramid == "off" else PYRAMIDS[pyramid].coarse(finer)
-    x, y, z = map(math.gcd, grid, finer, coarse)
+    finer, coarse, (x, y, z) = _divisible(grid, mesh_factor, pyramid)
     fits = fitting_shapes(ranks, (x, y, z))
     if not fits:
         both = "" if finer == grid else f" and the force mesh {list(finer)}"
@@ -183,19 +181,27 @@ def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1, pyramid: str = 
         fitting = {row * col for row in _divisors(x) for col in _divisors(y)}
         would = sorted(fitting, key=lambda n: (abs(n - ranks), n))[:2]
         raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
-    row, col = min(fits, key=lambda fit: _cost(grid, *fit, pyramid))
+    row, col = min(fits, key=lambda fit: _cost(grid, fit[0], fit[1], pyramid))
     return f"row:{row},col:{col}"
 
 
-def why_default_mesh(ranks: int, grid: Grid) -> str:
+def _divisible(grid: Grid, mesh_factor: float, pyramid: str) -> tuple[Grid, Grid, Grid]:
+    """Returns the force mesh, its coarse mesh, and a grid that ranks divide if they divide all."""
+    finer = finer_grid(grid, mesh_factor)
+    coarse = finer if pyramid == "off" else PYRAMIDS[pyramid].coarse(finer)
+    x, y, z = map(math.gcd, grid, finer, coarse)
+    return finer, coarse, (x, y, z)
+
+
+def why_default_mesh(ranks: int, grid: Grid, pyramid: str = "off") -> str:
     """Returns a sentence that says why `default_mesh` is the mesh it is."""
-    fits = fitting_shapes(ranks, grid)
+    fits = fitting_shapes(ranks, _divisible(grid, 1, pyramid)[2])
     if ranks == 1:
         return "one rank has the whole box"
     if len(fits) == 1:
         return f"it is the only mesh of {ranks} ranks that divides the grid"
-    least, other = sorted(fits, key=lambda fit: _cost(grid, *fit))[:2]
-    sent = [StepTraffic(grid, *fit, HALO).total for fit in (least, other)]
+    least, other = sorted(fits, key=lambda fit: _cost(grid, fit[0], fit[1], pyramid))[:2]
+    sent = [StepTraffic(grid, *fit, HALO, pyramid=pyramid).total for fit in (least, other)]
     mib = [f"{total.sent / 2**20:,.2f} MiB" for total in sent]
     return (
         f"{len(fits)} meshes divide the grid, and this one needs the least exchange in a step of a "

@@ -47,6 +47,7 @@ class Demand:
         mesh_of: the mesh for another number of ranks; raises ValueError if there is none.
         others: yields what else could be changed so that it fits, such as "training.batch = 2".
         grid_is_free: whether the grid could be another; not where data have it already.
+        pyramid: the choice of the pyramid force, which decides about the default mesh.
     """
 
     what: str
@@ -56,6 +57,7 @@ class Demand:
     mesh_of: Callable[[int], str]
     others: Callable[[Fits], Iterable[str]] = lambda fits: ()
     grid_is_free: bool = True
+    pyramid: str = "off"
 
     def estimate(self, disk: int = 0, seconds: float | None = None) -> Estimate:
         """Returns the estimate of the job on its mesh.

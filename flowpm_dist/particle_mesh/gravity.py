@@ -64,7 +64,7 @@ class Gravity:
     basis: Basis | None = None
 
     def __post_init__(self) -> None:
-        if self._pyramid is not None and not (self._differences and self.basis is None):
+        if self.options.pyramid != "off" and not (self._differences and self.basis is None):
             raise ValueError("a pyramid force has a potential, and no correction")
 
     @functools.cached_property

@@ -347,15 +347,16 @@ class ReconstructionOptions(SimulatedRun):
         Chains can be spread over a replica axis, if all ranks together can hold the box of the
         search.
         """
-        grid, factor = self.box.grid, self.evolution.mesh_factor
+        grid, force = self.box.grid, self.evolution
+        factor, pyramid = force.mesh_factor, force.pyramid
         chains = 1 if self.sampler is None else self.sampler.chains
 
         def misfits_of(text: str) -> list[str]:
             axes = parse_mesh(text, batched=self.sampler is not None)
-            wrong = misfits(axes, grid, ranks, chains, factor)
+            wrong = misfits(axes, grid, ranks, chains, factor, pyramid)
             wrong = [line.replace("volumes of the batch", "chains") for line in wrong]
             search = parse_mesh(search_mesh(text))
-            return wrong or misfits(search, grid, ranks, mesh_factor=factor)
+            return wrong or misfits(search, grid, ranks, mesh_factor=factor, pyramid=pyramid)
 
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)

@@ -130,6 +130,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             options.memory,
             functools.partial(free.mesh_for, source=Path()),
             grid_is_free=options.is_mock,
+            pyramid=options.evolution.pyramid,
         )
 
     @property

@@ -41,6 +41,7 @@ from flowpm_dist.grid.decomposition import (
     parse_mesh,
 )
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
+from flowpm_dist.grid.pyramid import pyramid_problem
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
 from flowpm_dist.io.snapshot import (
@@ -258,15 +259,16 @@ class SimulatedRun(RunFile):
             ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does
                 not divide its side of the grid.
         """
-        grid, factor = self.box.grid, self.evolution.mesh_factor
+        grid, force = self.box.grid, self.evolution
+        factor, pyramid = force.mesh_factor, force.pyramid
 
         def misfits_of(text: str) -> list[str]:
-            return misfits(parse_mesh(text), grid, ranks, mesh_factor=factor)
+            return misfits(parse_mesh(text), grid, ranks, mesh_factor=factor, pyramid=pyramid)
 
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         try:
-            return default_mesh(ranks, grid, factor)
+            return default_mesh(ranks, grid, factor, pyramid)
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
 
@@ -283,6 +285,8 @@ class SimulatedRun(RunFile):
         if wrong := mesh_factor_problem(factor, grid, {}):
             axes = parse_mesh(self.mesh.shape, batched=True) if self.mesh.shape else {}
             yield Problem("evolution.mesh_factor", mesh_factor_problem(factor, grid, axes) or wrong)
+        elif wrong := pyramid_problem(self.evolution.pyramid, finer_grid(grid, factor), {}):
+            yield Problem("evolution.pyramid", wrong)
         if (cone := getattr(self, "lightcone", None)) is not None:
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             end = distance_of(cone.z_max, self.cosmology, priors) if known else None

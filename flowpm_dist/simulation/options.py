@@ -34,8 +34,8 @@ from flowpm_dist.evolution.integrators import (
     IntegratorChoice,
 )
 from flowpm_dist.evolution.options import RunOptions
-from flowpm_dist.grid.decomposition import Grid, finer_grid, mesh_factor_problem
-from flowpm_dist.grid.pyramid import PyramidChoice, pyramid_problem
+from flowpm_dist.grid.decomposition import HALO, MARGIN, Grid, finer_grid, mesh_factor_problem
+from flowpm_dist.grid.pyramid import PYRAMIDS, PyramidChoice, pyramid_problem
 from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
@@ -180,7 +180,7 @@ def simulation_bytes(
     if problem := pyramid_problem(solver.pyramid, finer_grid(grid, solver.mesh_factor), axes):
         raise ValueError(f"pyramid {problem}")
     cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    force = FORCE[solver.force_gradient] * solver.mesh_factor**3
+    force = FORCE[solver.force_gradient] * _transformed_cells(solver, grid, axes) / cells
     lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
     held = max(force, OUTPUT) if outputs else force
     held = held if solver.state_correction is None else max(held, NETWORK)
@@ -188,6 +188,17 @@ def simulation_bytes(
     itemsize = np.dtype(solver.precision).itemsize
     power = AMPLITUDE * itemsize * cells + power_bytes(grid, itemsize)
     return math.ceil(max(values * itemsize * cells, power))
+
+
+def _transformed_cells(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> float:
+    """Returns the cells of the force mesh that a rank transforms at a time."""
+    factor, halo = solver.mesh_factor, HALO if solver.halo == "auto" else solver.halo
+    width = math.ceil(factor * halo) + MARGIN[solver.force_gradient]
+    wide = 0 if solver.pyramid == "off" else PYRAMIDS[solver.pyramid].density_halo(width)
+    cells = factor * grid[2]
+    for n, ranks in zip(grid, (axes.get("row", 1), axes.get("col", 1)), strict=False):
+        cells *= factor * n / ranks + 2 * wide * (ranks > 1)
+    return cells
 
 
 def power_bytes(grid: Grid, itemsize: int) -> int:

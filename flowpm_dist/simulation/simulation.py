@@ -26,6 +26,7 @@ from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.options import BoxOptions
+from flowpm_dist.grid.pyramid import pyramid_problem
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed
 from flowpm_dist.options.html import as_html
@@ -113,13 +114,18 @@ class Simulation:
         self.halo = self.options.halo
         self.edges = _checked_edges(steps, self.options.integrator)
         if mesh is None:
-            mesh = default_mesh(launch.detect().size, lattice.grid, self.options.mesh_factor)
+            force = self.options
+            ranks = launch.detect().size
+            mesh = default_mesh(ranks, lattice.grid, force.mesh_factor, force.pyramid)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
         self._grid, self._box_size, self._mesh = lattice.grid, lattice.size, mesh
         replicas = mesh.axis_size("replica")
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
-        self.box_of_replicas.finer(self.options.mesh_factor)  # refuses one that does not fit
+        # refuses a force mesh that does not fit
+        finer = self.box_of_replicas.finer(self.options.mesh_factor)
+        if problem := pyramid_problem(self.options.pyramid, finer.grid, dict(mesh.axes)):
+            raise ValueError(f"pyramid {problem}")
         self._warned: set[str] = set()
         self._warn_of_correction(cosmology)
         self._cosmologies = CosmologyFactory(cosmology, growth, power)

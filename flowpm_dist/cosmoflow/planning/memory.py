@@ -23,6 +23,7 @@ from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP, VALUES_PER_SPECTRUM
 from flowpm_dist.options import Problem
+from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.estimate import process_bytes
 from flowpm_dist.simulation.options import simulation_bytes
 
@@ -208,7 +209,8 @@ def check_training_mesh(
             divide the batch or its side of the grid, or the network cannot be split.
     """
     batch = batch or plan.training.batch
-    factor = plan.solver.mesh_factor if plan.simulates and simulating else 1
+    force = plan.solver if plan.simulates and simulating else ForceOptions()
+    factor, pyramid = force.mesh_factor, force.pyramid
     whole = plan.declaration.whole_because(ranks)
     if plan.lightcone is not None:
         whole = f"maps are not split over ranks: use the mesh replica:{ranks}"
@@ -217,7 +219,7 @@ def check_training_mesh(
         axes = parse_mesh(text, batched=True)
         if whole and axes.get("row", 1) * axes.get("col", 1) > 1:
             return [whole]
-        wrong = misfits(axes, plan.grid, ranks, batch, factor)
+        wrong = misfits(axes, plan.grid, ranks, batch, factor, pyramid)
         shared = [name for name, size in axes.items() if size > 1]
         if len(shared) > 2 and shared[0] != "replica":
             wrong.append("replica must come first: replica:...,row:...,col:...")
@@ -231,7 +233,7 @@ def check_training_mesh(
     try:
         if whole:
             raise ValueError(whole)
-        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid, factor)}"
+        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid, factor, pyramid)}"
         wrong = misfits_of(chosen)
     except ValueError as error:
         wrong = [str(error)]
