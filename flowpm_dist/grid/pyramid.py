@@ -11,13 +11,15 @@ Nothing here imports TensorFlow: it is asked before a job starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 PyramidChoice = Literal["off", "1%", "0.1%"]
 """The error of the pyramid force [rms of the force]; "off" for the transform of the whole mesh."""
 
+CUBIC = 1e-6
+"""Relative difference up to which the sides of a cell are the same."""
 ORDER = 6
 """Order of the B-spline that joins the meshes: a sum over `factor` cells, as often as this."""
 
@@ -62,7 +64,10 @@ PYRAMIDS = {"1%": Pyramid(4, 6, 4.0), "0.1%": Pyramid(2, 5, 6.0)}
 
 
 def pyramid_problem(
-    pyramid: str, grid: tuple[int, int, int], axes: Mapping[str, int]
+    pyramid: str,
+    grid: tuple[int, int, int],
+    axes: Mapping[str, int],
+    size: Sequence[float] | None = None,
 ) -> str | None:
     """Returns why a force mesh has no such coarse mesh on a mesh of ranks; None if it has one.
 
@@ -70,9 +75,14 @@ def pyramid_problem(
         pyramid: a `PyramidChoice`.
         grid: cells of the force mesh [nx, ny, nz].
         axes: the axes of the mesh of ranks, whose row and col split x and y.
+        size: the sides of the box [Mpc/h], where they are to be checked as well.
     """
     if pyramid == "off":
         return None
+    cells = [side / n for side, n in zip(size or grid, grid, strict=True)]
+    if max(cells) > (1 + CUBIC) * min(cells):
+        sides = " x ".join(f"{cell:.6g}" for cell in cells)
+        return f'= "{pyramid}": needs cubic cells, but a cell of the force mesh is {sides} Mpc/h'
     factor = PYRAMIDS[pyramid].factor
     parts = axes.get("row", 1), axes.get("col", 1), 1
     units = [factor * math.lcm(2, part) for part in parts]

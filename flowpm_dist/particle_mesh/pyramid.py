@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import Filter, Kernel, convolve, convolve_adjoint, multiply
-from flowpm_dist.grid.pyramid import ORDER, Pyramid
+from flowpm_dist.grid.pyramid import CUBIC, ORDER, Pyramid
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
 from meshimpl.operations.local import local
 
@@ -82,7 +82,7 @@ class TwoMeshes:
         half: whether messages are float16, see `Communicator.alltoall`.
 
     Raises:
-        ValueError: the cells are not cubic, or ranks do not divide the coarse mesh.
+        ValueError: the cells are not cubic.
     """
 
     mesh: Box
@@ -92,10 +92,8 @@ class TwoMeshes:
     half: bool = False
 
     def __post_init__(self) -> None:
-        if max(self.mesh.cell) > (1 + 1e-6) * min(self.mesh.cell):
-            sides = " x ".join(f"{side:.6g}" for side in self.mesh.cell)
-            raise ValueError(f"pyramid: cells of {sides} Mpc/h are not cubic, and must be")
-        _ = self.coarse
+        if max(self.mesh.cell) > (1 + CUBIC) * min(self.mesh.cell):
+            raise ValueError(f"the cells {self.mesh.cell} Mpc/h are not cubic")
 
     @functools.cached_property
     def coarse(self) -> Box:
@@ -175,12 +173,12 @@ class TwoMeshes:
         def forward(block: tf.Tensor) -> tf.Tensor:
             block = scale * block
             for step in reversed(steps):  # x, which makes the largest block of it, at last
-                block = compiled_spread(step)(block)
+                block = spread_function(step)(block)
             return block
 
         def backward(block: tf.Tensor) -> tf.Tensor:
             for step in steps:
-                block = compiled_sum(step)(block)
+                block = spread_function(step, adjoint=True)(block)
             return scale * block
 
         shapes = self._padded(self.coarse, coarse), self._padded(self.mesh, fine)
@@ -203,9 +201,7 @@ class TwoMeshes:
             """Zeros beyond the block reach no cell that is kept."""
             spectrum = tf.signal.rfft3d(block, lengths)
             pairs = tf.bitcast(spectrum, block.dtype)
-            pairs = multiply(self._near_filter, 1.0)(
-                pairs, *(tf.constant(x, block.dtype) for x in k)
-            )
+            pairs = self._multiply(pairs, *(tf.constant(x, block.dtype) for x in k))
             return tf.signal.irfft3d(tf.bitcast(pairs, spectrum.dtype), lengths)
 
         def forward(block: tf.Tensor) -> tf.Tensor:
@@ -218,10 +214,13 @@ class TwoMeshes:
         density = self._padded(self.mesh, self._density_halo)
         return BlockMap(forward, backward, density, self.shape, "short_range")
 
-    @property
-    def _near_filter(self) -> Filter:
-        """The filter of a block. It leaves out the mean, which adds a constant to the potential."""
-        return Filter(lambda *k: self.inverse(*k) * (1 - self._split(*k)))
+    @functools.cached_property
+    def _multiply(self) -> Callable[..., tf.Tensor]:
+        """Multiplication by the filter of a block.
+
+        It leaves out the mean, which would add a constant to the potential.
+        """
+        return multiply(Filter(lambda *k: self.inverse(*k) * (1 - self._split(*k))), 1.0)
 
     @property
     def _far_filter(self) -> Filter:
@@ -272,12 +271,6 @@ def _window(k: tf.Tensor, cell: float, factor: int) -> tf.Tensor:
     return tf.where(small, 1 - (factor**2 - 1) * x**2 / 6, ratio) ** ORDER
 
 
-def _weights(factor: int) -> np.ndarray:
-    """Returns the B-spline at the distances -stencil ... stencil; its sum is the factor."""
-    ones = np.ones(factor)
-    return functools.reduce(np.convolve, [ones] * ORDER) / factor ** (ORDER - 1)
-
-
 @dataclass(frozen=True)
 class Spread:
     """The sum of B-splines around coarse cells along one axis of blocks [batch, x, y, z].
@@ -295,59 +288,70 @@ class Spread:
     axis: int
     pyramid: Pyramid
 
-    def __call__(self, block: tf.Tensor) -> tf.Tensor:
-        """Returns the fine block of a coarse one."""
+    @property
+    def _near(self) -> range:
+        """The u for which the coarse cells i + u reach a fine cell factor * i + phase."""
         factor, stencil = self.pyramid.factor, self.pyramid.stencil
-        weights, axis = _weights(factor), self.axis
-        coarse, fine = self.halos or (0, 0)
-        beyond = -(-fine // factor)
-        length = self.cells + 2 * beyond
-        # The fine cell factor * i + phase gets the coarse cells i + u with u in this range.
-        near = range(-(stencil // factor), (factor - 1 + stencil) // factor + 1)
-        block = _range(
-            block,
-            axis,
-            coarse - beyond + near[0],
-            coarse + self.cells + beyond + near[-1],
-            periodic=self.halos is None,
+        return range(-(stencil // factor), (factor - 1 + stencil) // factor + 1)
+
+    @property
+    def _length(self) -> int:
+        """The i, of the coarse cells of which fine cells are made."""
+        return self.cells + 2 * self._beyond
+
+    @property
+    def _beyond(self) -> int:
+        return -(-(self.halos or (0, 0))[1] // self.pyramid.factor)
+
+    @property
+    def _start(self) -> int:
+        return (self.halos or (0, 0))[0] - self._beyond + self._near[0]
+
+    def _weights(self, u: int, dtype: tf.DType) -> tf.Tensor:
+        """Returns the B-spline of a coarse cell i + u at each phase, [phase] before later axes."""
+        factor = self.pyramid.factor
+        spline = functools.reduce(np.convolve, [np.ones(factor)] * ORDER) / factor ** (ORDER - 1)
+        at = np.arange(factor) - factor * u + self.pyramid.stencil
+        found = np.where((at >= 0) & (at < len(spline)), spline[np.clip(at, 0, len(spline) - 1)], 0)
+        return tf.constant(found.reshape([factor] + [1] * (3 - self.axis)), dtype)
+
+    def forward(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the fine block of a coarse one."""
+        axis, factor, length, near = self.axis, self.pyramid.factor, self._length, self._near
+        needed = length + len(near) - 1
+        block = _range(block, axis, self._start, self._start + needed, periodic=self.halos is None)
+        phases = sum(
+            tf.expand_dims(_range(block, axis, n, n + length), axis + 1)
+            * self._weights(u, block.dtype)
+            for n, u in enumerate(near)
         )
-        shifted = {u: _range(block, axis, u - near[0], u - near[0] + length) for u in near}
-        phases = [
-            sum(
-                float(weights[phase - factor * u + stencil]) * x
-                for u, x in shifted.items()
-                if abs(phase - factor * u) <= stencil
-            )
-            for phase in range(factor)
-        ]
         shape = [-1, *block.shape[1:]]
         shape[axis] = factor * length
-        joined = tf.reshape(tf.stack(phases, axis + 1), shape)
-        start = factor * beyond - fine
-        return _range(joined, axis, start, start + factor * self.cells + 2 * fine)
+        fine = (self.halos or (0, 0))[1]
+        start = factor * self._beyond - fine
+        return _range(tf.reshape(phases, shape), axis, start, factor * length - start)
+
+    def backward(self, block: tf.Tensor) -> tf.Tensor:
+        """Returns the coarse block of a fine one, by the adjoint."""
+        axis, factor, length, near = self.axis, self.pyramid.factor, self._length, self._near
+        coarse, fine = self.halos or (0, 0)
+        needed, start = length + len(near) - 1, factor * self._beyond - fine
+        block = _range(block, axis, -start, factor * length - start)
+        shape = [-1, *block.shape[1:]]
+        shape[axis : axis + 1] = length, factor
+        phases = tf.reshape(block, shape)
+        sums = [tf.reduce_sum(phases * self._weights(u, block.dtype), axis + 1) for u in near]
+        total = sum(_range(x, axis, -n, needed - n) for n, x in enumerate(sums))
+        size, begin = self.cells + 2 * coarse, -self._start
+        images = (0,) if self.halos else (-size, 0, size)
+        return sum(_range(total, axis, begin + x, begin + size + x) for x in images)
 
 
 @functools.lru_cache(64)
-def compiled_spread(spread: Spread) -> Block:
-    """Returns a spread, compiled."""
-    return tf.function(spread.__call__, jit_compile=True, autograph=False)
-
-
-@functools.lru_cache(64)
-def compiled_sum(spread: Spread) -> Block:
-    """Returns the adjoint of a spread, compiled."""
-
-    @tf.function(jit_compile=True, autograph=False)
-    def adjoint(cotangent: tf.Tensor) -> tf.Tensor:
-        shape = cotangent.shape.as_list()
-        shape[spread.axis] = spread.cells + 2 * (spread.halos or (0, 0))[0]
-        x = tf.zeros(shape, cotangent.dtype)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = spread(x)
-        return tape.gradient(y, x, cotangent)
-
-    return adjoint
+def spread_function(spread: Spread, *, adjoint: bool = False) -> Block:
+    """Returns the function of a spread or its adjoint, compiled; the same for an equal spread."""
+    function = spread.backward if adjoint else spread.forward
+    return tf.function(function, jit_compile=True, autograph=False)
 
 
 def _range(x: tf.Tensor, axis: int, begin: int, end: int, *, periodic: bool = False) -> tf.Tensor:
@@ -356,10 +360,11 @@ def _range(x: tf.Tensor, axis: int, begin: int, end: int, *, periodic: bool = Fa
     if periodic:
         parts = [(size + begin, size), (0, size), (0, end - size)]
         return tf.concat([_range(x, axis, *part) for part in parts], axis)
+    first, last = min(max(begin, 0), size), max(min(end, size), 0)
     start = [0] * x.shape.rank
     shape = [-1 if i == 0 else n for i, n in enumerate(x.shape)]
-    start[axis], shape[axis] = max(begin, 0), min(end, size) - max(begin, 0)
+    start[axis], shape[axis] = first, max(last - first, 0)
     inside = tf.slice(x, start, shape)
     missing = [[0, 0] for _ in x.shape]
-    missing[axis] = [max(-begin, 0), max(end - size, 0)]
+    missing[axis] = [first - begin, end - max(last, first)]
     return tf.pad(inside, missing) if any(missing[axis]) else inside

@@ -285,7 +285,9 @@ class SimulatedRun(RunFile):
         if wrong := mesh_factor_problem(factor, grid, {}):
             axes = parse_mesh(self.mesh.shape, batched=True) if self.mesh.shape else {}
             yield Problem("evolution.mesh_factor", mesh_factor_problem(factor, grid, axes) or wrong)
-        elif wrong := pyramid_problem(self.evolution.pyramid, finer_grid(grid, factor), {}):
+        elif wrong := pyramid_problem(
+            self.evolution.pyramid, finer_grid(grid, factor), {}, self.box.size
+        ):
             yield Problem("evolution.pyramid", wrong)
         if (cone := getattr(self, "lightcone", None)) is not None:
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)

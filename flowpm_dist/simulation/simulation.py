@@ -124,7 +124,9 @@ class Simulation:
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
         # refuses a force mesh that does not fit
         finer = self.box_of_replicas.finer(self.options.mesh_factor)
-        if problem := pyramid_problem(self.options.pyramid, finer.grid, dict(mesh.axes)):
+        if problem := pyramid_problem(
+            self.options.pyramid, finer.grid, dict(mesh.axes), finer.size
+        ):
             raise ValueError(f"pyramid {problem}")
         self._warned: set[str] = set()
         self._warn_of_correction(cosmology)
