@@ -102,8 +102,10 @@ SCHEMES = {
 }
 
 
-# On several ranks the ones that exchange most and least; test_outputs.py has BullFrog on them.
-ON_RANKS = {1: [name for name in SCHEMES if name != "pyramid"], 2: ["cola", "pyramid"]}
+# On several ranks the one that exchanges most, and one whose potential has its halo;
+# test_outputs.py has BullFrog on them.
+LONG = pytest.param("pyramid", marks=pytest.mark.long)
+ON_RANKS = {1: [name for name in SCHEMES if name != "pyramid"], 2: ["cola", LONG]}
 HERE = ON_RANKS.get(SIZE, [])
 
 
