@@ -68,7 +68,7 @@ def test_resolved_holds_all_that_has_a_meaning_and_nothing_else(tmp_path):
     assert plain["evolution"] == {
         "a_start": 0.1, "a_stop": 1.0, "steps": 10, "spacing": "a", "integrator": "fastpm",
         "half_step": "arithmetic", "force_gradient": "finite-difference", "mesh_factor": 1,
-        "deconvolve": False, "exchange": "exact",
+        "deconvolve": False, "exchange": "exact", "pyramid": "off",
     }  # fmt: skip
     assert plain["initial"] == {
         "seed": 1, "lpt_order": 2, "noise": "cells", "fixed_amplitude": False, "paired": False,
@@ -163,6 +163,7 @@ def test_one_mistake(tmp_path, old, new, where, message):
         ("mesh_factor = 5", "5.*from 1 to 4"),
         ("mesh_factor = 1.3", "1.3: .*an even number along each side.*are 1.28125 and 1.3125"),
         ("deconvolve = 1", "1.*true or false"),
+        ("pyramid = 1", '"off", "1%" or "0.1%"'),
         ('exchange = "bfloat16"', '"exact" or "float16"'),
         ("edges = [0.5]", "two or more increasing"),
         ("edges = 0.5", "two or more increasing"),

@@ -93,6 +93,19 @@ def test_nearest_mesh_factors(
     assert not any(mesh_factor_problem(float(n), grid, axes) for n in near.split(" and "))
 
 
+def test_a_mesh_divides_the_coarse_mesh_of_a_pyramid() -> None:
+    """24 cells have 6 coarse ones. Its halos are wide, so thick blocks are square."""
+    assert default_mesh(12, (24, 24, 24)) == "row:12,col:1"
+    assert default_mesh(12, (24, 24, 24), pyramid="1%") == "row:6,col:2"
+    assert default_mesh(64, (1024, 1024, 1024)) == "row:16,col:4"
+    assert default_mesh(64, (1024, 1024, 1024), pyramid="1%") == "row:8,col:8"
+    with pytest.raises(ValueError, match=r"and its coarse mesh \[8, 8, 8\] along x and y"):
+        default_mesh(256, (32, 32, 32), pyramid="0.1%")
+    (wrong,) = misfits(parse_mesh("row:16"), (32, 32, 32), 16, pyramid="0.1%")
+    assert "must be multiples of 64, 8, 8 on row:16,col:1" in wrong
+    assert why_default_mesh(12, (24, 24, 24), "1%").startswith("2 meshes divide the grid")
+
+
 def test_a_mesh_divides_the_force_mesh_as_well() -> None:
     """Two ranks are no slabs of a mesh of 18 x 18 x 18 in four; pencils are."""
     assert default_mesh(4, (12, 12, 12)) == "row:4,col:1"

@@ -89,8 +89,8 @@ SCHEMES = {
     "pyramid": dict(
         integrator="bullfrog",
         steps=fpm.scale_factor_steps(0.1, 1.0, 2),
-        grid=(16, 8, 8),
-        box_size=(64.0, 32.0, 32.0),
+        grid=16,
+        box_size=64.0,
         pyramid="0.1%",
     ),
     "uneven box": dict(
