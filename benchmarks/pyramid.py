@@ -32,16 +32,16 @@ from meshimpl.traffic import added, so_far
 CELL = 2.0  # [Mpc/h]
 SPLITS = {
     **{f'"{name}"': pyramid for name, pyramid in PYRAMIDS.items()},
-    "factor 2, reach 3": Pyramid(2, 3, 4.0),
-    "factor 2, reach 4": Pyramid(2, 4, 5.0),
-    "factor 2, reach 5": Pyramid(2, 5, 6.0),
-    "factor 2, reach 8": Pyramid(2, 8, 9.0),
-    "factor 4, reach 4": Pyramid(4, 4, 3.0),
-    "factor 4, reach 8": Pyramid(4, 8, 5.0),
-    "factor 8, reach 12": Pyramid(8, 12, 4.0),
+    "2, 0.7": Pyramid(2, 0.7, 8, 0),
+    "2, 0.9": Pyramid(2, 0.9, 8, 0),
+    "2, 1.1": Pyramid(2, 1.1, 10, 2),
+    "4, 0.5": Pyramid(4, 0.5, 8, 0),
+    "4, 0.7": Pyramid(4, 0.7, 10, 0),
+    "4, 0.8, not beyond": Pyramid(4, 0.8, 12, 0),
+    "4, 1": Pyramid(4, 1.0, 16, 6),
+    "8, 0.6": Pyramid(8, 0.6, 16, 4),
 }
-GAUSSIANS = {"1%": (0.45, 0.5, 0.55), "0.1%": (0.6, 0.65, 0.7)}
-"""Radii of Gaussian splits with the factor and the reach of the choices [coarse cells]."""
+"""Those of the tables, by factor and radius where they have no name."""
 FACES = (-12, -8, -4, -2, 0, 2, 4, 8, 16, 32)
 """Edges of bins of the distance to a block's face [cells]; below 0 beyond it."""
 BANDS = (0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
@@ -54,25 +54,6 @@ def simulation(grid: int, mesh: str, **options: Any) -> Any:
 
     edges = fpm.scale_factor_steps(0.1, 1.0, 10)
     return fpm.Simulation(fpm.Cosmology.planck18(), grid, CELL * grid, edges, mesh=mesh, **options)
-
-
-def gaussian(two_meshes: Any, radius: float) -> Any:
-    """Returns the same operator with a Gaussian split.
-
-    Args:
-        two_meshes: a `TwoMeshes`.
-        radius: of S = exp(-k^2 radius^2) [coarse cells].
-    """
-    import tensorflow as tf
-
-    from flowpm_dist.particle_mesh.pyramid import TwoMeshes
-
-    class Gaussian(TwoMeshes):
-        def _split(self, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-            length = radius * self.coarse.cell[0]
-            return tf.exp(-(length**2) * (kx**2 + ky**2 + kz**2))
-
-    return Gaussian(**{f.name: getattr(two_meshes, f.name) for f in dataclasses.fields(two_meshes)})
 
 
 def force_worker(grid: int, mesh: str, names: str) -> None:
@@ -122,11 +103,9 @@ def force_worker(grid: int, mesh: str, names: str) -> None:
     nyquist = np.pi / CELL
     found: dict[str, Any] = {"halo": state.halo, "off": {"sent": sent}}
     for name in json.loads(names):
-        label, _, radius = name.partition(" gaussian ")
         gravity = Gravity(pm, ForceOptions(pyramid="1%"))
-        operator = dataclasses.replace(gravity._pyramid, pyramid=SPLITS[label])
-        operator = gaussian(operator, float(radius)) if radius else operator
-        gravity.__dict__["_pyramid"] = operator
+        other = dataclasses.replace(gravity._pyramid, pyramid=SPLITS[name])
+        gravity.__dict__["_pyramid"] = other
         force, at_sites, sent = forces(gravity)
         error = force - exact
         each = {"sent": sent, "error": mean_square(error, everywhere)[0] ** 0.5 / rms}
@@ -213,14 +192,11 @@ def percent(value: float | None) -> str:
 
 def error_tables(grid: int, meshes: list[str]) -> None:
     """Prints the errors and messages of forces, and draws the picture."""
-    names = [*SPLITS]
-    for label, radii in GAUSSIANS.items():
-        names += [f'"{label}" gaussian {radius}' for radius in radii]
     found = {}
     for mesh in meshes:
         shapes = [int(part.partition(":")[2]) for part in mesh.split(",")]
         ranks = shapes[0] * shapes[1]
-        chosen = names if mesh == meshes[-1] else [f'"{name}"' for name in PYRAMIDS]
+        chosen = [*SPLITS] if mesh == meshes[-1] else [f'"{name}"' for name in PYRAMIDS]
         arguments = ["force", str(grid), mesh, json.dumps(chosen)]
         found[mesh] = start_worker(sys.argv[0], arguments, ranks, 1)
     print(f"halo of {found[meshes[0]]['halo']} cells\n")

@@ -1,7 +1,7 @@
 """The two meshes of the pyramid force: how a force is split between a coarse mesh and blocks.
 
 The potential of a mesh is the sum of a smooth part, which a coarse mesh of the whole box can hold,
-and of a part that vanishes beyond a distance, which each rank can compute from its block and a halo
+and of a short-range part, which each rank can compute from the density in its block and a halo
 (Modi, Lanusse and Seljak 2021, arXiv:2010.11847, section 3). `particle_mesh.pyramid` has the
 operations.
 
@@ -30,15 +30,16 @@ class Pyramid:
 
     Attributes:
         factor: cells of the force mesh to a cell of the coarse mesh, along each side.
-        reach: the distance beyond which the short-range potential vanishes [cells].
-        shape: the parameter of the Kaiser-Bessel function that splits the force. With a larger one
-            less of the long-range part lies beyond the coarse mesh's wavenumbers in the end, but
-            more near them.
+        radius: the radius r of the Gaussian exp(-k^2 r^2) that splits the force [coarse cells].
+        reach: the planes of density that a rank sees beyond its block, at least [cells].
+        beyond: the planes of density that it sees beyond the halo of the potential, where
+            particles may stray, at least [cells].
     """
 
     factor: int
+    radius: float
     reach: int
-    shape: float
+    beyond: int
 
     @property
     def stencil(self) -> int:
@@ -52,14 +53,14 @@ class Pyramid:
 
     def density_halo(self, width: int) -> int:
         """Returns the planes of density around a block for a potential with `width` planes."""
-        return max(width + self.reach, self.stencil)
+        return max(width + self.beyond, self.reach, self.stencil)
 
     def coarse_halo(self, width: int) -> int:
         """Returns the planes of the coarse mesh for a potential with `width` planes of halo."""
         return -(-(width + self.stencil) // self.factor)
 
 
-PYRAMIDS = {"1%": Pyramid(4, 6, 4.0), "0.1%": Pyramid(4, 10, 6.5)}
+PYRAMIDS = {"1%": Pyramid(4, 0.6, 8, 0), "0.1%": Pyramid(4, 0.8, 12, 2)}
 """The measured ones, by their error; docs/measurements/pyramid.md has others."""
 
 

@@ -1,17 +1,14 @@
 """The pyramid force: the potential from a coarse mesh of the box and from each rank's block.
 
-The potential is split by a function S of the wavenumber, 1 on large scales and 0 on small ones. The
-part S phi is transformed on a coarse mesh, onto which the density is summed with a B-spline and
-from which it is interpolated with the same B-spline; the window of both is divided out. The part
-(1 - S) phi vanishes beyond a distance. Each rank transforms it on its own block, around which the
-density has a halo. So ranks exchange halos and the transforms of a coarse mesh instead of the
-transforms of the mesh.
+The potential is split by a Gaussian S = exp(-k^2 r^2), as in TreePM (Bagla 2002,
+astro-ph/9911025). The long-range part S phi is transformed on a coarse mesh, onto which the density
+is summed with a B-spline and from which it is interpolated with the same B-spline; the windows of
+both are divided out. The short-range part (1 - S) phi each rank transforms on its own block, around
+which the density has a halo. So ranks exchange halos and the transforms of a coarse mesh instead of
+the transforms of the mesh.
 
 Two meshes, B-splines and local transforms are as in Modi, Lanusse and Seljak 2021,
-arXiv:2010.11847, section 3. The split is another: S is the transform of the Kaiser-Bessel function,
-which is 0 beyond a radius. The potential of a point that is spread so is 1 / r from that radius on,
-so the short-range part ends there. A Gaussian, as in TreePM (Bagla 2002, astro-ph/9911025), needs a
-wider halo for the same error.
+arXiv:2010.11847, section 3. Their short-range part is what the coarse mesh does not hold.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -234,12 +230,9 @@ class TwoMeshes:
         return Filter(kernel)
 
     def _split(self, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-        """Returns S(k) [1]: sinh(q) / q over its value at k = 0, q^2 = shape^2 - (k reach)^2."""
-        shape, reach = self.pyramid.shape, self.pyramid.reach * self.mesh.cell[0]
-        q2 = shape**2 - reach**2 * (kx**2 + ky**2 + kz**2)
-        q = tf.sqrt(tf.maximum(tf.abs(q2), 1e-6))
-        sinh = tf.where(q2 > 0, tf.sinh(tf.minimum(q, shape)), tf.sin(q))  # of q, or of i q over i
-        return sinh / q * (shape / math.sinh(shape))
+        """Returns S(k) [1]."""
+        radius = self.pyramid.radius * self.coarse.cell[0]
+        return tf.exp(-(radius**2) * (kx**2 + ky**2 + kz**2))
 
 
 def fft_length(least: int) -> int:

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 GRID, CELL, HALO = (32, 16, 16), 2.0, 2
 CHOICES = {1: ["1%"], 2: ["0.1%"], 4: ["0.1%"]}.get(SIZE, [])
 COSTLY = [pytest.param(choice, marks=[pytest.mark.long] if SIZE == 4 else []) for choice in CHOICES]
-TAIL = 5e-4
-"""Force beyond the reach: of modes near the Nyquist wavenumber, where 1 / k^2 ends [rms]."""
+TAIL = 1e-3
+"""The short-range force from beyond the density of a block [rms of the force]."""
 
 
 @functools.cache
