@@ -82,8 +82,8 @@ def pyramid_problem(
         return None
     cells = [side / n for side, n in zip(size or grid, grid, strict=True)]
     if max(cells) > (1 + CUBIC) * min(cells):
-        sides = " x ".join(f"{cell:.6g}" for cell in cells)
-        return f'= "{pyramid}": needs cubic cells, but a cell of the force mesh is {sides} Mpc/h'
+        cell = " x ".join(f"{side:.6g}" for side in cells)
+        return f'= "{pyramid}": needs cubic cells, but a cell of the force mesh is {cell} Mpc/h'
     factor = PYRAMIDS[pyramid].factor
     parts = axes.get("row", 1), axes.get("col", 1), 1
     units = [factor * math.lcm(2, part) for part in parts]
