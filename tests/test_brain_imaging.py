@@ -160,6 +160,12 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
     assert Path("scores/slices-2x.png").stat().st_size > 1000
     assert json.loads(Path("whole/settings.json").read_text())["steps"] == 4
     assert brain.main(words.split()) == 2 and "--overwrite" in capsys.readouterr().err
+    before = Path("scores/scores.csv").read_text()
+    import evaluation
+
+    monkeypatch.setattr(evaluation, "classical", None)  # the images are there already
+    assert brain.main([*words.split(), "--resume"]) == 0
+    assert Path("scores/scores.csv").read_text() == before
 
 
 @pytest.mark.parametrize(

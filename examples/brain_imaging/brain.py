@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,9 @@ def parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--mask", help=HELP["mask"])
     evaluate.add_argument(
+        "--resume", action="store_true", help="use the classical images that are in --output"
+    )
+    evaluate.add_argument(
         "--classical",
         choices=[*METHODS, "none"],
         default="tv",
@@ -155,7 +159,7 @@ def _train(options: argparse.Namespace, argv: list[str], shape: str) -> int:
 
 
 def _evaluate(options: argparse.Namespace, argv: list[str], shape: str) -> int:
-    _check_output(options.output, options.overwrite)
+    _check_output(options.output, options.overwrite or options.resume)
     trained = read_settings(options.training)
     settings = dataclasses.replace(
         trained,
@@ -182,6 +186,8 @@ def _evaluate(options: argparse.Namespace, argv: list[str], shape: str) -> int:
 
     method, iterations = options.classical, options.classical_iterations
     mesh = ProcessMesh(shape)
+    if mesh.rank == 0 and not options.resume:
+        shutil.rmtree(options.output / "classical", ignore_errors=True)
     Evaluation(mesh, settings, options.output, weights, method, iterations).run()
     return 0
 

@@ -7,6 +7,8 @@ shared: each rank works on some of the scans alone.
 from __future__ import annotations
 
 import csv
+import hashlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +28,8 @@ from meshimpl import ProcessMesh
 ZERO_FILLED, NETWORK = "zero-filled", "network"
 NAMES = ("PSNR [dB]", "PSNR in the brain [dB]", "SSIM", "SSIM in the brain")
 BRAIN = SCORES.index("psnr_brain")
+SCANNED = ("anatomy", "side", "voxel", "coils", "noise", "mask", "seed")
+"""The settings that determine a scan."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Evaluation:
     Attributes:
         mesh: all ranks.
         settings: the volumes and scans; as many volumes as are held out.
-        folder: folder of the results.
+        folder: folder of the results; classical images in it are used again.
         weights: the network's weights.
         method: see `classical`, or "none".
         iterations: iterations of the classical method.
@@ -151,6 +155,20 @@ class Evaluation:
         return self.mesh.world.allreduce(tf.constant(rows)).numpy()
 
     def _classical(self, case: Case, strength: float) -> np.ndarray:
+        """Returns the classical image of a scan, from a file if it was made before."""
+        settings, about = self.settings, (case.kind, case.number, case.acceleration)
+        scanned = [getattr(settings, name) for name in SCANNED]
+        facts = repr([scanned, about, self.method, strength, self.iterations])
+        path = self.folder / "classical" / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.npy"
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            half = path.with_suffix(".half.npy")
+            np.save(half, self._made_classical(case, strength))
+            os.replace(half, path)
+        found: np.ndarray = np.load(path)
+        return found
+
+    def _made_classical(self, case: Case, strength: float) -> np.ndarray:
         settings = self.settings
         seed = [settings.seed, case.kind, case.number]
         maps = sampling.coil_maps(settings.sides, settings.coils, seed)

@@ -34,7 +34,8 @@ def build() -> Any:
     layers = tf.keras.layers
     ids = tf.keras.Input([LENGTH], dtype=tf.int32)
     x = layers.Embedding(CHARACTERS, WIDTH)(ids)
-    x += layers.Embedding(LENGTH, WIDTH)(tf.range(LENGTH))
+    places = tf.keras.ops.cumsum(tf.keras.ops.ones_like(ids), axis=1) - 1
+    x += layers.Embedding(LENGTH, WIDTH)(places)
     x = layers.Dropout(DROPOUT)(x)
     for _ in range(BLOCKS):
         y = layers.RMSNormalization()(x)

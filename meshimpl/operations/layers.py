@@ -121,7 +121,8 @@ def _correlated(volume: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, Any]:
         return tf.nn.conv3d(dy, flipped, ones, "VALID")
 
     def by_weights(dy: tf.Tensor) -> tf.Tensor:
-        rows, products = tf.reshape(dy, [-1, kernel[4]]), []
+        rows = tf.reshape(dy, [-1, kernel[4]])
+        products: list[tf.Tensor] = []
         for corner in itertools.product(*map(range, kernel[:3])):
             # One after the other: each has a copy of the volume.
             with tf.control_dependencies(products[-1:]):
