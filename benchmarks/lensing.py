@@ -187,6 +187,8 @@ def linear(
         for size in AMPLITUDES
     ]
     edges = bands(100, 400, 2)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
     powers, transfers, spectra = [], [], []
     for seed in range(seeds):
         kept = keep and keep / f"linear-{grid}-{box:g}-{cones}-{seed}.npz"
@@ -371,7 +373,7 @@ def main() -> None:
     parser.add_argument("--mesh-factor", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--cones", type=int, default=4)
-    parser.add_argument("--keep", type=Path, help="a folder that is there")
+    parser.add_argument("--keep", type=Path, help="folder of the results of each seed")
     options = parser.parse_args()
     if options.what == "linear":
         sizes = options.grid or 128, options.box or 400.0, options.seeds or 100
