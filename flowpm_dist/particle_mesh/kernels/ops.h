@@ -5,10 +5,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "gpu.h"
 #include "kernels.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
+#include "xla/stream_executor/stream.h"
 
 namespace flowpm {
 
@@ -109,6 +111,21 @@ class Op : public OpKernel {
   }
 };
 
+// The same on GPUs.
+template <auto make>
+class GpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    Arguments arguments(context);
+    const auto call = make(arguments);
+    if (!arguments.ok()) return;
+    void* stream = context->op_device_context()->stream()->platform_specific_handle().stream;
+    const std::string failure = run_on_gpu(call, stream);
+    if (!failure.empty()) context->SetStatus(absl::InternalError(failure));
+  }
+};
+
 // Infers that the outputs are shaped like the inputs of these numbers.
 template <int... numbers>
 absl::Status infer_like(InferenceContext* c) {
@@ -125,5 +142,15 @@ absl::Status infer_like(InferenceContext* c) {
   REGISTER_KERNEL_BUILDER(                                                             \
       Name("Flowpm" #NAME).Device(tensorflow::DEVICE_CPU).TypeConstraint<double>("T"), \
       Op<MAKE<double>>)
+
+// Registers it on GPUs as well. HOST is `.HostMemory("x")` for an input x that stays on the host.
+#define FLOWPM_REGISTER_GPU(NAME, MAKE, HOST)                                              \
+  FLOWPM_REGISTER(NAME, MAKE);                                                             \
+  REGISTER_KERNEL_BUILDER(                                                                 \
+      Name("Flowpm" #NAME).Device(tensorflow::DEVICE_GPU).TypeConstraint<float>("T") HOST, \
+      GpuOp<MAKE<float>>);                                                                 \
+  REGISTER_KERNEL_BUILDER(                                                                 \
+      Name("Flowpm" #NAME).Device(tensorflow::DEVICE_GPU).TypeConstraint<double>("T") HOST, \
+      GpuOp<MAKE<double>>)
 
 }  // namespace flowpm

@@ -271,16 +271,16 @@ REGISTER_OP("FlowpmDriftVjp")
     .Output("sum: double")
     .SetShapeFn(infer_like<0, 0, 4>);
 
-FLOWPM_REGISTER(Paint, paint);
-FLOWPM_REGISTER(PaintVjp, paint_vjp);
-FLOWPM_REGISTER(Read, read);
-FLOWPM_REGISTER(ReadVjp, read_vjp);
-FLOWPM_REGISTER(ReadGradient, read_gradient);
-FLOWPM_REGISTER(ReadGradientVjp, read_gradient_vjp);
-FLOWPM_REGISTER(Kick, kick);
-FLOWPM_REGISTER(KickVjp, kick_vjp);
-FLOWPM_REGISTER(Linear, linear);
-FLOWPM_REGISTER(DriftVjp, drift_vjp);
+FLOWPM_REGISTER_GPU(Paint, paint, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(PaintVjp, paint_vjp, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(Read, read, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(ReadVjp, read_vjp, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(ReadGradient, read_gradient, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(ReadGradientVjp, read_gradient_vjp, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(Kick, kick, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(KickVjp, kick_vjp, .HostMemory("per_cell"));
+FLOWPM_REGISTER_GPU(Linear, linear, );
+FLOWPM_REGISTER_GPU(DriftVjp, drift_vjp, );
 
 }  // namespace
 }  // namespace flowpm

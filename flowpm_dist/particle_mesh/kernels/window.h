@@ -15,84 +15,8 @@
 #else
 #define FLOWPM_CLONES
 #endif
-#define FLOWPM_INLINE inline __attribute__((always_inline))
 
 namespace flowpm {
-
-constexpr int kRow = 32;  // particles located at a time, along z
-
-template <typename T>
-struct Row {
-  int32_t lower[3][kRow];
-  T weight[3][kRow];  // of the upper cell
-  int32_t index[kRow];
-  int32_t inside[kRow];
-  bool all;
-};
-
-// The lattice places of particles along an axis, where the mesh cells per spacing are not whole: the
-// cell, and the rest as a length. As `Lattice.places` in base.py; all but the quotients is exact.
-template <typename T>
-FLOWPM_INLINE void lattice_places(const Geometry& g, int axis, int64_t cell, int count,
-                                  int32_t* lower, T* rest) {
-  const double n = double(g.particles[axis]), own = double(g.own[axis]);
-  const double length = n * g.per_cell[axis], first = double(cell) * own;
-  const double step = axis == 2 ? own : 0;
-  for (int m = 0; m < count; ++m) {
-    const double product = first + step * m, floor = std::floor(product / n);
-    lower[m] = int32_t(floor);
-    rest[m] = T((product - floor * n) / length);
-  }
-}
-
-template <typename T>
-FLOWPM_INLINE void locate(const Geometry& g, int margin, int64_t i, int64_t j, int64_t k, int count,
-                          const T* s, Row<T>& row) {
-  T offset[3][kRow];
-  const int64_t cell[3] = {i, j, k};
-  const T scale[3] = {T(g.per_cell[0]), T(g.per_cell[1]), T(g.per_cell[2])};
-  int32_t lattice[3][kRow];
-  if (g.step == 0) {
-    // The rest is added to the length, as compilers may round a sum after a product in two ways.
-    T rest[kRow];
-    for (int a = 0; a < 3; ++a) {
-      lattice_places(g, a, cell[a], count, lattice[a], rest);
-      for (int m = 0; m < count; ++m) offset[a][m] = (s[3 * m + a] + rest[m]) * scale[a];
-    }
-  } else {
-    for (int m = 0; m < count; ++m) {
-      offset[0][m] = s[3 * m] * scale[0];
-      offset[1][m] = s[3 * m + 1] * scale[1];
-      offset[2][m] = s[3 * m + 2] * scale[2];
-    }
-  }
-  constexpr T far = T(kFarthest);
-  for (int m = 0; m < count; ++m) {
-    row.inside[m] = (std::abs(offset[0][m]) < far) & (std::abs(offset[1][m]) < far) &
-                    (std::abs(offset[2][m]) < far);
-  }
-  for (int a = 0; a < 3; ++a) {
-    const int32_t first = int32_t(g.halo[a] + g.step * cell[a]);
-    const int32_t step = a == 2 ? int32_t(g.step) : 0;
-    for (int m = 0; m < count; ++m) {
-      const T along = row.inside[m] ? offset[a][m] : T(0);
-      const T floor = std::floor(along);
-      row.lower[a][m] = first + step * m + int32_t(floor);
-      row.weight[a][m] = along - floor;
-    }
-    for (int m = 0; g.step == 0 && m < count; ++m) row.lower[a][m] += lattice[a][m];
-  }
-  for (int a = 0; a < 3; ++a) {
-    if (g.halo[a] == 0) continue;
-    const int32_t least = margin, most = int32_t(g.mesh[a]) - 2 - margin;
-    for (int m = 0; m < count; ++m) {
-      row.inside[m] &= (row.lower[a][m] >= least) & (row.lower[a][m] <= most);
-    }
-  }
-  int32_t all = 1;
-  for (int m = 0; m < count; ++m) all &= row.inside[m];
-  row.all = all != 0;
-}
 
 // As `locate`, and each particle's lower cell in a window on `range`; 0 for those that are nowhere.
 template <typename T>
@@ -186,17 +110,12 @@ FLOWPM_INLINE void for_windows(const Geometry& g, int margin, const Patch& whole
 template <typename T, typename U, typename F>
 FLOWPM_INLINE void for_pieces(const Geometry& g, const CellRange& range, int64_t components,
                               T* mesh, U* window, const F& f) {
-  const auto wrapped = [&](int64_t cell, int axis) {
-    const int64_t n = g.mesh[axis];
-    if (cell >= 0 && cell < n) return cell;
-    return (cell % n + n) % n;
-  };
   for (int64_t x = range.begin[0]; x < range.end[0]; ++x) {
-    T* plane = mesh + wrapped(x, 0) * g.mesh[1] * g.mesh[2] * components;
+    T* plane = mesh + wrapped(g, 0, x) * g.mesh[1] * g.mesh[2] * components;
     for (int64_t y = range.begin[1]; y < range.end[1]; ++y) {
-      T* line = plane + wrapped(y, 1) * g.mesh[2] * components;
+      T* line = plane + wrapped(g, 1, y) * g.mesh[2] * components;
       for (int64_t z = range.begin[2]; z < range.end[2];) {
-        const int64_t from = wrapped(z, 2);
+        const int64_t from = wrapped(g, 2, z);
         const int64_t cells = std::min(g.mesh[2] - from, range.end[2] - z);
         f(line + from * components, window, cells * components);
         window += cells * components;
@@ -220,24 +139,6 @@ FLOWPM_INLINE void add_out(const Geometry& g, const CellRange& range, int64_t co
   for_pieces(g, range, components, mesh, window, [](T* to, const T* from, int64_t n) {
     for (int64_t m = 0; m < n; ++m) to[m] += from[m];
   });
-}
-
-// Shares of a value that a particle gives to its eight cells, z innermost.
-template <typename T>
-FLOWPM_INLINE void shares(const Row<T>& row, const T* value, int count, T (&share)[8][kRow]) {
-  for (int m = 0; m < count; ++m) {
-    const T wx = row.weight[0][m], wy = row.weight[1][m], wz = row.weight[2][m];
-    const T x1 = value[m] * wx, x0 = value[m] - x1;
-    const T x01 = x0 * wy, x00 = x0 - x01, x11 = x1 * wy, x10 = x1 - x11;
-    share[1][m] = x00 * wz;
-    share[3][m] = x01 * wz;
-    share[5][m] = x10 * wz;
-    share[7][m] = x11 * wz;
-    share[0][m] = x00 - share[1][m];
-    share[2][m] = x01 - share[3][m];
-    share[4][m] = x10 - share[5][m];
-    share[6][m] = x11 - share[7][m];
-  }
 }
 
 // This thread's scratch memory, `count` values aligned to a cache line; valid until the next call.

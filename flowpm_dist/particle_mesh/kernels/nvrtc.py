@@ -1,0 +1,107 @@
+"""Compile the kernels of GPUs with NVRTC, NVIDIA's compiler as a library.
+
+TensorFlow with CUDA installs it. No GPU is needed, and no CUDA toolkit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import tempfile
+from pathlib import Path
+
+from meshimpl.launch import user_cache
+
+HERE = Path(__file__).parent
+SOURCE = HERE / "gpu.cu"
+HEADERS = [HERE / name for name in ("one_particle.h", "calls.h", "locate.h", "rtc_library.h")]
+OPTIONS = ["--std=c++17", "-default-device"]
+PACKAGE = "nvidia-cuda-nvrtc-cu12"
+
+
+class GpuCodeError(RuntimeError):
+    """There is no NVRTC, or it does not compile the kernels; the message is one line."""
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    spec = importlib.util.find_spec("nvidia.cuda_nvrtc") if _has("nvidia") else None
+    folders = spec.submodule_search_locations or [] if spec else []
+    found = [path for folder in folders for path in Path(folder).glob("lib/libnvrtc.so.*")]
+    for name in [*map(str, sorted(found)), "libnvrtc.so"]:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise GpuCodeError(f"NVRTC is not there: pip install {PACKAGE}")
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        text = _library().nvrtcGetErrorString
+        text.restype = ctypes.c_char_p
+        raise GpuCodeError(f"{what}: {text(status).decode()}")
+
+
+def _bytes_of(program: ctypes.c_void_p, what: str) -> bytes:
+    """Returns what NVRTC has as `what` of a program."""
+    size = ctypes.c_size_t()
+    _check(getattr(_library(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(getattr(_library(), f"nvrtcGet{what}")(program, buffer), what)
+    return buffer.raw
+
+
+def compiled(capability: tuple[int, int]) -> bytes:
+    """Returns the kernels as machine code (a cubin), freshly compiled.
+
+    Args:
+        capability: the compute capability of the GPU, such as (9, 0).
+
+    Raises:
+        GpuCodeError: there is no NVRTC, or it is too old for this GPU.
+    """
+    nvrtc, program, count = _library(), ctypes.c_void_p(), len(HEADERS)
+    texts = (ctypes.c_char_p * count)(*[path.read_bytes() for path in HEADERS])
+    names = (ctypes.c_char_p * count)(*[path.name.encode() for path in HEADERS])
+    arguments = (SOURCE.read_bytes(), SOURCE.name.encode(), count, texts, names)
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), *arguments), "nvrtcCreateProgram")
+    try:
+        options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *OPTIONS]
+        words = (ctypes.c_char_p * len(options))(*[word.encode() for word in options])
+        status = nvrtc.nvrtcCompileProgram(program, len(options), words)
+        if status != 0:
+            log = _bytes_of(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            errors = [line for line in log.splitlines() if "error" in line] or [log.strip()]
+            which = "{}.{}".format(*capability)
+            _check(status, f"kernels for compute capability {which} ({errors[0]})")
+        return _bytes_of(program, "CUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def gpu_code(capability: tuple[int, int]) -> bytes:
+    """Returns `compiled` from the user's cache, where the first call of all leaves it.
+
+    Raises:
+        GpuCodeError: see `compiled`.
+        OSError: the cache cannot be written.
+    """
+    digest = hashlib.sha256(repr((capability, OPTIONS)).encode())
+    for path in (SOURCE, *HEADERS):
+        digest.update(path.read_bytes())
+    file = user_cache() / "kernels" / digest.hexdigest()[:16] / "gpu.cubin"
+    if file.exists():
+        return file.read_bytes()
+    code = compiled(capability)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+        partial.write(code)
+    Path(partial.name).replace(file)
+    return code

@@ -1,0 +1,112 @@
+"""Kernels of GPUs without a GPU: their threads on the CPU against the portable ones; NVRTC."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import test_kernels
+from gpu_threads import Threads
+from test_kernels import FRACTIONAL, LATTICES, Case, assert_same, needs_library, results
+
+from flowpm_dist.particle_mesh.kernels import (
+    Compiled,
+    KernelsError,
+    Portable,
+    compiled,
+    kernels,
+    nvrtc,
+)
+
+has_nvrtc = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvrtc")
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc, reason=f"pip install {nvrtc.PACKAGE}")
+CUBIN = 190
+"""The machine in the header of an ELF file for NVIDIA's GPUs (EM_CUDA)."""
+
+
+@pytest.mark.parametrize(
+    ("lattice", "dtype"),
+    [(lattice, "float64") for lattice in (LATTICES[1], LATTICES[3], LATTICES[4], FRACTIONAL[1])]
+    + [(FRACTIONAL[0], "float32")],
+)
+def test_threads_give_what_the_portable_kernels_give(lattice: Any, dtype: str) -> None:
+    """Every kernel, with and without halo; particles that are lost or wrap many times."""
+    expected = results(Portable(xla=False), Case(lattice, dtype))
+    assert_same(results(Threads(), Case(lattice, dtype)), expected, dtype)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e30, 40.0])
+def test_threads_leave_out_particles_that_are_nowhere(bad: float) -> None:
+    test_kernels.test_particles_that_are_nowhere(Threads, bad)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "capability",
+    [(8, 0), *(pytest.param(other, marks=pytest.mark.long) for other in [(9, 0), (10, 0)])],
+)
+def test_nvrtc_compiles_the_kernels(capability: tuple[int, int]) -> None:
+    """The machine code has a function for each call of the header, in float and double."""
+    code = nvrtc.compiled(capability)
+    assert code[:4] == b"\x7fELF" and struct.unpack_from("<H", code, 18) == (CUBIN,)
+    listed = (nvrtc.HERE / "calls.h").read_text().split("#define FLOWPM_CALLS(M)")[1]
+    calls = re.findall(r"M\((\w+)\)", listed.split("\n\n")[0])
+    assert len(calls) == 8
+    for call in calls:
+        for precision in ("float", "double"):
+            assert f".text.flowpm_{call}_{precision}\0".encode() in code
+
+
+@needs_nvrtc
+def test_gpus_that_nvrtc_does_not_know_are_refused() -> None:
+    with pytest.raises(nvrtc.GpuCodeError, match=r"compute capability 1.1 \(.*gpu-architecture"):
+        nvrtc.compiled((1, 1))
+
+
+def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[tuple[int, int]] = []
+
+    def compiled(capability: tuple[int, int]) -> bytes:
+        made.append(capability)
+        return repr(capability).encode()
+
+    monkeypatch.setattr(nvrtc, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    for capability in ((9, 0), (8, 0), (9, 0)):
+        assert nvrtc.gpu_code(capability) == repr(capability).encode()
+    assert made == [(9, 0), (8, 0)]
+
+
+@needs_library
+def test_a_gpu_has_the_portable_kernels_unless_others_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No GPU has run the compiled ones. With them, maps are the portable kernels' work."""
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
+    details = {"compute_capability": (9, 0)}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    monkeypatch.delenv("FLOWPM_KERNELS", raising=False)
+    kernels.cache_clear()
+    assert isinstance(kernels(), Portable)
+    monkeypatch.setenv("FLOWPM_KERNELS", "compiled")
+    try:
+        monkeypatch.setattr(compiled, "gpu_code", lambda capability: b"code")
+        kernels.cache_clear()
+        found = kernels()
+        assert isinstance(found, Compiled) and isinstance(found._maps, Portable)
+
+        def missing(capability: tuple[int, int]) -> bytes:
+            raise nvrtc.GpuCodeError("NVRTC is not there")
+
+        monkeypatch.setattr(compiled, "gpu_code", missing)
+        kernels.cache_clear()
+        with pytest.raises(KernelsError, match="FLOWPM_KERNELS=compiled, but NVRTC is not there"):
+            kernels()
+    finally:
+        kernels.cache_clear()
