@@ -101,6 +101,14 @@ def test_a_gpu_has_the_portable_kernels_unless_others_are_asked_for(
         found = kernels()
         assert isinstance(found, Compiled) and isinstance(found._maps, Portable)
 
+        details.clear()
+        kernels.cache_clear()
+        with pytest.raises(
+            KernelsError, match="compiled, but GPU:0 is not a GPU of NVIDIA"
+        ):
+            kernels()
+        details["compute_capability"] = (9, 0)
+
         def missing(capability: tuple[int, int]) -> bytes:
             raise nvrtc.GpuCodeError("NVRTC is not there")
 

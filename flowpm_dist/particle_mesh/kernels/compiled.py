@@ -19,7 +19,7 @@ import tensorflow as tf
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
-from flowpm_dist.particle_mesh.kernels.nvrtc import gpu_code
+from flowpm_dist.particle_mesh.kernels.nvrtc import GpuCodeError, gpu_code
 from flowpm_dist.particle_mesh.kernels.portable import Portable
 from meshimpl.launch import user_cache
 
@@ -138,7 +138,10 @@ class Compiled(Kernels):
             raise RuntimeError(reason)
         gpus = tf.config.get_visible_devices("GPU")
         for gpu in gpus:
-            capability = tf.config.experimental.get_device_details(gpu)["compute_capability"]
+            details = tf.config.experimental.get_device_details(gpu)
+            if "compute_capability" not in details:
+                raise GpuCodeError(f"{gpu} is not a GPU of NVIDIA")
+            capability = details["compute_capability"]
             with tf.init_scope(), tf.device("CPU:0"):
                 self._ops.flowpm_gpu_code(gpu_code(capability), capability=capability)
         self._maps = Portable() if gpus else None
