@@ -103,9 +103,7 @@ def test_a_gpu_has_the_portable_kernels_unless_others_are_asked_for(
 
         details.clear()
         kernels.cache_clear()
-        with pytest.raises(
-            KernelsError, match="compiled, but GPU:0 is not a GPU of NVIDIA"
-        ):
+        with pytest.raises(KernelsError, match="compiled, but GPU:0 is not a GPU of NVIDIA"):
             kernels()
         details["compute_capability"] = (9, 0)
 
