@@ -38,7 +38,7 @@ def test_checks(world):
         assert found.error <= check.limit, f"{check.name} in {check.precision}: {found.error}"
         assert found.device == "CPU:1"
         made.add(check.name)
-    assert made > {"collectives", "FFT", "particle kernels", "run", "network step"}
+    assert made > {"collectives", "FFT", "compiled particle kernels", "run", "network step"}
 
 
 def test_small_eager_sums_stay_on_the_host(world):
