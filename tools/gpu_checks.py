@@ -26,7 +26,7 @@ from flowpm_dist.cosmoflow.planning.declarations import (
 )
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.conditions import noise_function
-from flowpm_dist.particle_mesh.kernels import Compiled, Kernels, Lattice, Portable
+from flowpm_dist.particle_mesh.kernels import Compiled, Kernels, Lattice, Portable, kernels
 from meshimpl import Communicator, ProcessMesh
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
@@ -94,7 +94,8 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
         yield Check("FFT", precision, tight, functools.partial(_fft, mesh, precision))
         back = functools.partial(_fft_back, mesh, precision)
         yield Check("FFT and back, adjoint", precision, tight, back)
-        for kind in (Portable, Compiled):
+        on_gpu = bool(tf.config.get_visible_devices("GPU"))
+        for kind in (Portable, Compiled) if on_gpu else (type(kernels()),):
             call = functools.partial(_kernels, kind, precision)
             yield Check(f"{kind.name} particle kernels", precision, 10 * tight, call)
     limits = {
