@@ -261,7 +261,7 @@ def bowl(values):
 
 @pytest.mark.parametrize("pruning", ["asha", pytest.param("median", marks=pytest.mark.long)])
 def test_trials_that_fall_behind_stop_early(here, pruning):
-    """The third of eight trials has the best values; it and the first ones are complete."""
+    """None that is pruned would have become better than the best by more than luck."""
     slow = {"pause": 0.2}
     run_file(
         {"rate": {"low": 0.0, "high": 1.0}}, slow, pruning=pruning, trials=8, startup=2, seed=1
@@ -272,7 +272,8 @@ def test_trials_that_fall_behind_stop_early(here, pruning):
     pruned = [row for row in trials if row["state"] == "pruned"]
     complete = [row for row in trials if row["state"] == "complete"]
     assert len(pruned) >= 2 and len(pruned) + len(complete) == 8
-    assert min(trials, key=bowl_of_rate) in complete
+    best = min(map(bowl_of_rate, complete))
+    assert all(bowl_of_rate(row) > best - 0.02 for row in pruned)
     made = [len(rows_of(f"out/trials/{row['folder']}/run/metrics.csv")) for row in pruned]
     assert max(made) < 18  # the rows of a complete one
 
