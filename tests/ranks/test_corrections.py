@@ -102,8 +102,8 @@ CASES = {
     "network": {"correction": moved},
     "cola, spectral": {"integrator": "cola", "force_gradient": "spectral", "deconvolve": True},
 }
-DEAR = [pytest.mark.long] if SIZE == 4 else []
 ALONE = ["bullfrog", "network", pytest.param("cola, spectral", marks=pytest.mark.long)]
+DEAR = [pytest.mark.long] if SIZE == 4 else []
 HERE = ALONE if SIZE == 1 else [pytest.param("network", marks=DEAR)]
 
 
@@ -269,10 +269,9 @@ def learned(mesh, folder, kind):
     return {"theta": load_correction(owner.correction).theta}
 
 
+@pytest.mark.long
 @pytest.mark.ranks(2, 4)
-@pytest.mark.parametrize(
-    "kind", [pytest.param("filter", marks=pytest.mark.long), pytest.param("network", marks=DEAR)]
-)
+@pytest.mark.parametrize("kind", ["filter", "network"])
 def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
     folder = shared_folder(tmp_path_factory)
     found = learned(mesh, folder / "here", kind)["theta"]

@@ -23,10 +23,13 @@ def block_of(sim, whole):
     return tf.constant(whole[cut])
 
 
+ON_FOUR = [pytest.mark.long] if SIZE == 4 else []
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("pmwd_lcdm_32", marks=pytest.mark.ranks(1, 4)),
+        pytest.param("pmwd_lcdm_32", marks=[pytest.mark.ranks(1, 4), *ON_FOUR]),
         pytest.param("pmwd_w0wa_32", marks=pytest.mark.ranks(1)),
         pytest.param("pmwd_lcdm_32_mesh2", marks=pytest.mark.ranks(1)),
     ],
