@@ -183,12 +183,12 @@ def _report(found: dict[str, Any]) -> list[str]:
     lines += [one["driver"]] if one["driver"] else []
     lines += [
         "",
-        f"{'':5} {'check':24} {'precision':22} {'error':>9} {'limit':>9} {'on':8} {'s':>6}",
+        f"{'':5} {'check':26} {'precision':22} {'error':>9} {'limit':>9} {'on':8} {'s':>6}",
     ]
     for row in found["checks"]:
         error = "failed" if row["error"] is None else f"{row['error']:.1e}"
         lines.append(
-            f"{'ok' if row['ok'] else 'WRONG':5} {row['name']:24} {row['precision']:22} "
+            f"{'ok' if row['ok'] else 'WRONG':5} {row['name']:26} {row['precision']:22} "
             f"{error:>9} {row['limit']:9.0e} {row['device']:8} {row['seconds']:6.1f}"
         )
         lines += [f"      {row['trouble']}"] if row["trouble"] else []
