@@ -25,7 +25,7 @@ from typing import Any
 from common import report, start_worker
 from scaling import print_row
 
-from flowpm_dist.grid.pyramid import PYRAMIDS, Pyramid
+from flowpm_dist.grid.decomposition import PYRAMIDS, Pyramid
 from meshimpl import launch
 from meshimpl.traffic import added, so_far
 

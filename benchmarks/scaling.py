@@ -25,12 +25,12 @@ from common import report, start_worker
 
 from flowpm_dist.grid.decomposition import (
     MARGIN,
+    PYRAMIDS,
     StepTraffic,
     default_mesh,
     fitting_shapes,
     parse_mesh,
 )
-from flowpm_dist.grid.pyramid import PYRAMIDS
 from flowpm_dist.simulation.estimate import process_bytes
 from flowpm_dist.simulation.options import FORCE, KICK, LPT, STATE
 

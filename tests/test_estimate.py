@@ -16,12 +16,18 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.initial.options import CHUNK
-from flowpm_dist.jobs.estimate import Demand, TooLargeError
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
-from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_rate, record_rate
+from flowpm_dist.simulation.estimate import (
+    Demand,
+    Estimate,
+    TooLargeError,
+    kind_of,
+    measured_rate,
+    record_rate,
+)
 from flowpm_dist.simulation.options import (
     SolverOptions,
     power_bytes,

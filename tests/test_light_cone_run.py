@@ -23,7 +23,6 @@ from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
 from flowpm_dist.io.light_cone import ROWS
-from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import ConfigError
@@ -45,6 +44,7 @@ from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
 from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.simulation.estimate import TooLargeError
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
 from meshimpl.launch import HostMemory
 

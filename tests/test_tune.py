@@ -20,8 +20,8 @@ import tomli_w
 from commands import COMMAND, ROOT, flowpm, flowpm_here, plain
 
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.run_file import ConfigError, read_table
+from flowpm_dist.simulation.estimate import TooLargeError
 from flowpm_dist.studies.process import STOPPED, StopSignals, Subject
 from flowpm_dist.studies.tuning.judges import Judge, constant_value, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed

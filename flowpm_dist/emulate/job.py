@@ -14,13 +14,12 @@ from typing import Any
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.grid.decomposition import finer_grid
 from flowpm_dist.io.files import read_json, snapshot_attributes
-from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.simulate.options import output_name
-from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_rate, record_rate
+from flowpm_dist.simulation.estimate import Demand, Estimate, kind_of, measured_rate, record_rate
 
 MARK, CORRECTION = "emulation.json", "correction.json"
 CONVERGED = "emulate, converged runs"

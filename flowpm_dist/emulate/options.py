@@ -23,7 +23,6 @@ from flowpm_dist.evolution.corrections import (
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid, MeshFactor, mesh_factor_problem
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
-from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.options import (
     A_SEED,
@@ -37,7 +36,7 @@ from flowpm_dist.options import (
     table_of,
 )
 from flowpm_dist.simulate.options import SimulatedRun
-from flowpm_dist.simulation.estimate import process_bytes
+from flowpm_dist.simulation.estimate import Demand, process_bytes
 from flowpm_dist.simulation.options import NETWORK_GRADIENT, simulation_bytes
 
 COMPARING = 60

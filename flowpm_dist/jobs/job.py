@@ -35,13 +35,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError, Settings, write_run_file
 from flowpm_dist.options import Options, Problem
-from flowpm_dist.simulation.estimate import Estimate, kind_of, measured_seconds, record_rate
+from flowpm_dist.simulation.estimate import Demand, Estimate, kind_of, measured_seconds, record_rate
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from flowpm_dist.grid.decomposition import PYRAMIDS
 from flowpm_dist.grid.fourier import (
     Filter,
     Kernel,
@@ -24,7 +25,6 @@ from flowpm_dist.grid.fourier import (
     inverse_square,
     without_nyquist,
 )
-from flowpm_dist.grid.pyramid import PYRAMIDS
 from flowpm_dist.particle_mesh.cloud_in_cell import STENCIL, ParticleMesh, read, read_gradient
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.options import ForceOptions

@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from flowpm_dist.grid.decomposition import MeshFactor
-from flowpm_dist.grid.pyramid import PyramidChoice
+from flowpm_dist.grid.decomposition import MeshFactor, PyramidChoice
 from flowpm_dist.options import Options
 
 ForceGradient = Literal["finite-difference", "spectral"]

@@ -24,8 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.decomposition import CUBIC, ORDER, Pyramid
 from flowpm_dist.grid.fourier import Filter, Kernel, convolve, convolve_adjoint, multiply
-from flowpm_dist.grid.pyramid import CUBIC, ORDER, Pyramid
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
 from meshimpl.operations.local import local
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.files import read_json
-from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import (
     CHECKSUMS,
     OutputError,
@@ -26,6 +25,7 @@ from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
 from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
+from flowpm_dist.simulation.estimate import Demand
 from meshimpl import launch
 
 MARK = "reconstruction.json"

@@ -23,7 +23,6 @@ from flowpm_dist.io.files import (
 )
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
-from flowpm_dist.jobs.estimate import Demand, Fits
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
@@ -32,7 +31,7 @@ from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
-from flowpm_dist.simulation.estimate import process_bytes
+from flowpm_dist.simulation.estimate import Demand, Fits, process_bytes
 from flowpm_dist.simulation.options import simulation_bytes, writing_bytes
 
 if TYPE_CHECKING:

@@ -39,9 +39,9 @@ from flowpm_dist.grid.decomposition import (
     mesh_factor_problem,
     misfits,
     parse_mesh,
+    pyramid_problem,
 )
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
-from flowpm_dist.grid.pyramid import pyramid_problem
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
 from flowpm_dist.io.snapshot import (

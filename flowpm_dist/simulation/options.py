@@ -34,8 +34,16 @@ from flowpm_dist.evolution.integrators import (
     IntegratorChoice,
 )
 from flowpm_dist.evolution.options import RunOptions
-from flowpm_dist.grid.decomposition import HALO, MARGIN, Grid, finer_grid, mesh_factor_problem
-from flowpm_dist.grid.pyramid import PYRAMIDS, PyramidChoice, pyramid_problem
+from flowpm_dist.grid.decomposition import (
+    HALO,
+    MARGIN,
+    PYRAMIDS,
+    Grid,
+    PyramidChoice,
+    finer_grid,
+    mesh_factor_problem,
+    pyramid_problem,
+)
 from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions

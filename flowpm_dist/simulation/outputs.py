@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,27 +56,6 @@ def holds_tensors(value: Any) -> bool:
         isinstance(each, Field) or (isinstance(each, tf.Tensor) and each.dtype.is_floating)
         for each in held
     )
-
-
-def state_leaving(
-    particles: Particles,
-    inputs: Inputs,
-    a: float,
-    halo: int,
-    timings: Mapping[str, Any] | None = None,
-) -> State:
-    """Returns the state that leaves a run; a correction of states has moved its particles.
-
-    Args:
-        particles: as the run has them, with their canonical velocity.
-        inputs: the run's inputs.
-        a: scale factor.
-        halo: the halo of the run [particle spacings].
-        timings: of the run, see `State`.
-    """
-    state = State.of(particles, inputs.box, a, inputs.provenance(halo), timings)
-    correction = inputs.options.state_correction
-    return state if correction is None else state.corrected(correction)
 
 
 class Outputs(Observer):
@@ -173,7 +152,7 @@ class Outputs(Observer):
         return tf.nest.pack_sequence_as(self._made[i], filled)
 
     def _state(self, i: int, particles: Particles, inputs: Inputs) -> State:
-        return state_leaving(particles, inputs, self._times[i], self._halo)
+        return State.leaving(particles, inputs, self._times[i], self._halo)
 
     def _inputs_from(self, tensors: Sequence[tf.Tensor]) -> Inputs:
         """Returns the inputs of the run with these tensors for `self.inputs`."""

@@ -24,9 +24,8 @@ from flowpm_dist.evolution.nbody import Clock, StepCallback
 from flowpm_dist.evolution.observers import Observer, Observers
 from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.grid.decomposition import default_mesh, pyramid_problem
 from flowpm_dist.grid.options import BoxOptions
-from flowpm_dist.grid.pyramid import pyramid_problem
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed
 from flowpm_dist.options.html import as_html
@@ -56,7 +55,7 @@ from flowpm_dist.simulation.inputs import (
     source_of,
 )
 from flowpm_dist.simulation.options import SolverKeys, SolverOptions, simulation_bytes
-from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs, state_leaving
+from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
@@ -471,7 +470,7 @@ class Simulation:
             start, lpt, inputs, halo, clock, progress, observer, after_step
         )
         end = float(self.edges[-1])
-        state = state_leaving(done.particles, inputs, end, halo, timings)
+        state = State.leaving(done.particles, inputs, end, halo, timings)
         return state, None if observer is None else observer.results(done.measured)
 
     def lpt(

@@ -37,7 +37,12 @@ from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
-from flowpm_dist.simulation.inputs import LocalCosmologies, Provenance, WhiteNoiseSource
+from flowpm_dist.simulation.inputs import (
+    Inputs,
+    LocalCosmologies,
+    Provenance,
+    WhiteNoiseSource,
+)
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
 from meshimpl.mesh_function import replicated
@@ -85,6 +90,28 @@ class State:
         """Returns the state of particles in a box at scale factor `a`."""
         displacement, velocity = Field(particles.displacement, box), Field(particles.velocity, box)
         return cls(displacement, velocity, a, provenance, timings or {})
+
+    @classmethod
+    def leaving(
+        cls,
+        particles: Particles,
+        inputs: Inputs,
+        a: float,
+        halo: int,
+        timings: Mapping[str, Any] | None = None,
+    ) -> State:
+        """Returns the state that leaves a run; a correction of states has moved its particles.
+
+        Args:
+            particles: as the run has them, with their canonical velocity.
+            inputs: the run's inputs.
+            a: scale factor.
+            halo: the halo of the run [particle spacings].
+            timings: of the run, see `State`.
+        """
+        state = cls.of(particles, inputs.box, a, inputs.provenance(halo), timings)
+        correction = inputs.options.state_correction
+        return state if correction is None else state.corrected(correction)
 
     @classmethod
     def from_snapshot(

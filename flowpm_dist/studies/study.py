@@ -17,12 +17,12 @@ from typing import Any
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size, read_json, write_text
-from flowpm_dist.jobs.estimate import OVERRIDE, Demand
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, check_room
 from flowpm_dist.jobs.job import Job, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
+from flowpm_dist.simulation.estimate import OVERRIDE, Demand
 from flowpm_dist.studies.measures import measured
 from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import (

@@ -19,8 +19,8 @@ from flowpm_dist.cosmoflow.planning.memory import (
 )
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, read_header
-from flowpm_dist.grid.decomposition import default_mesh, parse_mesh
-from flowpm_dist.jobs.estimate import Demand, Grid
+from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
+from flowpm_dist.simulation.estimate import Demand
 
 
 def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | None) -> str:

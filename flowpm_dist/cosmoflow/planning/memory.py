@@ -18,13 +18,12 @@ import numpy as np
 from flowpm_dist.cosmoflow.planning.declarations import Convolution
 from flowpm_dist.cosmoflow.planning.options import SimulatedData
 from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
-from flowpm_dist.jobs.estimate import Demand
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP, VALUES_PER_SPECTRUM
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import ForceOptions
-from flowpm_dist.simulation.estimate import process_bytes
+from flowpm_dist.simulation.estimate import Demand, process_bytes
 from flowpm_dist.simulation.options import simulation_bytes
 
 if TYPE_CHECKING:

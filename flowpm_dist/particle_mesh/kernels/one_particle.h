@@ -1,7 +1,7 @@
 // What one thread of a GPU does: the work for one particle, or for one value of a row.
 //
 // Threads add to the mesh and to totals with `add_to`, which is atomic on GPUs. Without a GPU the
-// same functions run one after the other: tests/threads.cc.
+// same functions run one after the other: tests/gpu_threads.cc.
 #pragma once
 
 #include "calls.h"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size, read_json, write_text
-from flowpm_dist.jobs.estimate import TooLargeError
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import Job, job_class
+from flowpm_dist.simulation.estimate import TooLargeError
 from flowpm_dist.studies.process import (
     COMPLETE,
     FAILED,
