@@ -1,14 +1,16 @@
-"""Judges a correction of the force by TreePM runs that it was not trained on.
+"""Judges corrections by TreePM runs that they were not trained on.
 
-    python benchmarks/emulator.py [--correction default] [--output emulator] [--repeat 3]
+    python benchmarks/emulator.py [--correction default network] [--output emulator] [--repeat 3]
     python benchmarks/emulator.py --universes FILES [--steps 10]
     python benchmarks/emulator.py --reconstruct 200 --universes FILE
 
 The truth is the same as in benchmarks/accuracy.py: MP-Gadget's runs from the same particles, 64^3
 in 128 Mpc/h, at a = 0.5 and 1; or other runs in files of the same kind. Each row is BullFrog's
-steps: plain, with `deconvolve`, corrected, and on finer force meshes. The cost is the median of
-runs in turns, divided by the plain run's. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On
-one rank.
+steps: plain, with `deconvolve`, with `deconvolve` and a correction, and on finer force meshes. The
+cost is the median of runs in turns, divided by the plain run's. The results are OUTPUT.csv,
+OUTPUT.md and OUTPUT.png. Of several universes the table has the mean, and in brackets the value
+that is furthest from the truth. Velocities are compared on the particles' lattice, where they have
+a spectrum: "v2" is their power over TreePM's, "1 - rv" is 1 minus their correlation. On one rank.
 
 With --reconstruct, the density of a TreePM run at a = 1, on the particles' lattice and with noise
 of a tenth of the mean, is fitted in so many gradients by each kind of steps. The model's error is
@@ -47,11 +49,15 @@ from flowpm_dist.statistics.angular_power import angular_power
 
 AT = np.array([0.4, 1.0, 2.0, 3.0])
 """Wavenumbers of the tables [1 / particle spacing]; the Nyquist wavenumber is pi."""
+AT_VELOCITIES = AT[1:3]
+WIDTH = 1.1
+"""Ratio of the edges of a bin of velocities to its wavenumber."""
 TIMES = (0.5, 1.0)
 DENSITIES = np.geomspace(0.2, 10.0, 9)
 TRIANGLES = np.array([0.4, 1.0, 1.6])
 """Edges of the bins of the bispectrum [1 / particle spacing]."""
 EDGES = [200, 400, 700, 1000, 1400, 2000, 2800]
+PERCENTAGES = ("histogram", "bispectrum")
 SIGMA = 0.1
 """Noise of a density that is reconstructed [mean density]."""
 NAMES = ("Omega_m", "Omega_b", "h", "n_s", "sigma8")
@@ -72,13 +78,17 @@ class Universe:
             self.cosmology = fpm.Cosmology(**{name: float(data[name]) for name in NAMES})
             self.size = float(data["box_size"])
             self.start = (data["displacement_initial"], data["velocity_initial"])
-            finals = data["displacement_final"]
+            finals = list(zip(data["displacement_final"], data["velocity_final"], strict=True))
             self._seed = int(data["white_noise_seed"])
-        self._grid = len(finals[0])
+        self._grid = len(finals[0][0])
         self.spacing = self.size / self._grid
         self.states = [
-            replace(state, displacement=Field(tf.constant(final), state.box))
-            for state, final in zip(self.run({}), finals, strict=True)
+            replace(
+                state,
+                displacement=Field(tf.constant(displacement), state.box),
+                velocity=Field(tf.constant(velocity), state.box),
+            )
+            for state, (displacement, velocity) in zip(self.run({}), finals, strict=True)
         ]
 
     def simulation(self, options: Mapping[str, Any]) -> fpm.Simulation:
@@ -109,11 +119,26 @@ class Measured:
         spacing = coarse.box.cell[0]
         found = bispectrum(coarse, bins=(TRIANGLES / spacing).tolist())
         self.bispectrum = np.asarray(found.bispectrum)
+        self._velocity = np.fft.fftn(state.velocity.numpy(), axes=(0, 1, 2))
+        sides = [2 * np.pi * np.fft.fftfreq(n) for n in self._velocity.shape[:3]]
+        self._k = np.sqrt(sum(k**2 for k in np.meshgrid(*sides, indexing="ij")))
 
     def against(self, truth: Measured) -> Comparison:
         """Returns P(k) and r(k) of this and of the truth."""
         both = (self.densities[1], truth.densities[1])
         return compare(self.densities[0], truth.densities[0], window="cic", interlaced=both)
+
+    def velocities_against(self, truth: Measured, k: float) -> tuple[float, float]:
+        """Returns the power of the velocities over the truth's, and their correlation.
+
+        Args:
+            k: the middle of the bin [1 / particle spacing].
+        """
+        here = (self._k > k / WIDTH) & (self._k < k * WIDTH)
+        own, true = self._velocity[here], truth._velocity[here]
+        powers = [float(np.sum(np.abs(v) ** 2)) for v in (own, true)]
+        both = float(np.sum(own * true.conj()).real)
+        return powers[0] / powers[1], both / np.sqrt(powers[0] * powers[1])
 
 
 def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradients: int) -> None:
@@ -164,7 +189,9 @@ def light_cone(correction: str) -> None:
 def main() -> None:
     """Measure, and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--correction", default="default", help="its file")
+    parser.add_argument(
+        "--correction", nargs="+", default=["default", "network"], help="names or files"
+    )
     parser.add_argument("--output", type=Path, default=Path("emulator"), help="stem of the files")
     parser.add_argument("--repeat", type=int, default=3, help="runs that are timed")
     parser.add_argument("--steps", type=int, default=10, help="steps of each run")
@@ -180,12 +207,10 @@ def main() -> None:
     parser.add_argument("--meshes", type=float, nargs="+", default=[2], help="finer meshes")
     arguments = parser.parse_args()
     if arguments.light_cone:
-        return light_cone(arguments.correction)
-    rows = {
-        "plain": {},
-        "`deconvolve`": {"deconvolve": True},
-        "corrected": {"deconvolve": True, "correction": arguments.correction},
-    }
+        return light_cone(arguments.correction[0])
+    rows: dict[str, dict[str, Any]] = {"plain": {}, "`deconvolve`": {"deconvolve": True}}
+    for correction in arguments.correction:
+        rows[Path(correction).stem] = {"deconvolve": True, "correction": correction}
     universes = [Universe(path, arguments.steps) for path in arguments.universes]
     if arguments.reconstruct:
         return reconstruct(universes[0], rows, arguments.reconstruct)
@@ -205,6 +230,10 @@ def main() -> None:
                 for k in AT / universe.spacing:
                     row[f"P {k:g}"] = near(spectra, spectra.transfer**2, k)
                     row[f"1 - r {k:g}"] = 1 - near(spectra, spectra.correlation, k)
+                for k in AT_VELOCITIES:
+                    power, correlation = measured.velocities_against(truth, k)
+                    row[f"v2 {k / universe.spacing:g}"] = power
+                    row[f"1 - rv {k / universe.spacing:g}"] = 1 - correlation
                 row["histogram"] = float(np.abs(measured.histogram / truth.histogram - 1).max())
                 row["bispectrum"] = float(
                     np.nanmedian(np.abs(measured.bispectrum / truth.bispectrum - 1))
@@ -221,6 +250,18 @@ def main() -> None:
     write(found, relative, universes[0].spacing, arguments.output)
 
 
+def cell(column: str, values: list[float]) -> str:
+    """Returns the mean of universes as a table has it; of several, with the worst in brackets."""
+    if column.startswith(("P ", "v2 ")):
+        errors, form = [100 * (value - 1) for value in values], "{:+.1f}"
+    elif column in PERCENTAGES:
+        errors, form = [100 * value for value in values], "{:.0f} %"
+    else:
+        errors, form = values, "{:.1e}"
+    text = form.format(np.mean(errors))
+    return text if len(errors) < 2 else f"{text} ({form.format(max(errors, key=abs))})"
+
+
 def write(
     found: list[dict[str, Any]], cost: Mapping[str, float], spacing: float, output: Path
 ) -> None:
@@ -230,18 +271,18 @@ def write(
         table = csv.DictWriter(file, [*columns, "cost"], extrasaction="ignore")
         table.writeheader()
         table.writerows([{**row, "cost": cost[row["run"]]} for row in found])
-    measures = [name for first in "P1" for name in columns if name[0] == first]
-    heads = [name.replace("P ", "P, k = ").replace("r ", "r, k = ") for name in measures]
+    measures = [name for name in columns if name.startswith(("P ", "1 - r ", "v2", "1 - rv"))]
+    measures.sort(
+        key=lambda name: ("P ", "1 - r ", "v2 ", "1 - rv ").index(name.rstrip("0123456789."))
+    )
+    heads = [", k = ".join(name.rsplit(" ", 1)) for name in measures]
     lines = [f"| | a | cost | {' | '.join(heads)} | histogram | bispectrum |"]
     lines.append("|---" * (len(heads) + 5) + "|")
     for name, factor in cost.items():
         for a in TIMES:
             here = [row for row in found if row["run"] == name and row["a"] == a]
-            mean = {c: np.mean([row[c] for row in here]) for c in columns if c[0] in "P1hb"}
-            cells = [
-                f"{100 * (mean[c] - 1):+.1f}" if c[0] == "P" else f"{mean[c]:.1e}" for c in measures
-            ]
-            cells += [f"{100 * mean[name_]:.0f} %" for name_ in ("histogram", "bispectrum")]
+            cells = [cell(column, [row[column] for row in here]) for column in measures]
+            cells += [cell(column, [row[column] for row in here]) for column in PERCENTAGES]
             lines.append(f"| {name} | {a:g} | {factor:.2f} | {' | '.join(cells)} |")
     output.with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -172,6 +172,9 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
     ("words", "message"),
     [
         ("--side 4", "--side 4: must be at least 8"),
+        ("--noise nan", "--noise nan: must be at least 0"),
+        ("--rate nan", "--rate nan: must be above 0, and finite"),
+        ("--voxel 2 nan", "must be one size [mm], or the least and largest"),
         ("--mesh row:3 --ranks 3", "--mesh row:3: --side 8 must be a multiple of 3"),
         ("--mesh replica:2", "--batch 1 must be a multiple of 2"),
         ("--mesh line:2", "'line' is not one of replica, row, col"),

@@ -122,11 +122,11 @@ class Settings:
         least = {"side": 8, "volumes": 1, "coils": 1, "steps": 1, "batch": 1, "iterations": 1}
         least |= {"consistency": 1, "features": 1, "convolutions": 2, "noise": 0, "seed": 0}
         for name, limit in least.items():
-            if getattr(self, name) < limit:
+            if not getattr(self, name) >= limit:  # nor NaN
                 raise InputError(f"--{name} {getattr(self, name)}: must be at least {limit}")
-        if self.rate <= 0:
-            raise InputError(f"--rate {self.rate}: must be above 0")
-        if len(self.voxel) > 2 or min(self.voxel) <= 0 or self.voxel[0] > self.voxel[-1]:
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"--rate {self.rate}: must be above 0, and finite")
+        if len(self.voxel) > 2 or not 0 < self.voxel[0] <= self.voxel[-1] < math.inf:
             raise InputError(
                 f"--voxel {self.voxel}: must be one size [mm], or the least and largest"
             )
