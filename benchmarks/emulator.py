@@ -100,9 +100,9 @@ class Universe:
         """Returns the states at the times of the truth."""
         return self.simulation(options).run(particles=self.start, outputs=TIMES)
 
-    def linear_delta(self) -> Field:
-        """Returns the linear overdensity from which it began."""
-        return self.simulation({}).lpt(seed=self._seed).linear_delta
+    def first(self) -> fpm.State:
+        """Returns a state with the white noise and the linear overdensity from which it began."""
+        return self.simulation({}).lpt(seed=self._seed)
 
     def seconds(self, options: Mapping[str, Any]) -> float:
         """Returns the duration of the steps of a run [s]."""
@@ -145,7 +145,7 @@ def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradi
     """Prints r(k) and T(k) of the linear field that each kind of steps finds for a universe."""
     density = universe.states[-1].density().numpy()
     noisy = density + SIGMA * np.random.default_rng(0).normal(size=density.shape)
-    truth = universe.linear_delta()
+    truth = universe.first().linear_delta
     for number, (name, options) in enumerate(rows.items()):
         model = ForwardModel(universe.simulation(options), "pm")
         model.hold_halo()

@@ -22,17 +22,14 @@ def main() -> None:
     from flowpm_dist.observables.lensing import SourcePlane
     from flowpm_dist.observables.light_cone import FlatField, LightCone
 
-    cosmology = fpm.Cosmology.planck18().replace(A_s=worker.COSMOLOGY["A_s"])
-    for name, value in worker.COSMOLOGY.items():
-        assert getattr(cosmology, name) == value, name
+    cosmology = fpm.Cosmology(**options.cosmology)
     steps = fpm.scale_factor_steps(worker.A_START, worker.A_STOP, options.steps)
     sim = fpm.Simulation(
         cosmology,
         options.grid,
         worker.CELL * options.grid,
         steps,
-        integrator="fastpm",
-        force_gradient="finite-difference",
+        **{"integrator": "fastpm", "force_gradient": "finite-difference", **options.scheme},
     )
     power = LinearPower(cosmology)
     noise, weight = tf.constant(options.noise), tf.constant(options.weight)

@@ -35,8 +35,8 @@ def main() -> None:
     jaxpm.pm.normal_field = lambda seed, shape, sharding: seed
     cosmology, other = (
         jax_cosmo.Cosmology(
-            Omega_c=worker.COSMOLOGY["Omega_m"] - worker.COSMOLOGY["Omega_b"],
-            **{name: worker.COSMOLOGY[name] for name in ("Omega_b", "h", "n_s")},
+            Omega_c=options.cosmology["Omega_m"] - options.cosmology["Omega_b"],
+            **{name: options.cosmology[name] for name in ("Omega_b", "h", "n_s")},
             sigma8=options.sigma8,
             Omega_k=0.0,
             w0=-1.0,

@@ -24,11 +24,11 @@ from pmpp.nbody import nbody
 def main() -> None:
     options = worker.arguments()
     warnings.filterwarnings("ignore", message="Pallas CIC was requested")
-    given = worker.COSMOLOGY
+    given = options.cosmology
     conf = Configuration(
         ptcl_spacing=worker.CELL,
         ptcl_grid_shape=(options.grid,) * 3,
-        mesh_shape=1,
+        mesh_shape=options.scheme.get("mesh_factor", 1),
         float_dtype=jnp.float32,
         a_start=worker.A_START,
         a_stop=worker.A_STOP,

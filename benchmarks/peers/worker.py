@@ -1,4 +1,4 @@
-"""Shared by the workers of peers.py: their arguments and their answers to the parent.
+"""Shared by the workers of peers.py and time_to_accuracy.py: arguments, answers to the parent.
 
 A worker prints one JSON line when its first run is done, then one line for each command it reads:
 `run` (seconds and peak memory of one whole run) and `save` (writes the results to the folder). It
@@ -27,20 +27,26 @@ SOURCES = (0.4, 0.6, 0.8, 1.0)
 """Redshifts of the lensing tasks, whose field is as wide as the box at the last of them."""
 
 COSMOLOGY = {"Omega_m": 0.30966, "Omega_b": 0.04897, "h": 0.6766, "n_s": 0.96822, "A_s": 2.1064e-9}
-"""flowpm_dist's Cosmology.planck18(), with Planck's A_s."""
+"""flowpm_dist's Cosmology.planck18(), with Planck's A_s; used unless the parent gives another."""
 
 Forward = Callable[[], tuple[Any, Any]]
 Gradient = Callable[[], tuple[Any, Any]]
 
 
 def arguments() -> argparse.Namespace:
-    """What the parent asks for, with `noise` and `weight` read: float32 [grid, grid, grid]."""
+    """What the parent asks for, with `noise` and `weight` read: float32 [grid, grid, grid].
+
+    `cosmology` are the parameters of `COSMOLOGY`, `scheme` the keys of a row of
+    time_to_accuracy.py.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=["forward", "gradient", "lensing", "lensing-gradient"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--sigma8", type=float)
+    parser.add_argument("--cosmology", type=json.loads, default=COSMOLOGY)
+    parser.add_argument("--scheme", type=json.loads, default={})
     options = parser.parse_args()
     options.noise = np.load(options.folder / "noise.npy")
     options.weight = np.load(options.folder / "weight.npy")
@@ -91,6 +97,7 @@ def serve(
             if options.task == "lensing":
                 answer(rms=np.std(second.astype(np.float64), axis=(1, 2)).tolist())
             elif options.task == "forward":
+                np.save(options.folder / f"{name}-displacement.npy", first)
                 square = np.mean(np.sum(first.reshape(-1, 3).astype(np.float64) ** 2, axis=-1))
                 answer(rms_displacement=float(np.sqrt(square)))
             else:

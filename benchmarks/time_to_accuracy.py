@@ -1,0 +1,224 @@
+"""The error of whole runs against their time, compared with PM++ and JaxPM.
+
+    python benchmarks/time_to_accuracy.py [--repeats 3] [--threads 2] [--output time_to_accuracy]
+
+The truth are the two TreePM runs of benchmarks/accuracy.py, 64^3 particles in 128 Mpc/h, at a = 1.
+Every code begins with their white noise and makes 2LPT at a = 0.1 and steps of equal length in a.
+A row is a code, a scheme, and a number of steps. The time is the median of whole runs, from the
+noise in memory to positions and density in memory, without compilation, in float32 on the same
+cores. The errors are the root mean squares over the two universes of P / P(TreePM) - 1 at k = 0.5
+and 1 h/Mpc, and the mean of 1 - r with TreePM's density at 1 h/Mpc.
+
+flowpm_dist makes FastPM or BullFrog steps with finite-difference forces, on force meshes B times as
+fine as the lattice. PM++ makes its leapfrog on such meshes, JaxPM diffrax's LeapfrogMidpoint on one
+as fine as the lattice. The other codes are installed as by benchmarks/peers.py. The results are
+OUTPUT.csv, OUTPUT.md and OUTPUT.png; rows that OUTPUT.csv has are not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+# This process measures; the workers print for themselves what they need.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import numpy as np
+import tensorflow as tf
+from accuracy import FOLDER, near
+from emulator import Measured, Universe
+from peers import OURS, REQUIREMENTS, Worker, environment, pin, say
+
+from flowpm_dist.cosmology import LinearPower
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.figures import COLOURS, MUTED, new_figure, save_figure, style_axes
+
+AT = (0.5, 1.0)
+"""Wavenumbers [h/Mpc]."""
+COLUMNS = ("scheme", "steps", "ns", "P 0.5", "P 1", "1 - r 1")
+GOALS = (0.01, 0.02, 0.05, 0.1)
+"""Errors of P at which times are compared."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A line of the figure: a code and its options, with several numbers of steps."""
+
+    label: str
+    code: str
+    steps: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+BULLFROG = {"integrator": "bullfrog"}
+SHARP = {**BULLFROG, "deconvolve": True}
+SCHEMES = [
+    Scheme("FastPM", OURS, (5, 10, 20, 40)),
+    Scheme("BullFrog", OURS, (5, 10, 20), BULLFROG),
+    Scheme("deconvolve", OURS, (5, 10, 20, 40), SHARP),
+    Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**SHARP, "mesh_factor": 1.5}),
+    Scheme("deconvolve, B = 2", OURS, (10, 20, 40), {**SHARP, "mesh_factor": 2}),
+    Scheme("filter", OURS, (5, 10), {**SHARP, "correction": "default"}),
+    Scheme("network", OURS, (5, 10), {**SHARP, "correction": "network"}),
+    Scheme("PM++", "pmpp", (10, 20, 40)),
+    Scheme("PM++, B = 2", "pmpp", (10, 20, 40), {"mesh_factor": 2}),
+    Scheme("JaxPM", "jaxpm", (10, 20, 40)),
+]
+
+
+class Judge:
+    """A TreePM run, and the folder through which workers get its noise.
+
+    Args:
+        path: file of the reference data.
+        folder: a new folder.
+    """
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self._universe = Universe(path, 10)
+        self._truth = Measured(self._universe.states[-1])
+        self._folder = folder
+        folder.mkdir()
+        noise = self._universe.first().white_noise.numpy().astype(np.float32)
+        np.save(folder / "noise.npy", noise)
+        np.save(folder / "weight.npy", np.zeros_like(noise))
+        cosmology = self._universe.cosmology
+        names = ("Omega_m", "Omega_b", "h", "n_s")
+        self._sigma8 = float(cosmology.sigma8)
+        given = {name: float(getattr(cosmology, name)) for name in names}
+        trial = LinearPower(type(cosmology)(**given, A_s=2e-9))
+        ratio = self._sigma8 / float(trial.sigma8())
+        self._cosmology = {**given, "A_s": 2e-9 * ratio**2}
+
+    @property
+    def particles(self) -> int:
+        """Number of particles."""
+        return int(np.prod(self._universe.states[-1].box.grid))
+
+    def run(
+        self, scheme: Scheme, steps: int, python: Path, options: argparse.Namespace
+    ) -> tuple[list[float], list[float]]:
+        """Returns the durations of whole runs [s], and the errors of the last one."""
+        words = [str(self._folder), "--steps", str(steps), "--threads", str(options.threads)]
+        words += ["--sigma8", repr(self._sigma8), "--cosmology", json.dumps(self._cosmology)]
+        words += ["--scheme", json.dumps(scheme.options)]
+        interpreter = sys.executable if scheme.code == OURS else python
+        worker = Worker(scheme.code, "forward", interpreter, words)
+        try:
+            for _ in range(options.repeats):
+                worker.run()
+            worker.ask("save")
+        finally:
+            worker.stop()
+        moved = np.load(self._folder / f"{scheme.code}-displacement.npy")
+        state = self._universe.states[-1]
+        moved = tf.constant(moved.reshape(state.displacement.block.shape))
+        found = Measured(replace(state, displacement=Field(moved, state.box)))
+        both = found.against(self._truth)
+        errors = [near(both, both.transfer**2 - 1, k) for k in AT]
+        return worker.seconds, [*errors, near(both, 1 - both.correlation, AT[-1])]
+
+
+def measured(
+    scheme: Scheme, steps: int, judges: list[Judge], python: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Returns a row of the table."""
+    found = [judge.run(scheme, steps, python, options) for judge in judges]
+    seconds = np.median([time for times, _ in found for time in times])
+    errors = np.array([each for _, each in found])
+    values = [*np.sqrt(np.mean(errors[:, :2] ** 2, axis=0)), errors[:, 2].mean()]
+    numbers = [1e9 * seconds / judges[0].particles, *values]
+    return dict(zip(COLUMNS, [scheme.label, steps, *map(float, numbers)], strict=True))
+
+
+def fastest(rows: list[dict[str, Any]], column: str, goal: float) -> str:
+    """Returns the row that takes the least time of those with at most this error, as a text."""
+    found = [row for row in rows if row[column] <= goal]
+    if not found:
+        return "none"
+    best = min(found, key=lambda row: row["ns"])
+    return f"{best['ns']:.0f} ns ({best['scheme']}, {best['steps']} steps)"
+
+
+def write(rows: list[dict[str, Any]], output: Path) -> None:
+    """Writes the table and the figure."""
+    lines = ["| scheme | steps | ns a particle | error of P, k = 0.5 | k = 1 | 1 - r, k = 1 |"]
+    lines.append("|---" * 6 + "|")
+    for row in rows:
+        cells = [row["scheme"], f"{row['steps']}", f"{row['ns']:.0f}"]
+        cells += [f"{100 * row[name]:.2g} %" for name in COLUMNS[3:5]]
+        lines.append(f"| {' | '.join(cells)} | {row[COLUMNS[5]]:.1e} |")
+    peers = {scheme.label for scheme in SCHEMES if scheme.code != OURS}
+    lines += ["", "| P within | at k [h/Mpc] | flowpm_dist | the others |", "|---|---|---|---|"]
+    for column, k in zip(COLUMNS[3:5], AT, strict=True):
+        for goal in GOALS:
+            both = [
+                fastest([row for row in rows if (row["scheme"] in peers) == of_peers], column, goal)
+                for of_peers in (False, True)
+            ]
+            lines.append(f"| {goal:.0%} | {k:g} | {' | '.join(both)} |")
+    output.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    figure = new_figure(12.0, 4.2)
+    for panel, column in zip(figure.subplots(1, 3), COLUMNS[3:], strict=True):
+        for number, scheme in enumerate(SCHEMES):
+            here = [row for row in rows if row["scheme"] == scheme.label]
+            ours = scheme.code == OURS
+            colour = COLOURS[number % len(COLOURS)] if ours else MUTED
+            style = {"color": colour, "marker": "o" if ours else "s", "label": scheme.label}
+            style["linestyle"] = "-" if ours or "B" not in scheme.label else "--"
+            style["linestyle"] = ":" if scheme.code == "jaxpm" else style["linestyle"]
+            panel.loglog([row["ns"] for row in here], [row[column] for row in here], **style)
+            if number == 0:
+                for row in here:
+                    panel.annotate(f"{row['steps']}", (row["ns"], row[column]), fontsize=7)
+        k = column.rsplit(" ", 1)[1]
+        what = "1 - r" if column.startswith("1") else "error of P"
+        panel.set_ylabel(f"{what}, k = {k} h/Mpc")
+        panel.set_xlabel("ns a particle, whole run")
+        style_axes(panel)
+    figure.axes[0].legend(frameon=False, fontsize=7)
+    save_figure(figure, output.with_suffix(".png"))
+
+
+def main() -> None:
+    """Measure what is missing, and write tables and figure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs of each universe")
+    parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
+    parser.add_argument("--output", type=Path, default=Path("time_to_accuracy"))
+    options = parser.parse_args()
+    python = environment(REQUIREMENTS, "peers")
+    pin(options.threads)
+    file, rows = options.output.with_suffix(".csv"), []
+    if file.exists():
+        with file.open() as table:
+            kept = list(csv.DictReader(table))
+        rows = [{k: v if k == "scheme" else float(v) for k, v in row.items()} for row in kept]
+        rows = [{**row, "steps": int(row["steps"])} for row in rows]
+    done = {(row["scheme"], row["steps"]) for row in rows}
+    wanted = [(s, n) for s in SCHEMES for n in s.steps if (s.label, n) not in done]
+    with tempfile.TemporaryDirectory() as name:
+        paths = [FOLDER / f"treepm_P{number}.npz" for number in (1, 2)] if wanted else []
+        judges = [Judge(path, Path(name, path.stem)) for path in paths]
+        for scheme, steps in wanted:
+            rows.append(measured(scheme, steps, judges, python, options))
+            say(str(rows[-1]))
+            with file.open("w", newline="") as table:
+                writer = csv.DictWriter(table, COLUMNS)
+                writer.writeheader()
+                writer.writerows(rows)
+    write(rows, options.output)
+
+
+if __name__ == "__main__":
+    main()
