@@ -38,7 +38,14 @@ from peers import OURS, REQUIREMENTS, Worker, environment, pin, say
 
 from flowpm_dist.cosmology import LinearPower
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.figures import COLOURS, MUTED, new_figure, save_figure, style_axes
+from flowpm_dist.io.figures import (
+    COLOURS,
+    MUTED,
+    new_figure,
+    plain_log_ticks,
+    save_figure,
+    style_axes,
+)
 
 AT = (0.5, 1.0)
 """Wavenumbers [h/Mpc]."""
@@ -170,20 +177,23 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
     for panel, column in zip(figure.subplots(1, 3), COLUMNS[3:], strict=True):
         for number, scheme in enumerate(SCHEMES):
             here = [row for row in rows if row["scheme"] == scheme.label]
-            ours = scheme.code == OURS
-            colour = COLOURS[number % len(COLOURS)] if ours else MUTED
-            style = {"color": colour, "marker": "o" if ours else "s", "label": scheme.label}
-            style["linestyle"] = "-" if ours or "B" not in scheme.label else "--"
-            style["linestyle"] = ":" if scheme.code == "jaxpm" else style["linestyle"]
-            panel.loglog([row["ns"] for row in here], [row[column] for row in here], **style)
-            if number == 0:
-                for row in here:
-                    panel.annotate(f"{row['steps']}", (row["ns"], row[column]), fontsize=7)
+            times, values = ([row[name] for row in here] for name in ("ns", column))
+            dashes = "--" if "B =" in scheme.label else ":" if scheme.code == "jaxpm" else "-"
+            marker = "D" if "correction" in scheme.options else "o"
+            colour = COLOURS[number % len(COLOURS)]
+            if scheme.code != OURS:
+                colour, marker = MUTED, "s"
+            panel.loglog(times, values, dashes, color=colour, marker=marker, label=scheme.label)
+            for row in here if number == 0 else []:
+                at = (row["ns"], row[column])
+                panel.annotate(f"{row['steps']}", at, (4, 4), textcoords="offset points", size=7)
         k = column.rsplit(" ", 1)[1]
         what = "1 - r" if column.startswith("1") else "error of P"
         panel.set_ylabel(f"{what}, k = {k} h/Mpc")
         panel.set_xlabel("ns a particle, whole run")
         style_axes(panel)
+        plain_log_ticks(panel.xaxis)
+        plain_log_ticks(panel.yaxis)
     figure.axes[0].legend(frameon=False, fontsize=7)
     save_figure(figure, output.with_suffix(".png"))
 
