@@ -39,7 +39,7 @@ demo: setup ## Simulate universes, train a network on them and judge it, into de
 	  --ranks $$ranks --output demo-output --overwrite && \
 	exec $(BIN)/flowpm-dist evaluate demo-output
 
-test: lint ## Lint and type checks, then every test but the long ones
+test: $(if $(filter gpu,$(TF)),setup,lint) ## Lint and type checks, then every test but the long ones
 	$(PYTEST) --budget share
 
 test-budget: setup ## The tests; fail where one takes more processor time than its budget

@@ -161,6 +161,11 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
     assert json.loads(Path("whole/settings.json").read_text())["steps"] == 4
     assert brain.main(words.split()) == 2 and "--overwrite" in capsys.readouterr().err
     before = Path("scores/scores.csv").read_text()
+    np.save("half.npy", np.arange(64).reshape(8, 8) % 2)
+    masked = words.replace("--output scores", "--mask half.npy --classical none --output masked")
+    assert brain.main(masked.split()) == 0  # one mask, one acceleration
+    with Path("masked/scores.csv").open() as file:
+        assert [row["acceleration"] for row in csv.DictReader(file)] == ["2.0"] * 4
     import evaluation
 
     monkeypatch.setattr(evaluation, "classical", None)  # the images are there already
@@ -173,6 +178,13 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
     [
         ("--side 4", "--side 4: must be at least 8"),
         ("--noise nan", "--noise nan: must be at least 0"),
+        ("--noise inf", "--noise inf: must be at least 0"),
+        ("--seed 9999999", "--seed 9999999: must be at most 1048576"),
+        ("--acceleration 0", "acceleration 0: must be at least 1"),
+        ("--acceleration nan", "acceleration nan: must be at least 1"),
+        ("--mask empty.npy", "--mask empty.npy: no array can be read from it"),
+        ("--mask two.npz", "--mask two.npz: no array can be read from it"),
+        ("--start-from damaged", "checkpoint.npz: no trained network can be read"),
         ("--rate nan", "--rate nan: must be above 0, and finite"),
         ("--voxel 2 nan", "must be one size [mm], or the least and largest"),
         ("--mesh row:3 --ranks 3", "--mesh row:3: --side 8 must be a multiple of 3"),
@@ -191,9 +203,32 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
 def test_mistakes_are_refused(folder, capsys, words, message):
     np.save("mask.npy", np.ones((8, 9)))
     np.save("twos.npy", np.full((8, 8), 2))
+    np.savez("two.npz", np.ones((8, 8)))
+    Path("empty.npy").touch()
+    Path("damaged").mkdir()
+    Path("damaged/checkpoint.npz").write_bytes(b"PK\x03\x04 and no more")
     assert brain.main([*TINY, "folder", *words.split()]) == 2
     assert message in capsys.readouterr().err
     assert not Path("folder").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --resume --output old --steps 7", "--steps 7: the training that is resumed has 4"),
+        ("train --resume --output old --overwrite", "leave --start-from and --overwrite out"),
+        ("evaluate old --output new --side 8", "the training has --mask m.npy: give a --mask for"),
+        ("evaluate old --output new --mask m.npy --acceleration 2", "leave --acceleration out"),
+    ],
+)
+def test_options_that_contradict_a_training(folder, capsys, words, message):
+    Path("old").mkdir()
+    held = {"anatomy": "made-up", "side": 8, "steps": 4, "mask": "m.npy"}
+    Path("old/settings.json").write_text(json.dumps({"settings": held}))
+    np.save("m.npy", np.ones((8, 8)))
+    assert brain.main(words.split()) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("new").exists()
 
 
 def test_results_are_not_overwritten(folder, capsys):

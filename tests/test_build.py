@@ -118,6 +118,30 @@ def test_horovod_without_a_compiler(steps, monkeypatch):
     assert "build" not in steps
 
 
+@pytest.mark.parametrize("with_horovod", [True, False])
+def test_one_gpu_needs_no_cuda_toolkit(tmp_path, monkeypatch, capsys, with_horovod):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import set_up
+
+    def no_toolkit():
+        raise wheel.BuildError("Horovod with NCCL needs NVIDIA's compiler nvcc")
+
+    monkeypatch.setattr(wheel, "cuda_home", no_toolkit)
+    monkeypatch.setattr(wheel, "missing_compiler", lambda: None)
+    monkeypatch.setattr(set_up, "ROOT", tmp_path)
+    monkeypatch.setattr(set_up, "inputs_of", lambda venv, mpi: {"venv": str(venv)})
+    venv = tmp_path / ".venv-gpu"
+    monkeypatch.setattr(set_up, "make_venv", lambda path: (path / "bin").mkdir(parents=True))
+    monkeypatch.setattr(wheel.Target, "python", sys.executable)
+    done = []
+    for step in ("install_packages", "install_project", "remove"):
+        monkeypatch.setattr(set_up, step, lambda *_, step=step: done.append(step))
+    set_up.set_up("gpu", "openmpi", with_horovod)
+    assert done == ["install_packages", "install_project", "remove"]
+    assert set_up.read_stamp(venv)["horovod"] == ""
+    assert ("one rank only: no CUDA toolkit" in capsys.readouterr().out) == with_horovod
+
+
 def test_a_target_of_this_python_needs_no_environment_of_ours(tmp_path):
     here = wheel.Target(Path(sys.prefix), "openmpi", "cpu", tmp_path)
     assert here.python == Path(sys.executable)

@@ -58,7 +58,7 @@ def test_nvrtc_compiles_the_kernels(capability: tuple[int, int]) -> None:
     listed = (nvrtc.HERE / "calls.h").read_text().split("#define FLOWPM_CALLS(M)")[1]
     calls = re.findall(r"M\((\w+)\)", listed.split("\n\n")[0])
     assert len(calls) == 8
-    for call in calls:
+    for call in [*calls, "finish"]:
         for precision in ("float", "double"):
             assert f".text.flowpm_{call}_{precision}\0".encode() in code
 

@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow
 
@@ -83,7 +85,6 @@ def _on_ranks(options: argparse.Namespace) -> int:
 
 def _found(mesh: ProcessMesh, options: argparse.Namespace) -> dict[str, Any]:
     """Returns everything that is written, the same on every rank but for the ranks' facts."""
-    import numpy as np
     import tensorflow as tf
 
     import gpu_checks
@@ -111,9 +112,13 @@ def _found(mesh: ProcessMesh, options: argparse.Namespace) -> dict[str, Any]:
 def _checked(mesh: ProcessMesh, check: Any) -> dict[str, Any]:
     """Returns a row of the table.
 
-    What goes wrong on all ranks, such as an operation that GPUs do not have, is a row as well.
+    What goes wrong, such as an operation that GPUs do not have, is a row as well. The error is the
+    largest of all ranks.
     """
     import tensorflow as tf
+
+    from flowpm_dist.particle_mesh.kernels import KernelsError
+    from flowpm_dist.particle_mesh.kernels.nvrtc import GpuCodeError
 
     row = {"name": check.name, "precision": check.precision, "limit": check.limit}
     began = time.perf_counter()
@@ -123,14 +128,22 @@ def _checked(mesh: ProcessMesh, check: Any) -> dict[str, Any]:
     except (
         tf.errors.OpError,
         ArithmeticError,
+        KernelsError,
+        GpuCodeError,
         KeyError,
+        OSError,
         RuntimeError,
         TypeError,
         ValueError,
     ) as error:
         lines = str(error).strip().splitlines() or [""]
         row |= {"error": None, "device": "", "trouble": f"{type(error).__name__}: {lines[0]}"}
-    mesh.barrier(f"after {check.name} in {check.precision}")
+    worst = tf.constant(np.inf if row["error"] is None else row["error"], tf.float64)
+    worst = float(mesh.world.allreduce(worst, "max"))
+    if row["error"] is not None:
+        row["error"] = worst
+    if row["error"] == np.inf:
+        row |= {"error": None, "trouble": row["trouble"] or "wrong, or failed on another rank"}
     row["seconds"] = time.perf_counter() - began
     row["ok"] = row["error"] is not None and row["error"] <= check.limit
     return row
@@ -141,7 +154,12 @@ def _facts() -> dict[str, Any]:
     import tensorflow as tf
 
     from flowpm_dist.cli import doctor_ranks
-    from flowpm_dist.particle_mesh.kernels import kernels
+    from flowpm_dist.particle_mesh.kernels import KernelsError, kernels
+
+    try:
+        chosen = kernels().name
+    except KernelsError as error:
+        chosen = str(error)
 
     details = [
         tf.config.experimental.get_device_details(gpu)
@@ -152,7 +170,7 @@ def _facts() -> dict[str, Any]:
     facts = {
         "models": [detail.get("device_name", "?") for detail in details],
         "capabilities": [detail.get("compute_capability", ()) for detail in details],
-        "kernels": kernels().name,
+        "kernels": chosen,
         "driver": driver.read_text().splitlines()[0] if driver.exists() else "",
         "tensorflow was built with": {k: str(v) for k, v in built.items()},
         "variables": {k: v for k, v in sorted(os.environ.items()) if k.startswith(TELLING)},

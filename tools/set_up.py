@@ -5,6 +5,7 @@ was made from; while nothing of that has changed, this returns at once.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -199,6 +200,13 @@ def remove(target: wheel.Target, package: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+def horovod_facts(target: wheel.Target, missing: str | None) -> dict[str, str] | None:
+    """Return what a wheel of Horovod is built against; None without the toolkit that it needs."""
+    with contextlib.suppress(BuildError) if missing else contextlib.nullcontext():
+        return wheel.built_against(target)
+    return None
+
+
 def horovod_wheel(target: wheel.Target, facts: dict[str, str]) -> Path:
     """Return Horovod's wheel from the cache, where it is built when missing."""
     built = wheel.cached_wheel(wheel.cache_folder(facts))
@@ -230,10 +238,10 @@ def set_up(tensorflow: str, mpi: str, with_horovod: bool) -> None:
     make_venv(target.venv)
     (target.venv / STAMP).unlink(missing_ok=True)
     install_packages(target, ROOT / requirements)
-    facts = wheel.built_against(target)
-    cached = wheel.cached_wheel(wheel.cache_folder(facts))
+    facts = horovod_facts(target, missing) if with_horovod else None
+    cached = wheel.cached_wheel(wheel.cache_folder(facts)) if facts else None
     horovod = ""
-    if with_horovod and not (missing and cached is None):
+    if facts and not (missing and cached is None):
         # What one does on one core, such as configuring and linking, leaves room for the other.
         with ThreadPoolExecutor(1) as meanwhile:
             built = meanwhile.submit(horovod_wheel, target, facts)

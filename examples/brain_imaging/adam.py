@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from anatomy import InputError
@@ -67,7 +68,7 @@ class Adam:
                     for part in ("weight", "first", "second")
                 ]
                 found = cls(*parts, step=int(held["step"]))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile) as error:
             raise InputError(f"{path}: no trained network can be read from it: {error}") from None
         if {k: list(v.shape) for k, v in found.weights.items()} != dict(shapes):
             raise InputError(f"{path}: its network has other iterations, features or convolutions")

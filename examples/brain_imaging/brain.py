@@ -18,6 +18,7 @@ import anatomy
 from adam import CHECKPOINT, Adam
 from anatomy import InputError
 from classical import METHODS, check_packages
+from sampling import read_mask
 from settings import Settings, read_settings
 
 from meshimpl import MeshError, ProcessMesh, launch
@@ -134,6 +135,7 @@ def _train(options: argparse.Namespace, argv: list[str], shape: str) -> int:
     folder = options.output
     if options.resume:
         settings = read_settings(folder)
+        _check_same(options, settings)
     else:
         _check_output(folder, options.overwrite)
         settings = Settings(**{name: getattr(options, name) for name in HELP})
@@ -158,16 +160,40 @@ def _train(options: argparse.Namespace, argv: list[str], shape: str) -> int:
     return 0
 
 
+def _check_same(options: argparse.Namespace, settings: Settings) -> None:
+    """Checks that no option asks for another training than the one that is resumed."""
+    if options.start_from is not None or options.overwrite:
+        raise InputError("--resume continues a training: leave --start-from and --overwrite out")
+    for item in dataclasses.fields(Settings):
+        given, stored = getattr(options, item.name), getattr(settings, item.name)
+        same = list(given) == list(stored) if isinstance(given, list) else given == stored
+        if given != item.default and not same:
+            raise InputError(
+                f"--{item.name} {given}: the training that is resumed has {stored}, which stays"
+            )
+
+
 def _evaluate(options: argparse.Namespace, argv: list[str], shape: str) -> int:
     _check_output(options.output, options.overwrite or options.resume)
     trained = read_settings(options.training)
+    factors = options.acceleration or trained.acceleration
+    if options.mask:
+        if options.acceleration:
+            raise InputError("--mask has its own acceleration: leave --acceleration out")
+        mask = read_mask(Path(options.mask), (options.side,) * 3)
+        factors = (float(f"{1 / mask.mean():.3g}"),)
+    elif trained.mask and not options.acceleration:
+        raise InputError(
+            f"the training has --mask {trained.mask}: give a --mask for volumes of {options.side} "
+            "cells, or --acceleration for random masks"
+        )
     settings = dataclasses.replace(
         trained,
         side=options.side,
         voxel=(options.voxel,),
         volumes=options.volumes,
         mask=options.mask,
-        acceleration=options.acceleration or trained.acceleration,
+        acceleration=factors,
         batch=dict(parse_mesh_shape(shape)).get("replica", 1),
     )
     settings.check()

@@ -158,6 +158,8 @@ class Evaluation:
         """Returns the classical image of a scan, from a file if it was made before."""
         settings, about = self.settings, (case.kind, case.number, case.acceleration)
         scanned = [getattr(settings, name) for name in SCANNED]
+        if settings.mask is not None:
+            scanned.append(hashlib.sha256(Path(settings.mask).read_bytes()).hexdigest())
         facts = repr([scanned, about, self.method, strength, self.iterations])
         path = self.folder / "classical" / f"{hashlib.sha256(facts.encode()).hexdigest()[:16]}.npy"
         if not path.exists():

@@ -64,8 +64,10 @@ def random_mask(sides: tuple[int, int], acceleration: float, seed: list[int]) ->
         bool [ky, kz], the zero frequency at index n // 2.
 
     Raises:
-        InputError: the middle alone has more lines.
+        InputError: it is below 1, or the middle alone has more lines.
     """
+    if not 1 <= acceleration < math.inf:
+        raise InputError(f"acceleration {acceleration:g}: must be at least 1, and finite")
     wanted = round(math.prod(sides) / acceleration)
     offsets = [np.abs(np.arange(n) - n // 2) / (n / 2) for n in sides]
     middle = np.logical_and.outer(*[offset <= CENTRE for offset in offsets])
@@ -92,8 +94,10 @@ def read_mask(path: Path, sides: tuple[int, int, int]) -> np.ndarray:
     """
     try:
         mask = np.load(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise InputError(f"--mask {path}: no array can be read from it: {error}") from None
+    if not isinstance(mask, np.ndarray):
+        raise InputError(f"--mask {path}: no array can be read from it: it is an .npz of several")
     if mask.shape not in (sides, sides[1:]):
         raise InputError(
             f"--mask {path} has shape {mask.shape}; volumes of {sides} need {sides[1:]} (ky, kz) "

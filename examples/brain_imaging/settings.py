@@ -17,6 +17,7 @@ from anatomy import InputError
 TRAINING, VALIDATION, HELD_OUT = range(3)
 """Which volumes a seed makes: (seed, one of these, number)."""
 SETTINGS = "settings.json"
+MOST_SEED = 2**20
 FIRST = {"momentum": 0.3, "step": 1.8}
 """First values of weights; the gradient's largest curvature is 1, because of normalised maps."""
 
@@ -122,8 +123,10 @@ class Settings:
         least = {"side": 8, "volumes": 1, "coils": 1, "steps": 1, "batch": 1, "iterations": 1}
         least |= {"consistency": 1, "features": 1, "convolutions": 2, "noise": 0, "seed": 0}
         for name, limit in least.items():
-            if not getattr(self, name) >= limit:  # nor NaN
+            if not limit <= getattr(self, name) < math.inf:  # nor NaN
                 raise InputError(f"--{name} {getattr(self, name)}: must be at least {limit}")
+        if self.seed > MOST_SEED:
+            raise InputError(f"--seed {self.seed}: must be at most {MOST_SEED}")
         if not 0 < self.rate < math.inf:
             raise InputError(f"--rate {self.rate}: must be above 0, and finite")
         if len(self.voxel) > 2 or not 0 < self.voxel[0] <= self.voxel[-1] < math.inf:

@@ -81,7 +81,7 @@ def scans(
         masks.append(sampling.mesh_order(mask, settings.side, reconstructor.modes)[tuple(modes)])
     return {
         "image": _pairs(images),
-        "seeds": np.array([kind * 2**40 + settings.seed * 2**41 + s for _, s in numbers[mine]]),
+        "seeds": np.array([kind * 2**40 + settings.seed * 2**42 + s for _, s in numbers[mine]]),
         "maps": _pairs(maps),
         "mask": np.stack(masks),
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 import tensorflow as tf
 from models import MODELS, MissingProgramError, named
 
-from meshimpl import MeshError, MeshFunction, ProcessMesh
+from meshimpl import MeshError, MeshFunction, ProcessMesh, launch
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +55,9 @@ def train(options: argparse.Namespace) -> None:
     file = options.output / "losses.csv"
     if file.exists() and not options.overwrite:
         raise FileExistsError(f"{file} exists: give another --output, or --overwrite")
+    if options.steps < 1:
+        raise ValueError(f"--steps {options.steps}: must be at least 1")
+    options.output.mkdir(parents=True, exist_ok=True)
     model = named(options.model, options.upstream)
     mesh = ProcessMesh(options.mesh)
     function = MeshFunction(model.step, mesh, options.layout, model.inputs)
@@ -67,7 +70,6 @@ def train(options: argparse.Namespace) -> None:
         if mesh.rank == 0 and (number % 10 == 0 or number == options.steps - 1):
             print(f"step {number:4}  loss {losses[-1]:.7f}", flush=True)
     if mesh.rank == 0:
-        options.output.mkdir(parents=True, exist_ok=True)
         lines = [f"{number},{loss!r}" for number, loss in enumerate(losses)]
         file.write_text("\n".join(["step,loss", *lines]) + "\n")
         if middle := seconds[1:]:
@@ -78,8 +80,9 @@ def main() -> int:
     """Reads the command line, trains, and returns the exit status."""
     try:
         train(parser().parse_args())
-    except (MeshError, MissingProgramError, FileExistsError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (MeshError, MissingProgramError, OSError, ValueError) as error:
+        if launch.detect().rank == 0:
+            print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

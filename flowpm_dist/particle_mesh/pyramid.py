@@ -194,7 +194,11 @@ class TwoMeshes:
         k = _wavenumbers(lengths, self.mesh)
 
         def convolved(block: tf.Tensor) -> tf.Tensor:
-            """Zeros beyond the block reach no cell that is kept."""
+            """Returns the short-range potential of a block, padded to the transform's length.
+
+            Planes next to the edge feel zeros or the block's opposite edge instead of the density
+            beyond it. Only particles that have moved far are there.
+            """
             spectrum = tf.signal.rfft3d(block, lengths)
             pairs = tf.bitcast(spectrum, block.dtype)
             pairs = self._multiply(pairs, *(tf.constant(x, block.dtype) for x in k))

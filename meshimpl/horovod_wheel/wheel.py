@@ -152,7 +152,7 @@ def system_mpi() -> Path:
 
 
 def cuda_home() -> Path:
-    """Return the CUDA toolkit's folder: CUDA_HOME, else the one of nvcc in the PATH.
+    """Return the CUDA toolkit's folder: CUDA_HOME, the one of nvcc in the PATH, or the usual one.
 
     Raises:
         BuildError: no nvcc.
@@ -162,11 +162,11 @@ def cuda_home() -> Path:
             if (Path(home) / "bin" / "nvcc").exists():
                 return Path(home)
             raise BuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
+    if nvcc := shutil.which("nvcc"):
+        return Path(nvcc).resolve().parent.parent
     default = Path("/usr/local/cuda")
     if (default / "bin" / "nvcc").exists():
         return default
-    if nvcc := shutil.which("nvcc"):
-        return Path(nvcc).resolve().parent.parent
     raise BuildError(
         "Horovod with NCCL needs NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
         "set CUDA_HOME to its folder."

@@ -140,7 +140,7 @@ class Compiled(Kernels):
         for gpu in gpus:
             details = tf.config.experimental.get_device_details(gpu)
             if "compute_capability" not in details:
-                raise GpuCodeError(f"{gpu} is not a GPU of NVIDIA")
+                raise GpuCodeError(f"{gpu.name} is not a GPU of NVIDIA")
             capability = details["compute_capability"]
             with tf.init_scope(), tf.device("CPU:0"):
                 self._ops.flowpm_gpu_code(gpu_code(capability), capability=capability)

@@ -5,6 +5,7 @@ TensorFlow with CUDA installs it. No GPU is needed, and no CUDA toolkit.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -65,7 +66,7 @@ def compiled(capability: tuple[int, int]) -> bytes:
         capability: the compute capability of the GPU, such as (9, 0).
 
     Raises:
-        GpuCodeError: there is no NVRTC, or it is too old for this GPU.
+        GpuCodeError: there is no NVRTC, it is too old for this GPU, or the GPU is older than 7.0.
     """
     nvrtc, program, count = _library(), ctypes.c_void_p(), len(HEADERS)
     texts = (ctypes.c_char_p * count)(*[path.read_bytes() for path in HEADERS])
@@ -87,11 +88,10 @@ def compiled(capability: tuple[int, int]) -> bytes:
 
 
 def gpu_code(capability: tuple[int, int]) -> bytes:
-    """Returns `compiled` from the user's cache, where the first call of all leaves it.
+    """Returns `compiled` from the user's cache, where the first call of all leaves it if it can.
 
     Raises:
         GpuCodeError: see `compiled`.
-        OSError: the cache cannot be written.
     """
     digest = hashlib.sha256(repr((capability, OPTIONS)).encode())
     for path in (SOURCE, *HEADERS):
@@ -100,8 +100,10 @@ def gpu_code(capability: tuple[int, int]) -> bytes:
     if file.exists():
         return file.read_bytes()
     code = compiled(capability)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
-        partial.write(code)
-    Path(partial.name).replace(file)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            partial = Path(folder) / file.name
+            partial.write_bytes(code)
+            partial.replace(file)
     return code
