@@ -190,7 +190,7 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
         ("--mesh row:3 --ranks 3", "--mesh row:3: --side 8 must be a multiple of 3"),
         ("--mesh replica:2", "--batch 1 must be a multiple of 2"),
         ("--mesh line:2", "'line' is not one of replica, row, col"),
-        ("--acceleration 0.5", "acceleration 0.5: a plane of 8 x 8 lines allows 1 to"),
+        ("--acceleration 0.5", "acceleration 0.5: must be at least 1"),
         ("--rate 0", "--rate 0.0: must be above 0"),
         ("--voxel 3 2", "--voxel [3.0, 2.0]: must be one size"),
         ("--mask mask.npy", "--mask mask.npy has shape (8, 9); volumes of (8, 8, 8) need (8, 8)"),

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,17 +20,26 @@ from flowpm_dist.particle_mesh.kernels import (
     Compiled,
     KernelsError,
     Portable,
+    build,
     compiled,
     kernels,
     nvrtc,
 )
 
+try:
+    build.compiler()
+except build.BuildError as error:
+    NO_COMPILER = str(error)
+else:
+    NO_COMPILER = ""
+needs_compiler = pytest.mark.skipif(bool(NO_COMPILER), reason=NO_COMPILER)
 has_nvrtc = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvrtc")
 needs_nvrtc = pytest.mark.skipif(not has_nvrtc, reason=f"pip install {nvrtc.PACKAGE}")
 CUBIN = 190
 """The machine in the header of an ELF file for NVIDIA's GPUs (EM_CUDA)."""
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     ("lattice", "dtype"),
     [(lattice, "float64") for lattice in (LATTICES[1], LATTICES[3], LATTICES[4], FRACTIONAL[1])]
@@ -41,6 +51,7 @@ def test_threads_give_what_the_portable_kernels_give(lattice: Any, dtype: str) -
     assert_same(results(Threads(), Case(lattice, dtype)), expected, dtype)
 
 
+@needs_compiler
 @pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e30, 40.0])
 def test_threads_leave_out_particles_that_are_nowhere(bad: float) -> None:
     test_kernels.test_particles_that_are_nowhere(Threads, bad)
@@ -88,7 +99,8 @@ def test_a_gpu_has_the_portable_kernels_unless_others_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No GPU has run the compiled ones. With them, maps are the portable kernels' work."""
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["GPU:0"])
+    gpu = SimpleNamespace(name="GPU:0")
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
     details = {"compute_capability": (9, 0)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
     monkeypatch.delenv("FLOWPM_KERNELS", raising=False)

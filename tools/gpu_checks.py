@@ -134,7 +134,7 @@ def stored_numbers(mesh: ProcessMesh) -> dict[str, list[float]]:
 
 
 def _worst(found: Any, expected: Any) -> float:
-    found, expected = np.asarray(found), np.asarray(expected)
+    found, expected = np.broadcast_arrays(found, expected)
     known = ~np.isnan(expected)  # what a lost particle reads is NaN in both
     if not np.array_equal(known, ~np.isnan(found)):
         return float("inf")
