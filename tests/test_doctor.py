@@ -56,7 +56,6 @@ def test_report_on_this_environment() -> None:
     [
         ("", True, ""),
         ("FLOWPM_KERNELS=portable", True, ""),
-        ("a GPU is visible", True, ""),
         ("the compiled kernels are not built", False, "flowpm-dist build kernels, or in the proj"),
         (None, False, "KernelsError"),
     ],

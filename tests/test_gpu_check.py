@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_wrong_answers_and_missing_operations(run: Run, monkeypatch: pytest.Monk
     assert "NotFoundError: Could not find device\n" in table
     # A number that is no number is as wrong as can be.
     assert gpu_checks._worst([float("nan")], [1.0]) == float("inf")
+
+
+def test_optimizers_of_graphs_take_networks_on_gpus() -> None:
+    """Strided slices in float64 crashed them, and with them the check of a step on an H200."""
+    script = Path(__file__).with_name("gpu_graphs.py")
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr[-2000:]
+    transposes: dict[str, int] = {}
+    for name, number in map(str.split, found.stdout.splitlines()):
+        transposes[name] = transposes.get(name, 0) + int(number)
+    assert transposes.keys() == {"float32", "float64", "correction"}
+    assert all(transposes.values())  # so the optimizer of layouts worked on them
 
 
 def test_ranks_that_the_grid_does_not_suit(monkeypatch: pytest.MonkeyPatch) -> None:

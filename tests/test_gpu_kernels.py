@@ -95,36 +95,42 @@ def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @needs_library
-def test_a_gpu_has_the_portable_kernels_unless_others_are_asked_for(
+def test_a_gpu_has_the_compiled_kernels_if_there_is_code_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No GPU has run the compiled ones. With them, maps are the portable kernels' work."""
-    gpu = SimpleNamespace(name="GPU:0")
+    """With them, maps are the portable kernels' work."""
+    gpu, details = SimpleNamespace(name="GPU:0"), {"compute_capability": (9, 0)}
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
-    details = {"compute_capability": (9, 0)}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    monkeypatch.setattr(compiled, "gpu_code", lambda capability: b"code")
     monkeypatch.delenv("FLOWPM_KERNELS", raising=False)
-    kernels.cache_clear()
-    assert isinstance(kernels(), Portable)
-    monkeypatch.setenv("FLOWPM_KERNELS", "compiled")
+
+    def missing(capability: tuple[int, int]) -> bytes:
+        raise nvrtc.GpuCodeError("NVRTC is not there")
+
     try:
-        monkeypatch.setattr(compiled, "gpu_code", lambda capability: b"code")
         kernels.cache_clear()
         found = kernels()
         assert isinstance(found, Compiled) and isinstance(found._maps, Portable)
 
         details.clear()
-        kernels.cache_clear()
-        with pytest.raises(KernelsError, match="compiled, but GPU:0 is not a GPU of NVIDIA"):
-            kernels()
+        _are_refused(monkeypatch, "GPU:0 is not a GPU of NVIDIA: ")
         details["compute_capability"] = (9, 0)
-
-        def missing(capability: tuple[int, int]) -> bytes:
-            raise nvrtc.GpuCodeError("NVRTC is not there")
-
         monkeypatch.setattr(compiled, "gpu_code", missing)
-        kernels.cache_clear()
-        with pytest.raises(KernelsError, match="FLOWPM_KERNELS=compiled, but NVRTC is not there"):
-            kernels()
+        _are_refused(monkeypatch, "NVRTC is not there: ")
     finally:
         kernels.cache_clear()
+
+
+def _are_refused(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """The compiled kernels: an error where they were asked for, else a warning."""
+    kernels.cache_clear()
+    with pytest.warns(UserWarning, match=f"^{reason}particles take several times as long"):
+        assert isinstance(kernels(), Portable)
+    kernels.cache_clear()
+    monkeypatch.setenv("FLOWPM_KERNELS", "compiled")
+    with pytest.raises(
+        KernelsError, match=f"FLOWPM_KERNELS=compiled, but {reason}they need compute capability 7.0"
+    ):
+        kernels()
+    monkeypatch.delenv("FLOWPM_KERNELS")

@@ -3,9 +3,9 @@
     python tools/gpu_check.py --ranks 2 [--grid 256] [--output FOLDER]
     srun --mpi=pmix -N2 --ntasks-per-node=4 python tools/gpu_check.py
 
-No GPU has run this project where it is developed. The table, gpu_check.txt, and the rest of what
-was found, gpu_check.json, show whether it works on yours: please send both. Without a GPU in sight
-the CPU is checked. The exit status is 1 if an answer is wrong.
+The table, gpu_check.txt, and the rest of what was found, gpu_check.json, show whether the project
+works on your GPUs: please send both. Without a GPU in sight the CPU is checked. The exit status is
+1 if an answer is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,42 +72,73 @@ def _on_ranks(options: argparse.Namespace) -> int:
         if mesh.rank == 0:
             STORED.write_text(json.dumps(numbers, indent=1) + "\n")
         return 0
-    found = _found(mesh, options)
-    wrong = sum(not row["ok"] for row in found["checks"])
+    table: list[str] = []
+
+    def show(lines: list[str]) -> None:
+        table.extend(lines)
+        if mesh.rank == 0:
+            print(*lines, sep="\n", flush=True)
+
+    found = _found(mesh, options, show)
     if mesh.rank == 0:
-        text = "\n".join(_report(found))
-        print(text)
         options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "gpu_check.txt").write_text(text + "\n")
+        (options.output / "gpu_check.txt").write_text("\n".join(table) + "\n")
         (options.output / "gpu_check.json").write_text(json.dumps(found, indent=1) + "\n")
     mesh.barrier()  # a rank that exits with a status ends the others
-    return 1 if wrong else 0
+    return 0 if all(row["ok"] for row in found["checks"]) else 1
 
 
-def _found(mesh: ProcessMesh, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns everything that is written, the same on every rank but for the ranks' facts."""
+def _found(
+    mesh: ProcessMesh, options: argparse.Namespace, show: Callable[[list[str]], None]
+) -> dict[str, Any]:
+    """Returns everything that is written, the same on every rank but for the ranks' facts.
+
+    Args:
+        mesh, options: see `main`.
+        show: is given the lines of the table as they are found.
+    """
     import tensorflow as tf
 
     import gpu_checks
     import gpu_timings
 
+    ranks, checks, timings = _gathered(mesh, _facts()), [], []
+    show(_head(mesh, ranks))
     stored = {name: np.array(value) for name, value in json.loads(STORED.read_text()).items()}
-    checks = [_checked(mesh, check) for check in gpu_checks.all_checks(mesh, stored)]
-    timings = []
+    show([f"{'':5} {'check':26} {'precision':22} {'error':>9} {'limit':>9} {'on':8} {'s':>6}"])
+    for check in gpu_checks.all_checks(mesh, stored):
+        checks.append(_checked(mesh, check))
+        show(_lines_of_check(checks[-1]))
+    if options.grid:
+        show(["", f"{'time':44} {'first [s]':>10} {'then [s]':>10}"])
     for timing in gpu_timings.all_timings(mesh, options.grid) if options.grid else ():
         first, then = gpu_timings.seconds(mesh, timing.work, options.repeats)
         row = {"name": timing.name, "first": first, "seconds": then}
         timings.append(row | {"rate": timing.amount / then, "unit": timing.unit})
-    facts = _facts() | {"peak": gpu_timings.peak_memory(tf.config.get_visible_devices("GPU"))}
-    gathered = mesh.gather_to_root(np.frombuffer(json.dumps(facts).encode(), np.uint8))
+        rate = f"{timing.amount / then:.3g} {timing.unit}/s"
+        show([f"{timing.name:44} {first:10.2f} {then:10.4f}   {rate}"])
+    peak = gpu_timings.peak_memory(tf.config.get_visible_devices("GPU"))
+    for rank, own in zip(ranks, _gathered(mesh, {"peak": peak}), strict=True):
+        rank |= own
+        if own["peak"]:
+            mib = own["peak"] / 2**20
+            show([f"tensors took at most {mib:.0f} MiB of the GPU of rank {rank['rank']}"])
+    wrong, total = sum(not row["ok"] for row in checks), len(checks)
+    show(["", f"{wrong} of {total} checks wrong" if wrong else f"all {total} checks ok"])
     return {
         "when": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "command": sys.argv[1:],
         "mesh": str(mesh),
-        "ranks": [json.loads(bytes(row)) for row in gathered or ()],
+        "ranks": ranks,
         "checks": checks,
         "timings": timings,
     }
+
+
+def _gathered(mesh: ProcessMesh, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the facts of all ranks on rank 0, nothing on the others."""
+    found = mesh.gather_to_root(np.frombuffer(json.dumps(facts).encode(), np.uint8))
+    return [json.loads(bytes(row)) for row in found or ()]
 
 
 def _checked(mesh: ProcessMesh, check: Any) -> dict[str, Any]:
@@ -183,42 +215,30 @@ def _facts() -> dict[str, Any]:
     return doctor_ranks.facts() | facts
 
 
-def _report(found: dict[str, Any]) -> list[str]:
-    """Returns the lines of the table."""
-    ranks = found["ranks"]
-    lines = [f"flowpm_dist on {len(ranks)} rank{'s' * (len(ranks) > 1)}, mesh {found['mesh']}"]
+def _head(mesh: ProcessMesh, ranks: list[dict[str, Any]]) -> list[str]:
+    """Returns the lines above the table, none without facts of ranks."""
+    if not ranks:
+        return []
+    one = ranks[0]
+    lines = [f"flowpm_dist on {len(ranks)} rank{'s' * (len(ranks) > 1)}, mesh {mesh}"]
     for rank in ranks:
         device = ", ".join(rank["models"]) or "no GPU in sight"
-        peak = f", at most {rank['peak'] / 2**20:.0f} MiB of it taken" if rank["peak"] else ""
-        lines.append(f"rank {rank['rank']} on {rank['host']}: {device}{peak}")
-    one = ranks[0]
-    versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
+        lines.append(f"rank {rank['rank']} on {rank['host']}: {device}")
     horovod = [f"{name} {number}" for name, number in one["horovod"].items() if number]
     lines += [
-        versions,
+        ", ".join(f"{name} {version}" for name, version in one["versions"].items()),
         f"kernels: {one['kernels']}; Horovod with {', '.join(horovod) or 'nothing'}",
     ]
-    lines += [one["driver"]] if one["driver"] else []
-    lines += [
-        "",
-        f"{'':5} {'check':26} {'precision':22} {'error':>9} {'limit':>9} {'on':8} {'s':>6}",
-    ]
-    for row in found["checks"]:
-        error = "failed" if row["error"] is None else f"{row['error']:.1e}"
-        lines.append(
-            f"{'ok' if row['ok'] else 'WRONG':5} {row['name']:26} {row['precision']:22} "
-            f"{error:>9} {row['limit']:9.0e} {row['device']:8} {row['seconds']:6.1f}"
-        )
-        lines += [f"      {row['trouble']}"] if row["trouble"] else []
-    if found["timings"]:
-        lines += ["", f"{'time':44} {'first [s]':>10} {'then [s]':>10}"]
-    for row in found["timings"]:
-        rate = f"{row['rate']:.3g} {row['unit']}/s"
-        lines.append(f"{row['name']:44} {row['first']:10.2f} {row['seconds']:10.4f}   {rate}")
-    wrong = sum(not row["ok"] for row in found["checks"])
-    total = len(found["checks"])
-    lines += ["", f"{wrong} of {total} checks wrong" if wrong else f"all {total} checks ok"]
-    return lines
+    return [*lines, *([one["driver"]] if one["driver"] else []), ""]
+
+
+def _lines_of_check(row: dict[str, Any]) -> list[str]:
+    error = "failed" if row["error"] is None else f"{row['error']:.1e}"
+    line = (
+        f"{'ok' if row['ok'] else 'WRONG':5} {row['name']:26} {row['precision']:22} "
+        f"{error:>9} {row['limit']:9.0e} {row['device']:8} {row['seconds']:6.1f}"
+    )
+    return [line, *([f"      {row['trouble']}"] if row["trouble"] else [])]
 
 
 if __name__ == "__main__":

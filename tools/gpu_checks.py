@@ -90,14 +90,14 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
     """
     for dtype in CARRIED:
         yield Check("collectives", dtype, 0.0, functools.partial(_collectives, mesh, dtype))
+    on_gpu = bool(tf.config.get_visible_devices("GPU"))
     for precision, tight in (("float64", 1e-12), ("float32", 1e-5)):
         yield Check("FFT", precision, tight, functools.partial(_fft, mesh, precision))
         back = functools.partial(_fft_back, mesh, precision)
         yield Check("FFT and back, adjoint", precision, tight, back)
-        on_gpu = bool(tf.config.get_visible_devices("GPU"))
-        for kind in (Portable, Compiled) if on_gpu else (type(kernels()),):
-            call = functools.partial(_kernels, kind, precision)
-            yield Check(f"{kind.name} particle kernels", precision, 10 * tight, call)
+        kind = Compiled if on_gpu else type(kernels())
+        call = functools.partial(_kernels, kind, precision)
+        yield Check(f"{kind.name} particle kernels", precision, 10 * tight, call)
     limits = {
         "float64": {"run": 1e-8, "gradient": 1e-7, "network": 1e-9},
         "float32": {"run": 1e-4, "gradient": 1e-3, "network": 1e-4},
@@ -114,6 +114,10 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
     rough = functools.partial(network_numbers, tf32=True)
     call = functools.partial(_against, stored, rough, mesh, "float32")
     yield Check("network step", "float32, TF32 allowed", 3e-2, call)
+    # Last, because XLA takes some minutes to compile all of them for a GPU.
+    for precision, tight in (("float64", 1e-12), ("float32", 1e-5)) if on_gpu else ():
+        call = functools.partial(_kernels, Portable, precision)
+        yield Check("portable particle kernels", precision, 10 * tight, call)
 
 
 def mesh_of(ranks: int) -> ProcessMesh:
@@ -272,7 +276,8 @@ def _kernels(kind: Callable[[], Kernels], precision: Precision) -> Found:
     """Kernels against the portable ones in float64 on the CPU, each rank alone.
 
     The lattices have a halo that holds all particles, one that some leave, and a mesh of 1.5 cells
-    to a particle. A GPU gets a lattice with several particles for each of its threads as well.
+    to a particle. On a GPU, the compiled kernels get a lattice with several particles for each
+    thread as well, the portable ones the first alone.
     """
     cell, small = (1.3, 0.9, 1.1), (12, 10, 14)
     cases = [
@@ -281,7 +286,8 @@ def _kernels(kind: Callable[[], Kernels], precision: Precision) -> Found:
         (Lattice(small, 1.5, (0, 0, 0), cell), 0.4),
     ]
     if tf.config.get_visible_devices("GPU"):
-        cases.append((Lattice((128, 96, 96), 1, (3, 0, 0), cell), 0.4))
+        large = Lattice((128, 96, 96), 1, (3, 0, 0), cell)
+        cases = cases[:1] if kind is Portable else [*cases, (large, 0.4)]
     kernels, errors = kind(), []
     for lattice, deviation in cases:
         found = list(_calls(kernels, lattice, deviation, precision))

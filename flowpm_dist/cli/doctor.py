@@ -216,7 +216,7 @@ def _kernels(reason: str | None, error: str) -> Check:
     name = "particle kernels"
     if reason is None:
         return Check(name, "cannot be tried", False, error)
-    wanted = not reason or reason.startswith("FLOWPM_KERNELS=") or "GPU" in reason
+    wanted = not reason or reason.startswith("FLOWPM_KERNELS=")
     return Check(name, f"portable: {reason}" if reason else "compiled", wanted, BUILD_KERNELS)
 
 

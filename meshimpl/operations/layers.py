@@ -9,6 +9,7 @@ their gradients return to the owners and are added there. The local computation 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -175,11 +176,15 @@ def pooled_block(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
     if x.dtype != tf.float64:
         function = {"average": tf.nn.avg_pool3d, "max": tf.nn.max_pool3d}[kind]
         return function(x, size, size, "VALID")
-    # TensorFlow has no pooling kernels for float64, which tests of gradients need.
-    nx, ny, nz = (n // size * size for n in x.shape[1:4])
-    corners = itertools.product(range(size), repeat=3)
-    members = [x[:, i:nx:size, j:ny:size, k:nz:size] for i, j, k in corners]
-    return {"average": tf.reduce_mean, "max": tf.reduce_max}[kind](tf.stack(members), axis=0)
+    # TensorFlow has no pooling kernels for float64, which tests of gradients need. Strided slices
+    # would crash its layout optimizer where there is a GPU.
+    reduce = {"average": tf.reduce_mean, "max": tf.reduce_max}[kind]
+    batch, *sides, channels = x.shape.as_list()
+    smaller = [n // size for n in sides]
+    x = tf.slice(x, [0] * 5, [batch, *(n * size for n in smaller), channels])
+    for axis in range(3):
+        x = reduce(tf.reshape(x, [batch * math.prod(smaller[: axis + 1]), size, -1]), axis=1)
+    return tf.reshape(x, [batch, *smaller, channels])
 
 
 def add_bias(x: Any, bias: Any, *, name: str = "bias") -> Any:

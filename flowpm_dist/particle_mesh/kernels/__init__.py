@@ -1,4 +1,4 @@
-"""Particle kernels: compiled for CPUs where that is possible, portable elsewhere."""
+"""Particle kernels: compiled for CPUs and NVIDIA's GPUs, portable elsewhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import functools
 import os
 import warnings
 
-import tensorflow as tf
-
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
 from flowpm_dist.particle_mesh.kernels.compiled import Compiled, load
-from flowpm_dist.particle_mesh.kernels.nvrtc import GpuCodeError
+from flowpm_dist.particle_mesh.kernels.nvrtc import PACKAGE, GpuCodeError
 from flowpm_dist.particle_mesh.kernels.portable import Portable
 from meshimpl import launch
 
@@ -27,7 +25,6 @@ __all__ = [
 ]
 
 CHOICE = "FLOWPM_KERNELS"
-A_GPU = "a GPU is visible"
 
 
 class KernelsError(Exception):
@@ -42,18 +39,16 @@ def _choice() -> str:
 
 
 def why_portable() -> str | None:
-    """Returns why `kernels()` are the portable ones, or None if they are the compiled ones."""
-    choice = _choice()
-    if choice == "portable":
-        return f"{CHOICE}=portable"
-    if choice != "compiled" and tf.config.get_visible_devices("GPU"):
-        return A_GPU
-    return load()[1]
+    """Returns why `kernels()` are the portable ones, or None if they are the compiled ones.
+
+    A GPU for which the compiled ones have no code is found by `kernels` only.
+    """
+    return f"{CHOICE}=portable" if _choice() == "portable" else load()[1]
 
 
 @functools.cache
 def kernels() -> Kernels:
-    """Returns the kernels of this process: the compiled ones if it has no GPU and they load.
+    """Returns the kernels of this process: the compiled ones if they load and suit its GPU.
 
     FLOWPM_KERNELS=portable or compiled overrides the choice. Warns (`UserWarning`) where there are
     no compiled kernels, since an installation by pip does not show that it could not build them.
@@ -62,21 +57,18 @@ def kernels() -> Kernels:
         KernelsError: if FLOWPM_KERNELS is "compiled" and they do not load, or there is no code for
             a GPU; or if it has another value than these two.
     """
-    reason = why_portable()
+    reason, remedy = why_portable(), "flowpm-dist build kernels compiles them"
     if reason is None:
         try:
             return Compiled()
         except (GpuCodeError, OSError) as error:
-            raise KernelsError(f"{CHOICE}=compiled, but {error}") from error
+            reason, remedy = str(error), f"they need compute capability 7.0 and {PACKAGE}"
     if _choice() == "compiled":
-        raise KernelsError(
-            f"{CHOICE}=compiled, but {reason}. To build them: flowpm-dist build kernels, with a "
-            "C++ compiler and TensorFlow installed"
-        )
-    if reason not in (f"{CHOICE}=portable", A_GPU) and launch.detect().rank == 0:
+        raise KernelsError(f"{CHOICE}=compiled, but {reason}: {remedy}")
+    if reason != f"{CHOICE}=portable" and launch.detect().rank == 0:
         warnings.warn(
-            f"{reason}: particles take several times as long; flowpm-dist build kernels compiles "
-            f"them, and {CHOICE}=portable says that this is meant",
+            f"{reason}: particles take several times as long; {remedy}, and {CHOICE}=portable says "
+            "that this is meant",
             stacklevel=2,
         )
     return Portable()
