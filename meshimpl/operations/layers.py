@@ -179,12 +179,13 @@ def pooled_block(x: tf.Tensor, kind: str, size: int) -> tf.Tensor:
     # TensorFlow has no pooling kernels for float64, which tests of gradients need. Strided slices
     # would crash its layout optimizer where there is a GPU.
     reduce = {"average": tf.reduce_mean, "max": tf.reduce_max}[kind]
-    batch, *sides, channels = x.shape.as_list()
+    *sides, channels = x.shape.as_list()[1:]  # an exported network's batch has no known size
     smaller = [n // size for n in sides]
-    x = tf.slice(x, [0] * 5, [batch, *(n * size for n in smaller), channels])
+    x = tf.slice(x, [0] * 5, [-1, *(n * size for n in smaller), channels])
     for axis in range(3):
-        x = reduce(tf.reshape(x, [batch * math.prod(smaller[: axis + 1]), size, -1]), axis=1)
-    return tf.reshape(x, [batch, *smaller, channels])
+        behind = math.prod(n * size for n in smaller[axis + 1 :]) * channels
+        x = reduce(tf.reshape(x, [-1, size, behind]), axis=1)
+    return tf.reshape(x, [-1, *smaller, channels])
 
 
 def add_bias(x: Any, bias: Any, *, name: str = "bias") -> Any:
