@@ -2,7 +2,7 @@
 
     python tests/gpu_graphs.py
 
-No GPU is needed: the optimizers are told of one. For each graph with convolutions, prints how
+No GPU is needed: one is described to the optimizers. For each graph with convolutions, prints how
 often they have it transpose a tensor.
 """
 

@@ -95,7 +95,7 @@ def _found(
 
     Args:
         mesh, options: see `main`.
-        show: is given the lines of the table as they are found.
+        show: prints lines of the table, and keeps them for the file.
     """
     import tensorflow as tf
 

@@ -46,6 +46,8 @@ NETWORK = Declaration(
     0.1,
 )
 LAYOUT = "x:row;ky:row;y:col;kz:col"
+TIGHT = {"float64": 1e-12, "float32": 1e-5}
+"""Precision -> the limit of errors that are rounding alone."""
 CARRIED = ("float16", "float32", "float64", "int32", "int64", "bfloat16", "complex64", "bool")
 
 Precision = str
@@ -91,7 +93,7 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
     for dtype in CARRIED:
         yield Check("collectives", dtype, 0.0, functools.partial(_collectives, mesh, dtype))
     on_gpu = bool(tf.config.get_visible_devices("GPU"))
-    for precision, tight in (("float64", 1e-12), ("float32", 1e-5)):
+    for precision, tight in TIGHT.items():
         yield Check("FFT", precision, tight, functools.partial(_fft, mesh, precision))
         back = functools.partial(_fft_back, mesh, precision)
         yield Check("FFT and back, adjoint", precision, tight, back)
@@ -115,7 +117,7 @@ def all_checks(mesh: ProcessMesh, stored: Values) -> Iterator[Check]:
     call = functools.partial(_against, stored, rough, mesh, "float32")
     yield Check("network step", "float32, TF32 allowed", 3e-2, call)
     # Last, because XLA takes some minutes to compile all of them for a GPU.
-    for precision, tight in (("float64", 1e-12), ("float32", 1e-5)) if on_gpu else ():
+    for precision, tight in TIGHT.items() if on_gpu else ():
         call = functools.partial(_kernels, Portable, precision)
         yield Check("portable particle kernels", precision, 10 * tight, call)
 
