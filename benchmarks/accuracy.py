@@ -108,7 +108,7 @@ class Universe:
             integrator=scheme.integrator,
             mesh_factor=scheme.mesh_factor,
             lpt_order=3,
-            **dict(scheme.options),
+            **{"deconvolve": False, **dict(scheme.options)},
         )
 
     def compared(self, scheme: Scheme) -> Comparison:

@@ -113,7 +113,7 @@ def of_fields(grid: int, structure: str) -> tuple[Any, Any, Callable[[Any], np.n
     from flowpm_dist.observables import ForwardModel
 
     edges = fpm.scale_factor_steps(0.1, 1.0, 3)
-    sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 8.0 * grid, edges)
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 8.0 * grid, edges, deconvolve=False)
     model = ForwardModel(sim, structure)
     model.hold_halo()
     mock = rec.Universe.mock(model, 42)

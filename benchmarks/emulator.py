@@ -10,7 +10,9 @@ steps: plain, with `deconvolve`, with `deconvolve` and a correction, and on fine
 cost is the median of runs in turns, divided by the plain run's. The results are OUTPUT.csv,
 OUTPUT.md and OUTPUT.png. Of several universes the table has the mean, and in brackets the value
 that is furthest from the truth. Velocities are compared on the particles' lattice, where they have
-a spectrum: "v2" is their power over TreePM's, "1 - rv" is 1 minus their correlation. On one rank.
+a spectrum: "v2" is their power over TreePM's, "1 - rv" is 1 minus their correlation. "P0s" and
+"P2s" are the errors of the monopole and the quadrupole in redshift space, both over TreePM's
+monopole; means of three lines of sight. On one rank.
 
 With --reconstruct, the density of a TreePM run at a = 1, on the particles' lattice and with noise
 of a tenth of the mean, is fitted in so many gradients by each kind of steps. The model's error is
@@ -21,7 +23,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from accuracy import FOLDER, near
 
 import flowpm_dist as fpm
 from flowpm_dist import reconstruction as rec
+from flowpm_dist.evolution.corrections import load_correction
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import (
     COLOURS,
@@ -44,7 +48,13 @@ from flowpm_dist.io.figures import (
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.statistics import Comparison, bispectrum, compare, density_histogram
+from flowpm_dist.statistics import (
+    Comparison,
+    bispectrum,
+    compare,
+    density_histogram,
+    multipoles,
+)
 from flowpm_dist.statistics.angular_power import angular_power
 
 AT = np.array([0.4, 1.0, 2.0, 3.0])
@@ -56,7 +66,12 @@ TIMES = (0.5, 1.0)
 DENSITIES = np.geomspace(0.2, 10.0, 9)
 TRIANGLES = np.array([0.4, 1.0, 1.6])
 """Edges of the bins of the bispectrum [1 / particle spacing]."""
-EDGES = [200, 400, 700, 1000, 1400, 2000, 2800]
+EDGES = [200, 400, 700, 850, 1180, 1700, 2350, 3000]
+"""Edges of bins of multipoles; two of them lie around 1000 and 2000."""
+CONES = 4
+"""Light cones of each row, of two seeds in turns; the first compiles and is not timed."""
+MEASURES = ("P ", "1 - r ", "P0s ", "P2s ", "v2 ", "1 - rv ")
+"""Beginnings of the columns of the table that belong to a wavenumber."""
 PERCENTAGES = ("histogram", "bispectrum")
 SIGMA = 0.1
 """Noise of a density that is reconstructed [mean density]."""
@@ -119,6 +134,10 @@ class Measured:
         spacing = coarse.box.cell[0]
         found = bispectrum(coarse, bins=(TRIANGLES / spacing).tolist())
         self.bispectrum = np.asarray(found.bispectrum)
+        self._seen = [
+            multipoles(state.density(2, redshift_space=axis), axis=axis, orders=(0, 2))
+            for axis in ("x", "y", "z")
+        ]
         self._velocity = np.fft.fftn(state.velocity.numpy(), axes=(0, 1, 2))
         sides = [2 * np.pi * np.fft.fftfreq(n) for n in self._velocity.shape[:3]]
         self._k = np.sqrt(sum(k**2 for k in np.meshgrid(*sides, indexing="ij")))
@@ -127,6 +146,17 @@ class Measured:
         """Returns P(k) and r(k) of this and of the truth."""
         both = (self.densities[1], truth.densities[1])
         return compare(self.densities[0], truth.densities[0], window="cic", interlaced=both)
+
+    def redshift_space_against(self, truth: Measured, k: float) -> tuple[float, float]:
+        """Returns P0 in redshift space over the truth's, and the change of P2 over its P0.
+
+        Args:
+            k: the middle of the bin [h/Mpc].
+        """
+        own, true = (np.mean([m.power for m in seen], axis=0) for seen in (self._seen, truth._seen))
+        here = (self._seen[0].k > k / WIDTH) & (self._seen[0].k < k * WIDTH)
+        (p0, p2), (true0, true2) = own[:, here].mean(axis=1), true[:, here].mean(axis=1)
+        return p0 / true0, (p2 - true2) / true0
 
     def velocities_against(self, truth: Measured, k: float) -> tuple[float, float]:
         """Returns the power of the velocities over the truth's, and their correlation.
@@ -163,26 +193,35 @@ def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradi
             print(f"{name} | {sign} | " + " | ".join(f"{x:.3f}" for x in values), flush=True)
 
 
-def light_cone(correction: str) -> None:
-    """Prints C_l of the convergence, divided by C_l of a converged run; means of two seeds."""
+def light_cone(corrections: Sequence[str]) -> None:
+    """Prints C_l of the light cone of examples/lensing.toml, over a converged run's, and its time.
+
+    The ratios are means of two seeds, for sources at z = 0.5 and 1.
+    """
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)
-    cone = LightCone(FlatField(field_of_view=5.0, pixels=256, z_max=0.5))
+    cone = LightCone(FlatField(field_of_view=6.0, pixels=240, z_max=1.0))
+    sources = [SourcePlane(0.5), SourcePlane(1.0)]
     rows: dict[str, dict[str, Any]] = {
         "converged": {"mesh_factor": 3, "steps": 40},
-        "plain": {},
-        "deconvolve": {"deconvolve": True},
-        "corrected": {"deconvolve": True, "correction": correction},
-        "B = 2": {"mesh_factor": 2},
+        "plain": {"deconvolve": False},
+        "`deconvolve`": {},
+        **{Path(correction).stem: {"correction": correction} for correction in corrections},
+        "B = 2, 20 steps": {"mesh_factor": 2, "steps": 20},
     }
-    found = {}
+    found: dict[str, np.ndarray] = {}
     for name, options in rows.items():
         steps = fpm.scale_factor_steps(0.1, 1.0, options.pop("steps", 10))
         more = {"integrator": "bullfrog", **options}
-        simulation = fpm.Simulation(cosmology, 64, 128.0, steps, **more)
-        maps = [cone.convergence(simulation, [SourcePlane(0.5)], seed=seed) for seed in (1, 2)]
-        spectra = [angular_power(m.kappa, m.sky.fov, EDGES, window="bilinear") for m in maps]
-        found[name] = np.array([np.asarray(spectrum.power).reshape(-1) for spectrum in spectra])
-        print(name, np.round((found[name] / found["converged"]).mean(axis=0), 3), flush=True)
+        simulation = fpm.Simulation(cosmology, 128, 256.0, steps, **more)
+        spectra, laps = [], []
+        for cone_number in range(CONES):
+            begin = time.perf_counter()
+            maps = cone.convergence(simulation, sources, seed=1 + cone_number % 2)
+            laps.append(time.perf_counter() - begin)
+            spectra.append(angular_power(maps.kappa, maps.sky.fov, EDGES, window="bilinear"))
+        found[name] = np.array([np.asarray(spectrum.power) for spectrum in spectra[:2]])
+        ratio = (found[name] / found["converged"]).mean(axis=0)
+        print(f"{name}, {np.median(laps[1:]):.2f} s:", np.round(ratio, 3).tolist(), flush=True)
     print("at l =", np.round(spectra[0].ell))
 
 
@@ -202,21 +241,23 @@ def main() -> None:
         default=[FOLDER / f"treepm_P{number}.npz" for number in (1, 2)],
         help="files of TreePM runs, of one particle spacing",
     )
-    parser.add_argument("--light-cone", action="store_true", help="C_l of maps instead")
+    parser.add_argument(
+        "--light-cone", action="store_true", help="C_l of maps instead, with filters"
+    )
     parser.add_argument("--reconstruct", type=int, default=0, metavar="GRADIENTS")
     parser.add_argument("--meshes", type=float, nargs="+", default=[2], help="finer meshes")
     arguments = parser.parse_args()
     if arguments.light_cone:
-        return light_cone(arguments.correction[0])
-    rows: dict[str, dict[str, Any]] = {"plain": {}, "`deconvolve`": {"deconvolve": True}}
+        return light_cone([c for c in arguments.correction if load_correction(c).of_states is None])
+    rows: dict[str, dict[str, Any]] = {"plain": {"deconvolve": False}, "`deconvolve`": {}}
     for correction in arguments.correction:
-        rows[Path(correction).stem] = {"deconvolve": True, "correction": correction}
+        rows[Path(correction).stem] = {"correction": correction}
     universes = [Universe(path, arguments.steps) for path in arguments.universes]
     if arguments.reconstruct:
         return reconstruct(universes[0], rows, arguments.reconstruct)
     for mesh in arguments.meshes:
         whole = int(mesh) if mesh == int(mesh) else mesh
-        rows[f"B = {mesh:g}, `deconvolve`"] = {"mesh_factor": whole, "deconvolve": True}
+        rows[f"B = {mesh:g}, `deconvolve`"] = {"mesh_factor": whole}
     truths = {u.name: [Measured(state) for state in u.states] for u in universes}
     found: list[dict[str, Any]] = []
     for name, options in rows.items():
@@ -230,6 +271,9 @@ def main() -> None:
                 for k in AT / universe.spacing:
                     row[f"P {k:g}"] = near(spectra, spectra.transfer**2, k)
                     row[f"1 - r {k:g}"] = 1 - near(spectra, spectra.correlation, k)
+                for k in AT[:3] / universe.spacing:
+                    row[f"P0s {k:g}"], change = measured.redshift_space_against(truth, k)
+                    row[f"P2s {k:g}"] = 1 + change
                 for k in AT_VELOCITIES:
                     power, correlation = measured.velocities_against(truth, k)
                     row[f"v2 {k / universe.spacing:g}"] = power
@@ -252,7 +296,7 @@ def main() -> None:
 
 def cell(column: str, values: list[float]) -> str:
     """Returns the mean of universes as a table has it; of several, with the worst in brackets."""
-    if column.startswith(("P ", "v2 ")):
+    if column.startswith(("P ", "P0s ", "P2s ", "v2 ")):
         errors, form = [100 * (value - 1) for value in values], "{:+.1f}"
     elif column in PERCENTAGES:
         errors, form = [100 * value for value in values], "{:.0f} %"
@@ -271,10 +315,8 @@ def write(
         table = csv.DictWriter(file, [*columns, "cost"], extrasaction="ignore")
         table.writeheader()
         table.writerows([{**row, "cost": cost[row["run"]]} for row in found])
-    measures = [name for name in columns if name.startswith(("P ", "1 - r ", "v2", "1 - rv"))]
-    measures.sort(
-        key=lambda name: ("P ", "1 - r ", "v2 ", "1 - rv ").index(name.rstrip("0123456789."))
-    )
+    measures = [name for name in columns if name.startswith(MEASURES)]
+    measures.sort(key=lambda name: MEASURES.index(name.rstrip("0123456789.")))
     heads = [", k = ".join(name.rsplit(" ", 1)) for name in measures]
     lines = [f"| | a | cost | {' | '.join(heads)} | histogram | bispectrum |"]
     lines.append("|---" * (len(heads) + 5) + "|")

@@ -45,6 +45,7 @@ sigma8 = [0.78, 0.95]
 n_s = [0.9, 1.0]
 [evolution]
 steps = 10
+deconvolve = false
 {observation}
 [network]
 name = "sc18-periodic"

@@ -251,6 +251,7 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         box,
         fpm.scale_factor_steps(0.1, 1.0, steps),
         mesh_factor=mesh_factor,
+        deconvolve=False,
         fixed_amplitude=True,
         noise="nested",  # the same large scales on any grid
     )

@@ -43,6 +43,7 @@ sigma8 = 0.81
 [evolution]
 a_start = 0.1
 steps = 5
+deconvolve = false
 [observation]
 structure = "pm"
 kind = "density"
@@ -77,8 +78,8 @@ class Universe:
 
 FINE = {"mesh_factor": 2, "deconvolve": True}
 UNIVERSES = {
-    "same": Universe(5, {}),
-    "steps": Universe(40, {}),
+    "same": Universe(5, {"deconvolve": False}),
+    "steps": Universe(40, {"deconvolve": False}),
     "force": Universe(40, FINE),
     "biased": Universe(40, FINE, {"b1": 0.5, "b2": 0.1}),
 }

@@ -53,7 +53,8 @@ def simulation(grid: int, mesh: str, **options: Any) -> Any:
     import flowpm_dist as fpm
 
     edges = fpm.scale_factor_steps(0.1, 1.0, 10)
-    return fpm.Simulation(fpm.Cosmology.planck18(), grid, CELL * grid, edges, mesh=mesh, **options)
+    more = {"deconvolve": False, **options}
+    return fpm.Simulation(fpm.Cosmology.planck18(), grid, CELL * grid, edges, mesh=mesh, **more)
 
 
 def force_worker(grid: int, mesh: str, names: str) -> None:
@@ -98,12 +99,12 @@ def force_worker(grid: int, mesh: str, names: str) -> None:
         return at_particles, nbody.force(field, rest).numpy(), sent
 
     everywhere = np.ones(box.block, bool)
-    exact, exact_sites, sent = forces(Gravity(pm))
+    exact, exact_sites, sent = forces(Gravity(pm, ForceOptions(deconvolve=False)))
     rms = mean_square(exact, everywhere)[0] ** 0.5
     nyquist = np.pi / CELL
     found: dict[str, Any] = {"halo": state.halo, "off": {"sent": sent}}
     for name in json.loads(names):
-        gravity = Gravity(pm, ForceOptions(pyramid="1%"))
+        gravity = Gravity(pm, ForceOptions(pyramid="1%", deconvolve=False))
         other = dataclasses.replace(gravity._pyramid, pyramid=SPLITS[name])
         gravity.__dict__["_pyramid"] = other
         force, at_sites, sent = forces(gravity)

@@ -64,16 +64,16 @@ class Scheme:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+BLURRED = {"deconvolve": False}
 BULLFROG = {"integrator": "bullfrog"}
-SHARP = {**BULLFROG, "deconvolve": True}
 SCHEMES = [
-    Scheme("FastPM", OURS, (5, 10, 20, 40)),
-    Scheme("BullFrog", OURS, (5, 10, 20), BULLFROG),
-    Scheme("deconvolve", OURS, (5, 10, 20, 40), SHARP),
-    Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**SHARP, "mesh_factor": 1.5}),
-    Scheme("deconvolve, B = 2", OURS, (10, 20, 40), {**SHARP, "mesh_factor": 2}),
-    Scheme("filter", OURS, (5, 10), {**SHARP, "correction": "default"}),
-    Scheme("network", OURS, (5, 10), {**SHARP, "correction": "network"}),
+    Scheme("FastPM", OURS, (5, 10, 20, 40), BLURRED),
+    Scheme("BullFrog", OURS, (5, 10, 20), {**BULLFROG, **BLURRED}),
+    Scheme("deconvolve", OURS, (5, 10, 20, 40), BULLFROG),
+    Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**BULLFROG, "mesh_factor": 1.5}),
+    Scheme("deconvolve, B = 2", OURS, (10, 20, 40), {**BULLFROG, "mesh_factor": 2}),
+    Scheme("filter", OURS, (5, 10), {**BULLFROG, "correction": "default"}),
+    Scheme("network", OURS, (5, 10), {**BULLFROG, "correction": "network"}),
     Scheme("PM++", "pmpp", (10, 20, 40)),
     Scheme("PM++, B = 2", "pmpp", (10, 20, 40), {"mesh_factor": 2}),
     Scheme("JaxPM", "jaxpm", (10, 20, 40)),

@@ -128,10 +128,10 @@ def test_a_correction_is_learned_goes_on_and_is_used(here, truth_paints):
         fpm.Simulation(
             sim.cosmology, 8, 16.0, [0.1, 0.4, 0.7, 1.0], integrator="bullfrog", correction=whole
         )
-    other = flowpm_here("simulate", "simulate.toml", "--set", "evolution.deconvolve=true")
-    assert "the correction was trained with deconvolve = false" in plain(other.stderr)
-    with pytest.raises(ValueError, match="deconvolve = true: the correction was trained with"):
-        fpm.Simulation(sim.cosmology, 8, 16.0, [0.1, 1.0], correction=whole, deconvolve=True)
+    other = flowpm_here("simulate", "simulate.toml", "--set", "evolution.deconvolve=false")
+    assert "the correction was trained with deconvolve = true" in plain(other.stderr)
+    with pytest.raises(ValueError, match="deconvolve = false: the correction was trained with"):
+        fpm.Simulation(sim.cosmology, 8, 16.0, [0.1, 1.0], correction=whole, deconvolve=False)
 
 
 def check_estimates():
@@ -233,7 +233,7 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
 
 def test_a_network_warns_of_states_at_times_that_it_was_not_trained_for(here):
     """Each time once, in Python and by run files; not a filter, which acts in every step."""
-    times, known = (0.5, 1.0), dict(mesh_factor=1, deconvolve=False, a=(0.1, 1.0), cosmology={})
+    times, known = (0.5, 1.0), dict(mesh_factor=1, deconvolve=True, a=(0.1, 1.0), cosmology={})
     known |= dict(integrator="bullfrog", steps=1, cell=(2.0, 2.0), times=times)
     trained = Range(**known, force_gradient="finite-difference")
     made = dataclasses.replace(ResidualNetwork.begun(1), trained=trained)

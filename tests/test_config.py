@@ -68,7 +68,7 @@ def test_resolved_holds_all_that_has_a_meaning_and_nothing_else(tmp_path):
     assert plain["evolution"] == {
         "a_start": 0.1, "a_stop": 1.0, "steps": 10, "spacing": "a", "integrator": "fastpm",
         "half_step": "arithmetic", "force_gradient": "finite-difference", "mesh_factor": 1,
-        "deconvolve": False, "exchange": "exact", "pyramid": "off",
+        "deconvolve": True, "exchange": "exact", "pyramid": "off",
     }  # fmt: skip
     assert plain["initial"] == {
         "seed": 1, "lpt_order": 2, "noise": "cells", "fixed_amplitude": False, "paired": False,

@@ -29,7 +29,12 @@ def main() -> None:
         options.grid,
         worker.CELL * options.grid,
         steps,
-        **{"integrator": "fastpm", "force_gradient": "finite-difference", **options.scheme},
+        **{
+            "integrator": "fastpm",
+            "force_gradient": "finite-difference",
+            "deconvolve": False,
+            **options.scheme,
+        },
     )
     power = LinearPower(cosmology)
     noise, weight = tf.constant(options.noise), tf.constant(options.weight)

@@ -12,7 +12,7 @@
 # ## Four runs from the same white noise
 #
 # The shipped corrections were learned for particles 2 Mpc/h apart, ten BullFrog steps from a = 0.1
-# to 1, and `deconvolve`. So the cheap run here has 32^3 particles in 64 Mpc/h.
+# to 1, and `deconvolve`, the default. So the cheap run here has 32^3 particles in 64 Mpc/h.
 
 # %%
 import tempfile
@@ -24,7 +24,7 @@ import numpy as np
 
 import flowpm_dist as fpm
 
-options = {"integrator": "bullfrog", "deconvolve": True}
+options = {"integrator": "bullfrog"}
 box = {"grid": 32, "box_size": 64.0}
 cosmology = fpm.Cosmology.planck18()
 cheap = fpm.Simulation(cosmology, steps=fpm.scale_factor_steps(0.1, 1.0, 10), **box, **options)
@@ -108,7 +108,7 @@ learned = fpm.run(
         "box": {"grid": 16, "size": 32.0},
         "cosmology": {"Omega_m": 0.30966, "Omega_b": 0.04897, "h": 0.6766, "n_s": 0.96822},
         "priors": {"sigma8": [0.8, 0.9]},
-        "evolution": {"integrator": "bullfrog", "steps": 5, "deconvolve": True},
+        "evolution": {"integrator": "bullfrog", "steps": 5},
         "truth": {"universes": 2, "mesh_factor": 2, "steps": 10},
         "emulate": {"iterations": 12, "rate": 0.05, "validation": 1, "validate_every": 6},
     },

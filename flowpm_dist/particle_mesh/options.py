@@ -37,7 +37,7 @@ class ForceOptions(Options):
     mesh_factor: MeshFactor = Field(
         default=1, description="a number from 1 to 4, cells per particle spacing"
     )
-    deconvolve: bool = Field(default=False, description="true or false")
+    deconvolve: bool = Field(default=True, description="true or false")
     exchange: Exchange = Field(default="exact", description='"exact" or "float16"')
     pyramid: PyramidChoice = Field(
         default="off", description='"off", "1%" or "0.1%", the error of the force'

@@ -109,7 +109,7 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
             yield self.problem("pyramid", 'goes with force_gradient = "finite-difference"')
         if self.deconvolve and (self.pyramid != "1%" or self.mesh_factor != 1):
             yield self.problem(
-                "pyramid", 'goes with deconvolve = true if it is "1%", mesh_factor 1'
+                "pyramid", 'needs deconvolve = false, unless it is "1%" with mesh_factor 1'
             )
         if self.force_correction is not None:
             yield self.problem("pyramid", "cannot have a correction of the force: leave one out")

@@ -35,7 +35,9 @@ TAILS = {"1%": 2e-2, "0.1%": 1e-3}
 def nbody(mesh: ProcessMesh, choice: str) -> NBody:
     """The particles of a small box, float64."""
     box = Box(GRID, tuple(CELL * n for n in GRID), mesh, tf.float64)
-    return NBody(Gravity(ParticleMesh(box, 1, HALOS[choice]), ForceOptions(pyramid=choice)))
+    return NBody(
+        Gravity(ParticleMesh(box, 1, HALOS[choice]), ForceOptions(pyramid=choice, deconvolve=False))
+    )
 
 
 def wavenumbers() -> list[np.ndarray]:

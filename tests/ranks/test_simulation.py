@@ -39,6 +39,7 @@ def pmwd_simulation(data, mesh, precision, **options):
         float(data["box_size"]),
         data["a_nbody"],
         force_gradient="spectral",
+        deconvolve=False,
         mesh_factor=int(data["mesh"][0]) // 32,
         mesh=mesh,
         precision=precision,
@@ -165,6 +166,7 @@ def test_fastpm(mesh):
         float(data["box_size"]),
         data["a_edges"],
         integrator=FastPM(half_step="geometric"),
+        deconvolve=False,
         mesh=mesh,
         precision="float64",
     )
@@ -218,7 +220,7 @@ def test_treepm_with_a_correction_of_the_package(mesh, correction):
 
     In docs/measurements/corrections.md the errors of P are 3 and 1 %, in the mean of two universes.
     """
-    found = beside_treepm(mesh, deconvolve=True, correction=correction)
+    found = beside_treepm(mesh, correction=correction)
     below = found.k < 1.0
     np.testing.assert_allclose(found.power_a[below], found.power_b[below], rtol=0.04)
     assert found.correlation[below].min() > 0.991
