@@ -67,7 +67,7 @@ def truth_paints(monkeypatch):
 
     def recorded(self, *args):
         found = universes(self, *args)
-        known.extend(block for universe in found for block in universe.truth.values())
+        known.extend(x.displacement for universe in found for x in universe.truth.values())
         return found
 
     def counted(self, *args, **more):
@@ -190,6 +190,7 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
 def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     """A killed training goes on to the same bits; its result corrects 2LPT alone."""
     words = ("emulate.kind=network", "emulate.structure=2lpt", "emulate.iterations=3")
+    words += ("emulate.redshift_space=0.5",)
     more = [word for each in words for word in ("--set", each)]
     assert flowpm_here("emulate", "run.toml", "--output", "killed", *more).returncode != 0
     assert (
@@ -209,6 +210,23 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     apart = plain_sim.lpt(seed=number).displacement.numpy() - truth.displacement.numpy()
     distance = (apart**2).sum(-1).mean() / 2.0**2
     assert float(row["distance squared"]) == pytest.approx(distance, rel=1e-4)
+    start = plain_sim.lpt(seed=number)
+    for axis in (None, "z"):
+        both = (state.density(2, redshift_space=axis) for state in (start, truth))
+        found = fpm.compare(*both, bins=fpm.Bins(3, k_max=np.pi / 2.0))
+        parts = np.log(found.transfer**2) ** 2, 1.0 - found.correlation**2
+        parts = [float(np.mean(part)) for part in parts]
+        if axis is None:
+            names = ("ln P squared", "1 - r squared")
+            for name, part in zip(names, parts, strict=True):
+                assert float(row[name]) == pytest.approx(part, rel=1e-3), name
+        else:
+            seen = sum(parts)
+            assert float(row["in redshift space"]) == pytest.approx(seen, rel=1e-3)
+    loss = sum(float(row[name]) for name in (*names, "distance squared")) + 0.5 * seen
+    assert float(row["loss"]) == pytest.approx(loss, rel=1e-3)
+    scores = read_rows(Path("whole/scores.csv"))
+    assert {"redshift space P plain", "redshift space 1 - r corrected"} <= set(scores[0])
 
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81)
     sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction=whole)

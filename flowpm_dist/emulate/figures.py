@@ -17,19 +17,29 @@ from flowpm_dist.io.figures import (
     style_axes,
 )
 
+LABELS = {
+    "P": "P over the truth's",
+    "1 - r": "1 - r with the truth",
+    "redshift space P": "redshift space: P over the truth's",
+}
+"""Quantity of scores.csv -> what its axis says."""
+
 
 def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Returns a figure of P over the truth's and of 1 - r by k, for each time a column.
+
+    If redshift space was learned, a third row has P there.
 
     Args:
         rows: of scores.csv.
     """
     times = sorted({row["a"] for row in rows})
-    figure = new_figure(4.6 * len(times) + 0.4, 6.4)
-    axes = figure.subplots(2, len(times), squeeze=False, sharex=True, sharey="row")
+    quantities = [name for name in LABELS if f"{name} plain" in rows[0]]
+    figure = new_figure(4.6 * len(times) + 0.4, 3.2 * len(quantities))
+    axes = figure.subplots(len(quantities), len(times), squeeze=False, sharex=True, sharey="row")
     lines = (("plain", MUTED), ("corrected", COLOURS[0]))
     for column, a in zip(axes.T, times, strict=True):
-        for panel, quantity in zip(column, ("P", "1 - r"), strict=True):
+        for panel, quantity in zip(column, quantities, strict=True):
             for name, colour in lines:
                 k, each = _curves(rows, a, f"{quantity} {name}")
                 for values in each:
@@ -38,13 +48,15 @@ def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             style_axes(panel)
             panel.set_xscale("log")
             plain_log_ticks(panel.xaxis)
-        column[0].axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
+            if quantity == "1 - r":
+                panel.set_yscale("log")
+            else:
+                panel.axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
         column[0].set_title(f"a = {a:g}")
         column[0].set_ylim(0.5, 1.15)
-        column[1].set_yscale("log")
-        column[1].set_xlabel("k [h/Mpc]")
-    axes[0, 0].set_ylabel("P over the truth's")
-    axes[1, 0].set_ylabel("1 - r with the truth")
+        column[-1].set_xlabel("k [h/Mpc]")
+    for panel, quantity in zip(axes[:, 0], quantities, strict=True):
+        panel.set_ylabel(LABELS[quantity])
     axes[0, 0].legend(**PLAIN_LEGEND)
     return figure
 

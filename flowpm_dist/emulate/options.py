@@ -45,7 +45,8 @@ KINDS: dict[str, type[Correction]] = {"filter": PotentialFilter, "network": Resi
 """What can be learned."""
 RATES = {"filter": 0.01, "network": 0.003}
 DISPLACEMENTS = {"filter": 0.0, "network": 1.0}
-"""Learning rates and weights of the displacements where none are given."""
+REDSHIFT_SPACE = {"filter": 0.0, "network": 0.1}
+"""Learning rates, and weights of displacements and of redshift space, where none are given."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
 SAME_TIMES = 1e-3
@@ -119,6 +120,9 @@ class EmulateOptions(Options):
             has the weight 1.
         displacement: the weight of the mean squared distance of particles from those of the truth
             [spacing^2]; by default 0 for a filter, 1 for a network.
+        redshift_space: the weight of the power in redshift space, along z, and times `correlation`
+            of 1 - r^2 there; by default 0 for a filter, 0.1 for a network. With 0 nothing is
+            learned from velocities.
         validation: the number of universes that are held out; of pairs, the last ones.
         validate_every: the number of iterations between validations.
         checkpoint_every: the number of iterations between checkpoints.
@@ -134,6 +138,7 @@ class EmulateOptions(Options):
     rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
     correlation: float = Field(default=1.0, ge=0, description="a number of at least 0")
     displacement: float | None = Field(default=None, ge=0, description="a number of at least 0")
+    redshift_space: float | None = Field(default=None, ge=0, description="a number of at least 0")
     validation: int = count(2)
     validate_every: int = count(50)
     checkpoint_every: int = count(25)
@@ -276,8 +281,8 @@ class EmulationOptions(SimulatedRun):
         kept = (COMPARING + 4 * 8 + moving * NETWORK_GRADIENT) * cells * itemsize
         if pairs := self.truth.pairs:
             times = sum(len(pair.final) for pair in pairs)
-        # of the truth and its density, of what pairs begin with, and of runs that are made once
-        values = (3 + FINER**3) * times + 6 * len(pairs) + 6 * moving * times
+        # of the truth and its two densities, of what pairs begin with, and of runs made once
+        values = (6 + 2 * FINER**3) * times + 6 * len(pairs) + 6 * moving * times
         states = values * cells * itemsize
         cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
         return process_bytes(axes) + max(made, math.ceil(cheap + kept)) + math.ceil(states)

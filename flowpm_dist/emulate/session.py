@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,14 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
-from flowpm_dist.emulate.options import DISPLACEMENTS, FINER, KINDS, RATES, EmulationOptions
+from flowpm_dist.emulate.options import (
+    DISPLACEMENTS,
+    FINER,
+    KINDS,
+    RATES,
+    REDSHIFT_SPACE,
+    EmulationOptions,
+)
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
@@ -41,7 +48,7 @@ from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, StopRequest
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.simulation.simulation import Simulation
-from flowpm_dist.simulation.state import State
+from flowpm_dist.simulation.state import Axis, State
 from flowpm_dist.statistics import Bins, bin_contents
 from flowpm_dist.statistics.comparison import binned_compare
 from meshimpl.compat import mtf
@@ -51,11 +58,15 @@ BINS = 16
 """Bins of wavenumber up to the particles' Nyquist wavenumber."""
 SAME_NOISE = 0.9
 """Least correlation of two universes of one white noise in the first bin."""
+SPACES = ("", "redshift space ")
+"""Beginnings of the columns of scores.csv, of the spaces in `Compared`."""
 SHOWN = (0.5, 1.0)
 """Wavenumbers whose scores are printed [h/Mpc]."""
 
 
-TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared")
+LINE_OF_SIGHT: Literal["z"] = "z"
+"""Where redshift space is compared: the axis that no ranks split. Networks are turned instead."""
+TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared", "in redshift space")
 """The loss, and what it is a weighted sum of."""
 COLUMNS = ("iteration", "universe", *TERMS, "seconds", "held out")
 """The columns of iterations.csv."""
@@ -66,8 +77,9 @@ class Compared:
     """A universe at some times, compared with the truth.
 
     Attributes:
-        power: P over the truth's, float64 [time, bin].
-        correlation: r with the truth, float64 [time, bin].
+        power: P over the truth's, float64 [time, space, bin]: in real space, and in redshift space
+            if that is learned.
+        correlation: r with the truth, likewise.
         distance: the mean squared distance of particles from the truth's, float64 [time]
             [spacing^2].
     """
@@ -120,8 +132,12 @@ class EmulationSession:
         self._weight = learned.displacement
         if self._weight is None:
             self._weight = DISPLACEMENTS[learned.kind]
+        self._seen = learned.redshift_space
+        if self._seen is None:
+            self._seen = REDSHIFT_SPACE[learned.kind]
+        self._axes: list[Axis | None] = [None, LINE_OF_SIGHT] if self._seen else [None]
         self._kept: dict[str, list[State]] = {}
-        self._painted: dict[tuple[str, float], Field] = {}
+        self._painted: dict[tuple[str, float, Axis | None], Field] = {}
         if isinstance(self.correction, StateCorrection):
             force = self.simulation.options.force_correction
             self.correction = dataclasses.replace(self.correction, force=force)
@@ -190,7 +206,8 @@ class EmulationSession:
         if isinstance(self.correction, StateCorrection):
             states = self._states(universe)
             if isinstance(correction, StateCorrection):
-                states = [state.corrected(correction, velocities=False) for state in states]
+                moving = len(self._axes) > 1
+                states = [state.corrected(correction, velocities=moving) for state in states]
             found = [self._compare_state(universe, state) for state in states]
         else:
             simulation = self.simulation.with_correction(correction)
@@ -220,14 +237,23 @@ class EmulationSession:
     def _compare_state(self, universe: Universe, state: State) -> list[tf.Tensor]:
         """Returns the values of `Compared` at the time of a state."""
         a = nearest(list(universe.truth), state.a)
-        truth = dataclasses.replace(state, displacement=Field(universe.truth[a], self.box))
-        key = universe.name, a
-        if key not in self._painted:
-            self._painted[key] = truth.density(FINER)
-        found = binned_compare(state.density(FINER), self._painted[key], bins=self.bins)
-        distance = self._distance(state.displacement.block, truth.displacement.block)
+        particles = universe.truth[a]
+        displacement, velocity = (
+            Field(x, self.box) for x in (particles.displacement, particles.velocity)
+        )
+        truth = dataclasses.replace(state, displacement=displacement, velocity=velocity)
+        found = []
+        for axis in self._axes:
+            key = universe.name, a, axis
+            if key not in self._painted:
+                self._painted[key] = truth.density(FINER, redshift_space=axis)
+            ours = state.density(FINER, redshift_space=axis)
+            found.append(binned_compare(ours, self._painted[key], bins=self.bins))
+        distance = self._distance(state.displacement.block, particles.displacement)
         spacing = force_cell(self.box.size, self.box.grid)
-        each = [found.transfer**2, found.correlation, 3.0 * distance / spacing**2]
+        power = tf.stack([each.transfer**2 for each in found])
+        correlation = tf.stack([each.correlation for each in found])
+        each = [power, correlation, 3.0 * distance / spacing**2]
         return [tf.cast(x, tf.float64) for x in each]
 
     def _plain(self, universe: Universe) -> Compared:
@@ -237,7 +263,7 @@ class EmulationSession:
             EmulationError: it and the truth are not of one white noise.
         """
         compared = self._compared(universe, None)
-        r = float(compared.correlation[0, 0])
+        r = float(compared.correlation[0, 0, 0])
         if not r > SAME_NOISE:
             raise EmulationError(
                 f"{universe.name}: the cheap run and the truth have r = {r:.2f} at "
@@ -247,12 +273,19 @@ class EmulationSession:
         return compared
 
     def _losses(self, compared: Compared) -> list[tf.Tensor]:
-        """Returns the loss, and its terms, which are means over times and bins; see `TERMS`."""
-        power = tf.reduce_mean(tf.math.log(compared.power) ** 2)
-        phases = tf.reduce_mean(1.0 - compared.correlation**2)
+        """Returns the loss, and its terms, which are means over times and bins; see `TERMS`.
+
+        The last term is missing where redshift space is not learned.
+        """
+        power = tf.reduce_mean(tf.math.log(compared.power) ** 2, axis=[0, 2])
+        phases = tf.reduce_mean(1.0 - compared.correlation**2, axis=[0, 2])
         distance = tf.reduce_mean(compared.distance)
-        weights = (1.0, self.options.emulate.correlation, self._weight)
-        terms = (power, phases, distance)
+        correlation = self.options.emulate.correlation
+        weights = [1.0, correlation, self._weight]
+        terms = [power[0], phases[0], distance]
+        if len(self._axes) > 1:
+            weights.append(self._seen)
+            terms.append(power[1] + correlation * phases[1])
         # a term without weight has no gradient to be computed
         total = sum(w * term for w, term in zip(weights, terms, strict=True) if w)
         return [tf.convert_to_tensor(total), *terms]
@@ -322,7 +355,7 @@ class EmulationSession:
                 self._save()
             return {}
         self.learner.step(gradient)
-        return dict(zip(TERMS, map(float, losses), strict=True))
+        return dict(zip(TERMS, map(float, losses), strict=False))
 
     def _symmetry(self) -> int:
         """Returns the symmetry of the cube by which the universe of an iteration is turned."""
@@ -376,10 +409,15 @@ class EmulationSession:
                 "universe": universe.name,
                 "a": a,
                 "k [h/Mpc]": k,
-                "P plain": float(before.power[t, i]),
-                "P corrected": float(after.power[t, i]),
-                "1 - r plain": 1.0 - float(before.correlation[t, i]),
-                "1 - r corrected": 1.0 - float(after.correlation[t, i]),
+                **{
+                    f"{prefix}{name} {run}": float(value[t, space, i])
+                    for space, prefix in enumerate(SPACES[: len(self._axes)])
+                    for run, compared in (("plain", before), ("corrected", after))
+                    for name, value in (
+                        ("P", compared.power),
+                        ("1 - r", 1.0 - compared.correlation),
+                    )
+                },
             }
             for universe, before, after in zip(held_out, plain, corrected, strict=True)
             for t, a in enumerate(sorted(universe.truth))
@@ -472,7 +510,7 @@ def _numbers(cosmology: CosmologyOptions) -> dict[str, float]:
 
 def _means_at(rows: Sequence[dict[str, Any]], wavenumbers: Sequence[float]) -> list[dict[str, Any]]:
     """Returns the mean of all universes in the bins nearest to some wavenumbers, for each time."""
-    numbers = ("P plain", "P corrected", "1 - r plain", "1 - r corrected")
+    numbers = [name for name in rows[0] if name.endswith((" plain", " corrected"))]
     ks = sorted({row["k [h/Mpc]"] for row in rows})
     chosen = sorted({nearest(ks, k) for k in wavenumbers if k <= ks[-1] * 1.1})
     found = []

@@ -17,6 +17,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.options import EmulationOptions, PairFiles
 from flowpm_dist.evolution.integrators import BullFrog
+from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.other_codes import particle_files
@@ -41,13 +42,13 @@ class Universe:
         name: for tables and messages.
         cosmology: its parameters.
         start: what its cheap run begins from: a seed, or a state.
-        truth: scale factor -> displacement of the converged run, this rank's block.
+        truth: scale factor -> displacement and velocity of the converged run, this rank's blocks.
     """
 
     name: str
     cosmology: Cosmology
     start: int | State
-    truth: dict[float, tf.Tensor]
+    truth: dict[float, Particles]
 
 
 class Truth:
@@ -101,7 +102,7 @@ class Truth:
             raise EmulationError(
                 f"{pair.initial} is of a = {start.a:g}: the steps begin at {first:g}"
             )
-        truth: dict[float, tf.Tensor] = {}
+        truth: dict[float, Particles] = {}
         last = float(self._simulation.edges[-1])
         for path in pair.final:
             state = self._read(path, cosmology)
@@ -112,7 +113,7 @@ class Truth:
                 )
             if any(abs(a - other) <= SAME_TIME * a for other in truth):
                 raise EmulationError(f"{path} is of a = {a:g}, as another one of truth.pairs.final")
-            truth[a] = state.displacement.block
+            truth[a] = _particles(state)
         return Universe(str(pair.final[-1]), cosmology, start, truth)
 
     def _read(self, path: Path, cosmology: Cosmology) -> State:
@@ -166,8 +167,8 @@ class Truth:
             self._laps.append(time.perf_counter() - begin)
             self.seconds = float(np.median(self._laps))
         truth = {a: self._read(path / "snapshot.zarr", cosmology) for a, path in paths.items()}
-        blocks = {a: state.displacement.block for a, state in truth.items()}
-        return Universe(f"universe {number}", cosmology, seed, blocks)
+        particles = {a: _particles(state) for a, state in truth.items()}
+        return Universe(f"universe {number}", cosmology, seed, particles)
 
     def _converged(self, cosmology: Cosmology) -> Simulation:
         options = self._options
@@ -181,6 +182,10 @@ class Truth:
         return Simulation(
             cosmology, options.box.grid, options.box.size, edges, mesh=self._box.mesh, **solver
         )
+
+
+def _particles(state: State) -> Particles:
+    return Particles(state.displacement.block, state.velocity.block)
 
 
 def nearest(values: Sequence[float], wanted: float) -> float:

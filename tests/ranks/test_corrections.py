@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,10 @@ def simulation(mesh, correction=None, **options):
     options = {"integrator": "bullfrog", "precision": "float64", "halo": 4} | options
     cosmology = fpm.Cosmology.planck18()
     return fpm.Simulation(cosmology, GRID, 24.0, STEPS, mesh=mesh, correction=correction, **options)
+
+
+VELOCITY_KERNEL = (3, 3, 3, 8, 3)
+"""The shape of what moves velocities alone, the last of a network's numbers."""
 
 
 def block_of(box, whole):
@@ -205,6 +210,19 @@ def test_a_network_knows_no_place_and_its_velocity_is_the_rate_of_change(mesh):
         found = dataclasses.replace(state, displacement=displacement)
         found = found.corrected(network.with_theta(theta), velocities=False)
         np.testing.assert_allclose(found.displacement.numpy() - other, expected, atol=1e-12)
+        if element:
+            velocity = Field(
+                block_of(state.box, turned(state.velocity.numpy(), element)), state.box
+            )
+            found = dataclasses.replace(state, displacement=displacement, velocity=velocity)
+            found = found.corrected(network.with_theta(theta)).velocity.numpy()
+            expected = turned(after.velocity.numpy(), element)
+            np.testing.assert_allclose(found, expected, atol=1e-12)
+    only_displaced = MOVING.copy()
+    only_displaced[-math.prod(VELOCITY_KERNEL) :] = 0.0
+    more, after = after, state.corrected(network.with_theta(only_displaced))
+    np.testing.assert_array_equal(more.displacement.numpy(), after.displacement.numpy())
+    assert np.abs(more.velocity.numpy() - after.velocity.numpy()).max() > 1e-3
     h, ends = 1e-5, []
     for a in (0.5 + h, 0.5 - h):
         there = sim.lpt(seed=1, a=a)
@@ -258,7 +276,8 @@ EMULATION = {
 
 def learned(mesh, folder, kind):
     """What an emulation learns in a folder."""
-    emulation = {**EMULATION, "emulate": {**EMULATION["emulate"], "kind": kind}}
+    more = {"kind": kind, "redshift_space": 0.5}
+    emulation = {**EMULATION, "emulate": {**EMULATION["emulate"], **more}}
     options = EmulationOptions.check(emulation, Path("run.toml"))
     owner = EmulationFolder(folder)
     if mesh.rank == 0:

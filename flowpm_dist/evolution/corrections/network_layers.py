@@ -30,7 +30,8 @@ def network_function(
         channels: of each layer.
         hidden: the number of convolutions between the first and the last one.
         spacing: of the particles [Mpc/h], the unit of displacements in the network.
-        velocities: whether rates of change go through the layers with the values.
+        velocities: whether rates of change go through the layers with the values. The last kernel
+            then has three components more, of what is added to velocities alone.
     """
     vector, layers, count = box.vector_shape, hidden + 1, 1 + velocities
     size = 4 * channels * layers + 2
@@ -40,10 +41,11 @@ def network_function(
         mtf.Dimension(name, n)
         for name, n in (("component", 3), ("channel", channels), ("channel_next", channels))
     )
+    last = mtf.Dimension("added", 3 * count)
     shapes = {
         "first": mtf.Shape([*kernel, first, inner]),
         **{f"hidden_{n}": mtf.Shape([*kernel, inner, middle]) for n in range(hidden)},
-        "last": mtf.Shape([*kernel, inner, first]),
+        "last": mtf.Shape([*kernel, inner, last]),
     }
     # Values, and then their rates of change, on each rank.
     batch = mtf.Dimension("batch", count * (box.batch or 1))
@@ -83,7 +85,12 @@ def _moved(
     """Returns the displacement, or the velocity, with what the network gives."""
     value, *change = tf.split(out, count, axis=0)
     factor, slope = (_per_universe(modulation[..., n, tf.newaxis]) for n in (-2, -1))
-    added = factor * change[0] + slope * value if rate else factor * value
+    value = value[..., :3]
+    if rate:
+        displaced, alone = tf.split(change[0], 2, axis=-1)
+        added = factor * (displaced + alone) + slope * value
+    else:
+        added = factor * value
     return y + spacing * tf.reshape(added, y.shape)
 
 

@@ -8,7 +8,9 @@ multiplied by the square of the first, so that it vanishes at early times.
 
 The kernels of the first convolution sum to 0: only differences of displacements enter, not a flow
 of all particles together. The velocity that is added is the time derivative of the displacement
-that is added. Value and derivative go through the layers together, as a batch of two.
+that is added, and one more convolution of the derivative of the last hidden layer: the motions
+inside of halos, which no displacement shows. Value and derivative go through the layers together,
+as a batch of two.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 CHANNELS, HIDDEN = 8, 3
 """Channels of each layer, and convolutions between the first and the last one."""
-FIRST_SCALE, HIDDEN_SCALE, STYLE_SCALE = 1.0, 0.5, 0.3
+HIDDEN_SCALE, SCALES = 0.5, {"first": 1.0, "last": 0.0, "style": 0.3, "velocity": 0.0}
 """Scales of the first weights, over those that keep the variance."""
 
 
@@ -43,7 +45,8 @@ class ResidualNetwork(StateCorrection):
 
     Attributes:
         theta: kernels of the convolutions in order, then what makes of the style the scales and
-            shifts of each layer. Zeros for the last kernel change nothing.
+            shifts of each layer, then the kernel of the velocities. Zeros for the last convolution
+            and for the velocities change nothing.
     """
 
     name: ClassVar[str] = "residual-network"
@@ -55,13 +58,11 @@ class ResidualNetwork(StateCorrection):
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:
-        """See `Correction.begun`: the last kernel is 0."""
+        """See `Correction.begun`: the last kernel is 0, and the one of the velocities."""
         rng = np.random.default_rng(seed)
         parts = []
         for name, shape in _shapes().items():
-            scale = {"first": FIRST_SCALE, "last": 0.0, "style": STYLE_SCALE}.get(
-                name, HIDDEN_SCALE
-            )
+            scale = SCALES.get(name, HIDDEN_SCALE)
             inputs = FEATURES if name == "style" else math.prod(shape[:-1])
             part = rng.normal(size=shape) * scale / np.sqrt(inputs)
             if name == "style":
@@ -98,6 +99,9 @@ class ResidualNetwork(StateCorrection):
             axis=-1,
         )
         spacing, velocities = force_cell(box.size, box.grid), len(fields) > 1
+        of_velocity = parts.pop("velocity")
+        if velocities:
+            parts["last"] = tf.concat([parts["last"], of_velocity], axis=-1)
         function = network_function(box, CHANNELS, HIDDEN, spacing, velocities)
         inputs = [tf.cast(x, box.dtype) for x in (modulation, *parts.values())]
         return list(function(*fields, *inputs))
@@ -120,6 +124,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
         "last": (*kernel, CHANNELS, 3),
         # of each modulated layer: weights of the features, and a constant; of scales and shifts
         "style": (HIDDEN + 1, FEATURES + 1, 2 * CHANNELS),
+        "velocity": (*kernel, CHANNELS, 3),
     }
 
 
@@ -147,6 +152,6 @@ def _numbered() -> Iterator[tuple[np.ndarray, np.ndarray, int | None]]:
     begin = 0
     for name, shape in _shapes().items():
         end = begin + math.prod(shape)
-        vector = {"first": 3, "last": 4}.get(name)
+        vector = {"first": 3, "last": 4, "velocity": 4}.get(name)
         yield np.arange(begin, end).reshape(shape), np.ones(shape), vector
         begin = end
