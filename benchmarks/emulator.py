@@ -3,6 +3,7 @@
     python benchmarks/emulator.py [--correction default network] [--output emulator] [--repeat 3]
     python benchmarks/emulator.py --universes FILES [--steps 10]
     python benchmarks/emulator.py --reconstruct 200 --universes FILE
+    python benchmarks/emulator.py --light-cone
 
 The truth is the same as in benchmarks/accuracy.py: MP-Gadget's runs from the same particles, 64^3
 in 128 Mpc/h, at a = 0.5 and 1; or other runs in files of the same kind. Each row is BullFrog's

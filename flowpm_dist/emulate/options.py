@@ -43,10 +43,11 @@ COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""
 KINDS: dict[str, type[Correction]] = {"filter": PotentialFilter, "network": ResidualNetwork}
 """What can be learned."""
-RATES = {"filter": 0.01, "network": 0.003}
-DISPLACEMENTS = {"filter": 0.0, "network": 1.0}
-REDSHIFT_SPACE = {"filter": 0.0, "network": 0.1}
-"""Learning rates, and weights of displacements and of redshift space, where none are given."""
+DEFAULTS = {
+    "filter": {"rate": 0.01, "displacement": 0.0, "redshift_space": 0.0},
+    "network": {"rate": 0.003, "displacement": 1.0, "redshift_space": 0.1},
+}
+"""Kind -> values of the keys whose default depends on it."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
 SAME_TIMES = 1e-3
@@ -144,6 +145,11 @@ class EmulateOptions(Options):
     checkpoint_every: int = count(25)
     seed: Seed = Field(default=0, description=A_SEED)
     start_from: AnyPath | None = Field(default=None, description="the file of a correction")
+
+    def chosen(self, key: str) -> float:
+        """Returns the value of a key of `DEFAULTS`, as given or by default."""
+        given: float | None = getattr(self, key)
+        return DEFAULTS[self.kind][key] if given is None else given
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

@@ -19,14 +19,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
-from flowpm_dist.emulate.options import (
-    DISPLACEMENTS,
-    FINER,
-    KINDS,
-    RATES,
-    REDSHIFT_SPACE,
-    EmulationOptions,
-)
+from flowpm_dist.emulate.options import FINER, KINDS, EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
@@ -129,21 +122,15 @@ class EmulationSession:
         self.correction = dataclasses.replace(
             self.correction, trained=None, scores={}, provenance={}
         )
-        self._weight = learned.displacement
-        if self._weight is None:
-            self._weight = DISPLACEMENTS[learned.kind]
-        self._seen = learned.redshift_space
-        if self._seen is None:
-            self._seen = REDSHIFT_SPACE[learned.kind]
-        self._axes: list[Axis | None] = [None, LINE_OF_SIGHT] if self._seen else [None]
+        seen = learned.chosen("redshift_space")
+        self._axes: list[Axis | None] = [None, LINE_OF_SIGHT] if seen else [None]
         self._kept: dict[str, list[State]] = {}
         self._painted: dict[tuple[str, float, Axis | None], Field] = {}
         if isinstance(self.correction, StateCorrection):
             force = self.simulation.options.force_correction
             self.correction = dataclasses.replace(self.correction, force=force)
         theta = np.asarray(self.correction.theta, np.float64)
-        rate = RATES[learned.kind] if learned.rate is None else learned.rate
-        self.learner = Learner(theta, rate, learned.iterations, mesh)
+        self.learner = Learner(theta, learned.chosen("rate"), learned.iterations, mesh)
         self._distance = self.box.function(
             lambda _, a, b: mtf.reduce_mean(mtf.square(a - b)),
             ours=self.box.vector_shape,
@@ -280,11 +267,12 @@ class EmulationSession:
         power = tf.reduce_mean(tf.math.log(compared.power) ** 2, axis=[0, 2])
         phases = tf.reduce_mean(1.0 - compared.correlation**2, axis=[0, 2])
         distance = tf.reduce_mean(compared.distance)
+        chosen = self.options.emulate.chosen
         correlation = self.options.emulate.correlation
-        weights = [1.0, correlation, self._weight]
+        weights = [1.0, correlation, chosen("displacement")]
         terms = [power[0], phases[0], distance]
         if len(self._axes) > 1:
-            weights.append(self._seen)
+            weights.append(chosen("redshift_space"))
             terms.append(power[1] + correlation * phases[1])
         # a term without weight has no gradient to be computed
         total = sum(w * term for w, term in zip(weights, terms, strict=True) if w)

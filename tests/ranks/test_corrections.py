@@ -27,6 +27,8 @@ BEGUN = PotentialFilter.begun(1)
 THETA = BEGUN.theta + 0.02 * np.random.default_rng(1).normal(size=BEGUN.theta.size)
 NETWORK = ResidualNetwork.begun(1)
 MOVING = NETWORK.theta + 0.03 * np.random.default_rng(4).normal(size=NETWORK.theta.size)
+VELOCITY_KERNEL = (3, 3, 3, 8, 3)
+"""The shape of what changes velocities alone, the last of a network's numbers."""
 NOISE, WEIGHTS, DIRECTION = np.random.default_rng(2).normal(size=(3, GRID, GRID, GRID))
 
 
@@ -34,10 +36,6 @@ def simulation(mesh, correction=None, **options):
     options = {"integrator": "bullfrog", "precision": "float64", "halo": 4} | options
     cosmology = fpm.Cosmology.planck18()
     return fpm.Simulation(cosmology, GRID, 24.0, STEPS, mesh=mesh, correction=correction, **options)
-
-
-VELOCITY_KERNEL = (3, 3, 3, 8, 3)
-"""The shape of what moves velocities alone, the last of a network's numbers."""
 
 
 def block_of(box, whole):

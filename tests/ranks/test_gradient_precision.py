@@ -65,7 +65,7 @@ def simulation(integrator, precision):
     )
 
 
-def gradient(integrator, precision, adjoint, edges, seed=SEEDS[0]):
+def gradient(integrator, precision, adjoint, edges, seed):
     """Gradients of a weighted density to the white noise, which is equal in both precisions."""
     noise, weights = np.random.default_rng(seed).normal(size=(2, N, N, N)).astype(np.float32)
     sim = simulation(integrator, precision).with_steps(edges)
@@ -80,7 +80,7 @@ def gradient(integrator, precision, adjoint, edges, seed=SEEDS[0]):
 
 @pytest.mark.parametrize("integrator, start, spacing, steps", CASES)
 def test_single_precision_is_double_precision(integrator, start, spacing, steps):
-    """To 2e-5, or to twice the error of plain differentiation: that of the way forward.
+    """To 2e-5, or to twice the error of plain differentiation, which the forward run makes.
 
     Where a particle changes sides at the face of a cell by rounding, the gradient jumps, in either
     way back. So it holds for one of three universes at least.

@@ -8,9 +8,8 @@ multiplied by the square of the first, so that it vanishes at early times.
 
 The kernels of the first convolution sum to 0: only differences of displacements enter, not a flow
 of all particles together. The velocity that is added is the time derivative of the displacement
-that is added, and one more convolution of the derivative of the last hidden layer: the motions
-inside of halos, which no displacement shows. Value and derivative go through the layers together,
-as a batch of two.
+that is added, and one more convolution of the derivative of the last hidden layer, for motions
+inside of halos. Value and derivative go through the layers together, as a batch of two.
 """
 
 from __future__ import annotations
