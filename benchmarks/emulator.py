@@ -36,7 +36,6 @@ from accuracy import FOLDER, near
 
 import flowpm_dist as fpm
 from flowpm_dist import reconstruction as rec
-from flowpm_dist.evolution.corrections import load_correction
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import (
     COLOURS,
@@ -242,14 +241,12 @@ def main() -> None:
         default=[FOLDER / f"treepm_P{number}.npz" for number in (1, 2)],
         help="files of TreePM runs, of one particle spacing",
     )
-    parser.add_argument(
-        "--light-cone", action="store_true", help="C_l of maps instead, with filters"
-    )
+    parser.add_argument("--light-cone", action="store_true", help="C_l of maps instead")
     parser.add_argument("--reconstruct", type=int, default=0, metavar="GRADIENTS")
     parser.add_argument("--meshes", type=float, nargs="+", default=[2], help="finer meshes")
     arguments = parser.parse_args()
     if arguments.light_cone:
-        return light_cone([c for c in arguments.correction if load_correction(c).of_states is None])
+        return light_cone(arguments.correction)
     rows: dict[str, dict[str, Any]] = {"plain": {"deconvolve": False}, "`deconvolve`": {}}
     for correction in arguments.correction:
         rows[Path(correction).stem] = {"correction": correction}

@@ -52,6 +52,7 @@ class ConvergenceModel(UniverseModel):
             raise ValueError("a model of convergence needs a light cone of the flat sky")
         self.cone, self.sources, self._field = cone, list(sources), cone.sky
         self._observer = cone.convergence_observer(sources, alignment)
+        simulation.warn_of_times([cone.sky.earliest])
 
     @classmethod
     def of(cls, simulation: Simulation, options: ConvergenceOptions) -> Self:

@@ -185,9 +185,11 @@ class SimulatedRun(RunFile):
 
     @property
     def state_times(self) -> list[float]:
-        """The scale factors of the states that leave a run, increasing."""
+        """The scale factors of the states that leave a run, and the first one of a light cone."""
         last, observation = self.evolution.last, getattr(self, "observation", None)
-        return [last] if observation is None else observation.scale_factors(last)
+        cone = getattr(self, "lightcone", None)
+        times = [last] if observation is None else observation.scale_factors(last)
+        return times if cone is None else [cone.earliest, *times]
 
     @property
     def files(self) -> dict[str, Path | None]:
@@ -229,11 +231,6 @@ class SimulatedRun(RunFile):
         if (correction := self.solver.state_correction) is None:
             return
         key, path = "evolution.correction", self.evolution.correction
-        if getattr(self, "lightcone", None) is not None:
-            what = (
-                "moves the particles of states that leave a run; light cones observe the run itself"
-            )
-            yield Problem(key, f"= {str(path)!r} {what}: give a correction of the force")
         structure = getattr(getattr(self, "observation", None), "structure", "pm")
         learned = LPT_ONLY if correction.of_lpt else "pm"
         if structure in ("linear", "1lpt", "2lpt", "pm") and structure != learned:
@@ -429,7 +426,7 @@ class SimulationOptions(SimulatedRun):
     @property
     def state_times(self) -> list[float]:
         """See `SimulatedRun.state_times`."""
-        return [*self.output_times, self.evolution.last]
+        return [*self.output_times, *super().state_times]
 
     @property
     def files(self) -> dict[str, Path | None]:

@@ -1,10 +1,10 @@
-"""States of a universe at chosen scale factors during a run."""
+"""Observers of a run that apply its correction of states, which the run does not know of."""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,18 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.options import SAME
-from flowpm_dist.evolution.nbody import Particles, combine
-from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer
+from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.evolution.corrections import force_cell
+from flowpm_dist.evolution.integrators import Integrator
+from flowpm_dist.evolution.integrators.base import momentum_factor
+from flowpm_dist.evolution.nbody import Particles, broadcast_per_universe, combine
+from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer, add_to
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.state import State
+from meshimpl.mesh_function import replicated
 
 OnOutput = Callable[[State], Any]
 """Makes from a state what is kept of it."""
@@ -171,3 +177,107 @@ class Outputs(Observer):
         read = replace(self._inputs, cosmologies=local, source=source, options=options)
         self._read_last = tensors, read
         return self._read_last[1]
+
+
+class Corrected(Observer):
+    """Shows another observer the particles as the run's correction of states moves them.
+
+    For each kick that is observed the particles are corrected once: midway to the next kick, or at
+    the kick for an observer that needs the velocity before it. From there they move in a straight
+    line with their corrected velocity.
+
+    Args:
+        inputs: the run's inputs, with a correction of states.
+        observer: the other observer. All its measurements at a kick are differentiated together.
+    """
+
+    def __init__(self, inputs: Inputs, observer: Observer) -> None:
+        correction = inputs.options.state_correction
+        assert correction is not None
+        self._box, self._correction, self._observer = inputs.box, correction, observer
+        self.kicks, self.needs_before = observer.kicks, observer.needs_before
+        local, edges = inputs.cosmologies, inputs.edges.tolist()
+        integrator = inputs.options.integrator
+        numbers = sorted(self.kicks)
+        self._rows = {kick: row for row, kick in enumerate(numbers)}
+        operations = integrator.schedule(local.growths[0], edges).operations
+        kicks = np.array([each.a for each in operations if each.kind == "kick"])
+        times = kicks[numbers]
+        if not self.needs_before:
+            times = 0.5 * (times + np.append(kicks[1:], edges[-1])[numbers])
+        cell = force_cell(self._box.size, self._box.grid)
+
+        def style(power: LinearPower) -> tf.Tensor:
+            return tf.stack([correction.style(power, cell, a) for a in times.tolist()])
+
+        def motion(growth: Growth) -> tf.Tensor:
+            return _motion(integrator, growth, edges, numbers, times)
+
+        self.inputs = (
+            replicated(self._box.mesh, as_float64(correction.theta)),
+            local.stack(local.of_powers(style)),
+            local.stack(local.of_growths(motion)),
+            *observer.inputs,
+        )
+
+    def measurements(self, kick: int) -> list[Measurement]:
+        """See `Observer.measurements`: all of the other observer's as one."""
+        return [functools.partial(self._measure, kick)] if kick in self.kicks else []
+
+    def _measure(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
+        (theta, styles, motions, *own), row = inputs, self._rows[kick]
+        motion = tf.cast(motions[..., row, :, :], self._box.dtype)
+        moved, rates = tf.unstack(motion[..., : len(moment.moving) - 1], axis=-2)
+        x = combine(moment.moving, tf.concat([tf.ones_like(moved[..., :1]), moved], axis=-1))
+        v = combine(moment.moving[1:], rates)
+        there, velocity = self._correction.moved(theta, styles[..., row, :, :], [x, v], self._box)
+        added = (velocity - v) / broadcast_per_universe(rates[..., 0])  # to the scheme's velocity
+        since = broadcast_per_universe(moved[..., 0]) * added
+        displacement = moment.displacement + (there - x - since)
+        seen = Moment(displacement, moment.before + added, moment.after + added, moment.lpt)
+        measured: Measured = {}
+        for measurement in self._observer.measurements(kick):
+            add_to(measured, measurement(seen, own))
+        return measured
+
+    def results(self, measured: Measured) -> Any:
+        """Returns the results of the other observer."""
+        return self._observer.results(measured)
+
+    def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
+        """See `Observer.pack`."""
+        return self._observer.pack(measured)
+
+    def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
+        """See `Observer.unpack`."""
+        return self._observer.unpack(packed)
+
+
+def _motion(
+    integrator: Integrator,
+    growth: Growth,
+    edges: Sequence[float],
+    kicks: Sequence[int],
+    times: np.ndarray,
+) -> tf.Tensor:
+    """Returns how particles have moved since kicks, and their canonical velocity, by their fields.
+
+    Args:
+        integrator, growth, edges: see `Integrator.since_kick`.
+        kicks: their numbers [n].
+        times: a scale factor for each, before the next kick [n].
+
+    Returns:
+        Factors of the velocity after the kick, psi1 and psi2, for both, float64 [n, 2, 3]. At a
+        kick itself nothing has moved.
+    """
+    t = tf.constant(times)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(t)
+        last, factors = integrator.since_kick(growth, edges, t)
+        columns = tf.unstack(factors, axis=-1)[1:]
+    slopes = [tape.gradient(each, t, unconnected_gradients="zero") for each in columns]
+    own = tf.constant(np.equal(last, kicks), t.dtype)
+    to_canonical = times * momentum_factor(growth, times)  # a^2 dx/dt = a^3 E dx/da
+    moved, rates = [own * each for each in columns], [to_canonical * slope for slope in slopes]
+    return tf.stack([tf.stack(moved, axis=-1), tf.stack(rates, axis=-1)], axis=-2)

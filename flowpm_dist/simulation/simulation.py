@@ -55,7 +55,7 @@ from flowpm_dist.simulation.inputs import (
     source_of,
 )
 from flowpm_dist.simulation.options import SolverKeys, SolverOptions, simulation_bytes
-from flowpm_dist.simulation.outputs import OnOutput, Outputs, check_outputs
+from flowpm_dist.simulation.outputs import Corrected, OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
@@ -152,8 +152,8 @@ class Simulation:
         """Warns, once each, of states at scale factors for which a network was not trained.
 
         Args:
-            times: scale factors of states that leave a run. `run`, `run_resumably` and `lpt` check
-                theirs.
+            times: scale factors of states that leave a run, or of particles on a light cone. `run`,
+                `run_resumably`, `lpt` and `LightCone` check theirs.
         """
         correction = self.options.state_correction
         if correction is None or correction.trained is None:
@@ -373,7 +373,7 @@ class Simulation:
     ) -> Any:
         """Simulates as `run` does, and returns the results of an observer.
 
-        The observer measures the particles of the run itself, without a correction of states.
+        With a correction of states the observer sees corrected particles.
 
         Args:
             observer: a function that makes an `evolution.Observer` from the run's inputs and its
@@ -381,10 +381,9 @@ class Simulation:
             seed, progress, start: as for `run`.
 
         Raises:
-            ValueError, HaloError: as `run` does; or the simulation has a correction of states.
+            ValueError, HaloError: as `run` does.
         """
-        self._check_observers([observer])
-        return self._run(Given(seed, **start), progress, observer)[1]
+        return self._run(Given(seed, **start), progress, self._corrected(observer))[1]
 
     def run_resumably(
         self,
@@ -418,28 +417,25 @@ class Simulation:
             The last state.
 
         Raises:
-            ValueError, HaloError: as `run`; or observers, where the simulation has a correction of
-                states.
+            ValueError, HaloError: as `run` does.
         """
-        self._check_observers(observers)
         self.warn_of_times([*([] if outputs is None else outputs), self.edges[-1]])
-        every = list(observers)
+        every: list[ObserverOf] = []
+        if observers:  # all of them see the same corrected particles
+            every.append(self._corrected(functools.partial(_side_by_side, list(observers))))
         if outputs is not None:
             every.append(self._outputs(outputs, on_output))
 
         observer = functools.partial(_side_by_side, every) if every else None
         state, found = self._run(Given(seed, **start), progress, observer, after_step, resume)
         if on_results is not None:
-            on_results([] if found is None else found[: len(observers)])
+            on_results(found[0] if observers else [])
         return state
 
-    def _check_observers(self, observers: Sequence[ObserverOf]) -> None:
-        correction = self.options.state_correction
-        if correction is not None and observers:
-            raise ValueError(
-                f"correction: a {correction.name} moves the particles of states that leave a run; "
-                "light cones observe the run itself: use a correction of the force alone"
-            )
+    def _corrected(self, observer: ObserverOf) -> ObserverOf:
+        if self.options.state_correction is None:
+            return observer
+        return functools.partial(_seen_corrected, observer)
 
     def _outputs(
         self, outputs: Sequence[float] | np.ndarray, on_output: OnOutput | None
@@ -563,6 +559,10 @@ def _at_times(
     outputs: Sequence[float], on_output: OnOutput | None, inputs: Inputs, halo: int
 ) -> Observer:
     return Outputs(inputs, outputs, halo, on_output)
+
+
+def _seen_corrected(observer: ObserverOf, inputs: Inputs, halo: int) -> Observer:
+    return Corrected(inputs, observer(inputs, halo))
 
 
 def _side_by_side(observers: Sequence[ObserverOf], inputs: Inputs, halo: int) -> Observer:

@@ -85,7 +85,7 @@ class SkyRuns:
 
         return (at(h) - at(-h)) / (2 * h)
 
-    def check_gradients(self, mesh, integrator, differences: Callable[[str], bool]):
+    def check_gradients(self, mesh, integrator, differences: Callable[[str], bool], **options):
         """Check maps and gradients of a mesh against one rank's, and these against differences.
 
         Args:
@@ -93,15 +93,16 @@ class SkyRuns:
             integrator: its name.
             differences: whether to check a number's gradient, or that "along" the noise, on a
                 single rank.
+            **options: of the simulation.
         """
-        sim = self.simulation(mesh, integrator)
+        sim = self.simulation(mesh, integrator, **options)
         noise = sim.lpt(seed=3).white_noise.block
         kappa, to_noise, to_numbers = self.with_gradients(sim, noise)
 
         def alone():
             if SIZE == 1:
                 return {"kappa": kappa, "gradient": to_noise} | to_numbers
-            line = self.simulation(solo(), integrator)
+            line = self.simulation(solo(), integrator, **options)
             field = line.lpt(seed=3).white_noise.block
             maps, gradient, numbers = self.with_gradients(line, field)
             return {"kappa": maps, "gradient": gradient} | numbers
@@ -111,9 +112,8 @@ class SkyRuns:
             for name in filter(differences, found):
                 step = {"direction": 1.0} if name == "along" else {name: 1.0}
                 assert found[name] == pytest.approx(self.slope(sim, noise, **step), rel=1e-6), name
-        known = by_rank_zero(
-            f"{type(getattr(self.cone, 'sky', self.cone)).__name__}-{integrator}", alone
-        )
+        names = [type(getattr(self.cone, "sky", self.cone)).__name__, integrator, *options]
+        known = by_rank_zero("-".join(names), alone)
         np.testing.assert_allclose(kappa, known["kappa"], atol=1e-12 * np.abs(known["kappa"]).max())
         size = np.abs(known["gradient"]).max()
         np.testing.assert_allclose(to_noise, known["gradient"][sim.box.place], atol=1e-10 * size)

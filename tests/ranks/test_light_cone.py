@@ -22,6 +22,7 @@ from sky_runs import (
 from flowpm_dist.cosmology import Growth
 from flowpm_dist.cosmology.distances import Distances, lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
+from flowpm_dist.evolution.corrections import ResidualNetwork
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.light_cone import read_light_cone
 from flowpm_dist.observables.lensing import (
@@ -40,6 +41,10 @@ pytestmark = pytest.mark.ranks(1)
 
 CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))
 EDGES = (0.2, 0.5, 0.75, 0.9, 1.0)
+NETWORK = ResidualNetwork.begun(1)
+CHANGE = 0.03 * np.random.default_rng(4).normal(size=NETWORK.theta.size)
+CHANGE[-648:] = 0.0  # the kernel of velocities
+MOVING = NETWORK.with_theta(NETWORK.theta + CHANGE)
 RUNS = SkyRuns(CONE, EDGES, plane=0.2, smail=(0.1, 0.23), shift=0.01)
 simulation, sources_of, kappa_of = RUNS.simulation, RUNS.sources, RUNS.kappa
 
@@ -61,6 +66,37 @@ def test_maps_and_gradients(mesh, integrator):
         np.testing.assert_allclose(direct[0], kappa, atol=1e-15)
         np.testing.assert_allclose(direct[1], to_noise, atol=1e-9 * np.abs(to_noise).max())
         assert direct[2] == pytest.approx(to_numbers, rel=1e-9)
+
+
+@pytest.mark.ranks(1, 2)
+def test_maps_of_corrected_particles_and_their_gradients(mesh):
+    """A network that moves states moves what is observed; its numbers have gradients, too."""
+    network = ResidualNetwork.begun(1)
+    begun = simulation(mesh, "bullfrog", correction=network)
+    noise = begun.lpt(seed=3).white_noise.block
+    plain = kappa_of(simulation(mesh, "bullfrog"), noise).numpy()
+    np.testing.assert_array_equal(kappa_of(begun, noise), plain)
+    change = 0.03 * np.random.default_rng(4).normal(size=network.theta.size)
+
+    def moving(size):
+        theta = tf.constant(network.theta + size * change)
+        return simulation(mesh, "bullfrog", correction=network.with_theta(theta)), theta
+
+    def loss_of(sim):
+        kappa = kappa_of(sim, noise)
+        return tf.reduce_sum(weights_of(kappa) * (kappa + 20 * kappa**2)) / mesh.size
+
+    sim, theta = moving(1.0)
+    kappa, *_ = RUNS.check_gradients(
+        mesh, "bullfrog", lambda name: True, correction=sim.options.correction
+    )
+    assert np.std(kappa - plain) > 0.05 * np.std(plain)
+    with tf.GradientTape() as tape:
+        tape.watch(theta)
+        loss = loss_of(sim)
+    slope = np.sum(tape.gradient(loss, theta) * change)
+    above, below = (float(loss_of(moving(1.0 + h)[0])) for h in (1e-6, -1e-6))
+    assert slope == pytest.approx(mesh.size * (above - below) / 2e-6, rel=1e-6)
 
 
 @pytest.mark.ranks(4)
@@ -159,15 +195,19 @@ def test_the_mean_of_the_universe_is_taken_off(mesh):
     assert np.std(maps) < 0.1 * total
 
 
+@pytest.mark.parametrize("correction", [None, MOVING])
 @pytest.mark.parametrize("integrator", ["fastpm", "bullfrog", "cola"])
-def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
-    """Each layer shows the particles of a state at the time of its distance."""
-    sim = simulation(mesh, integrator)
+def test_particles_are_where_they_are_at_their_crossing(mesh, integrator, correction):
+    """Each layer shows the particles of a state at the time of its distance.
+
+    A network corrects them between two kicks; from there they move straight on.
+    """
+    sim = simulation(mesh, integrator, correction=correction)
     cone, found = CONE, {}
     inputs_of = {}
 
     class Places:
-        kicks, needs_before = frozenset(range(len(EDGES))), False
+        needs_before = False
 
         def __init__(self, inputs):
             self.inputs = ()
@@ -177,6 +217,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
             growth = inputs.cosmologies.growths[0]
             edges = inputs.edges.tolist()
             self.at, self.factors = sim.options.integrator.since_kick(growth, edges, self.a)
+            self.kicks = frozenset(self.at)
 
         def measurements(self, kick):
             return [functools.partial(self.measure, kick)]
@@ -197,8 +238,13 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator):
     sim.observe(lambda inputs, halo: Places(inputs), seed=3)
     chosen = sorted(found)[:: max(1, len(found) // 5)]
     states = sim.run(seed=3, outputs=[inputs_of["a"][m] for m in chosen])
-    for m, state in zip(chosen, states, strict=True):
-        np.testing.assert_allclose(found[m], state.displacement.block, atol=1e-10)
+    plain = simulation(mesh, integrator).run(seed=3, outputs=[state.a for state in states])
+    for m, state, before in zip(chosen, states, plain, strict=True):
+        there = state.displacement.block.numpy()
+        added = np.std(there - before.displacement.block)
+        tolerance = 1e-10 if correction is None else 0.1 * added
+        assert (added > 0.01) == (correction is not None)
+        assert np.std(found[m] - there) < tolerance
 
 
 @pytest.mark.ranks(1, 2)

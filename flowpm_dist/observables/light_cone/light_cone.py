@@ -88,7 +88,7 @@ class LightCone:
             cell = simulation.spacing / simulation.options.mesh_factor
             if message := self.sky.fine_pixels_warning(half, cell):
                 warnings.warn(message, stacklevel=2)
-        self._warn_of_width()
+        self._warn_of(simulation)
         return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
 
     def planes(
@@ -119,7 +119,7 @@ class LightCone:
             ValueError: as for `convergence`; or a width that is not above 0; or edges that are
                 negative, do not increase, or do not lie within z_max.
         """
-        self._warn_of_width()
+        self._warn_of(simulation)
         return simulation.observe(self.planes_observer(width), seed, **run)
 
     def particles(
@@ -155,7 +155,7 @@ class LightCone:
         path, mesh = Path(folder), simulation.box.mesh
         if int(mesh.world.allreduce(tf.constant(int(holds_light_cone(path))), "max")):
             raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
-        self._warn_of_width()
+        self._warn_of(simulation)
         with LightConeFiles(path, mesh) as files:
             simulation.observe(self.particles_observer(files), seed, **run)
         return path
@@ -190,8 +190,9 @@ class LightCone:
         """Returns the observer of `particles`, which writes to the files of this rank."""
         return lambda inputs, halo: Recorder(self.geometry(inputs), files)
 
-    def _warn_of_width(self) -> None:
-        """Warns, on the first rank, of a field that is too wide for a flat sky."""
+    def _warn_of(self, simulation: Simulation) -> None:
+        """Warns of times that a network does not know, and of a field too wide for a flat sky."""
+        simulation.warn_of_times([self.sky.earliest, 1.0])
         if launch.detect().rank == 0 and (message := self.sky.wide_field_warning()):
             warnings.warn(message, stacklevel=3)
 
