@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from flowpm_dist.emulate.options import CELL
 from flowpm_dist.io.figures import (
     COLOURS,
     MUTED,
@@ -28,7 +29,7 @@ LABELS = {
 def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Returns a figure of P over the truth's and of 1 - r by k, for each time a column.
 
-    If redshift space was learned, a third row has P there.
+    If redshift space was learned, a third row has P there. Each spacing of particles has a colour.
 
     Args:
         rows: of scores.csv.
@@ -37,14 +38,19 @@ def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     quantities = [name for name in LABELS if f"{name} plain" in rows[0]]
     figure = new_figure(4.6 * len(times) + 0.4, 3.2 * len(quantities))
     axes = figure.subplots(len(quantities), len(times), squeeze=False, sharex=True, sharey="row")
-    lines = (("plain", MUTED), ("corrected", COLOURS[0]))
+    cells = sorted({row[CELL] for row in rows})
     for column, a in zip(axes.T, times, strict=True):
         for panel, quantity in zip(column, quantities, strict=True):
-            for name, colour in lines:
-                k, each = _curves(rows, a, f"{quantity} {name}")
-                for values in each:
-                    panel.plot(k, values, color=colour, alpha=0.35, linewidth=0.8)
-                panel.plot(k, np.mean(each, axis=0), color=colour, linewidth=2.0, label=name)
+            for number, cell in enumerate(cells):
+                of = f", {cell:g} Mpc/h" if len(cells) > 1 else ""
+                here = [row for row in rows if row["a"] == a and row[CELL] == cell]
+                corrected = {"color": COLOURS[number % len(COLOURS)]}
+                plain = {**corrected, "linestyle": ":"} if of else {"color": MUTED}
+                for name, style in (("plain", plain), ("corrected", corrected)):
+                    k, each = _curves(here, f"{quantity} {name}")
+                    for values in each:
+                        panel.plot(k, values, **style, alpha=0.35, linewidth=0.8)
+                    panel.plot(k, np.mean(each, axis=0), **style, linewidth=2.0, label=name + of)
             style_axes(panel)
             panel.set_xscale("log")
             plain_log_ticks(panel.xaxis)
@@ -83,12 +89,9 @@ def learning_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
     return figure
 
 
-def _curves(
-    rows: Sequence[Mapping[str, Any]], a: float, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns k and a quantity of each universe [universe, k]."""
-    here = [row for row in rows if row["a"] == a]
-    k = sorted({row["k [h/Mpc]"] for row in here})
-    universes = dict.fromkeys(row["universe"] for row in here)
-    values = [[row[name] for row in here if row["universe"] == u] for u in universes]
+def _curves(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns k and a quantity of each universe [universe, k], of one time and spacing."""
+    k = sorted({row["k [h/Mpc]"] for row in rows})
+    universes = dict.fromkeys(row["universe"] for row in rows)
+    values = [[row[name] for row in rows if row["universe"] == u] for u in universes]
     return np.array(k), np.array(values)

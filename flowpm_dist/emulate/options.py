@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +22,7 @@ from flowpm_dist.evolution.corrections import (
 )
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid, MeshFactor, mesh_factor_problem
+from flowpm_dist.grid.options import A_SIZE, Sides
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.options import (
@@ -50,6 +51,9 @@ DEFAULTS = {
 """Kind -> values of the keys whose default depends on it."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
+CELL = "cell [Mpc/h]"
+"""The column of scores.csv with the spacing of the particles."""
+Size = tuple[float, float, float]
 SAME_TIMES = 1e-3
 """Least difference of two scale factors at which runs are compared."""
 
@@ -61,11 +65,13 @@ class PairFiles(Options):
         initial: the snapshot from which the cheap run begins.
         final: the snapshots that it is compared with.
         cosmology: the universe's parameters.
+        size: the box of the snapshots [Mpc/h]; by default box.size.
     """
 
     initial: AnyPath = Field(description="a snapshot: Gadget-4's HDF5, bigfile, or a zarr folder")
     final: OneOrMore[AnyPath] = Field(description="a list of snapshots")
     cosmology: CosmologyOptions = Field(description="a table of parameters")
+    size: Sides | None = Field(default=None, description=A_SIZE)
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -84,6 +90,7 @@ class TruthOptions(Options):
         pairs: universes of another code, instead of runs made here.
         universes: the number of universes to learn from.
         mesh_factor, steps: the force mesh and the number of steps of the converged runs.
+        sizes: boxes [Mpc/h], which the universes have in turn; by default all have box.size.
         a: the scale factors at which runs are compared; by default the end of the steps.
         seed: the seed of the cosmologies and of the first universe's white noise; each universe has
             the next seed.
@@ -95,6 +102,7 @@ class TruthOptions(Options):
     universes: int = count(8)
     mesh_factor: MeshFactor = Field(default=3, description="a number from 1 to 4")
     steps: int = count(40)
+    sizes: OneOrMore[Sides] | None = Field(default=None, description=f"a list: each {A_SIZE}")
     a: OneOrMore[Annotated[float, Field(gt=0, le=2)]] | None = Field(
         default=None, description="a list of scale factors above 0, at most 2"
     )
@@ -102,7 +110,7 @@ class TruthOptions(Options):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        made_here = ("universes", "mesh_factor", "steps", "a", "seed")
+        made_here = ("universes", "mesh_factor", "steps", "sizes", "a", "seed")
         return dict.fromkeys(made_here, "runs made here, not with pairs") if self.pairs else {}
 
 
@@ -260,6 +268,19 @@ class EmulationOptions(SimulatedRun):
                 values = {name: low + float(u) * (high - low) for (name, (low, high)), u in ends}
                 found.append(self.cosmology_of(values))
         return found
+
+    def sizes(self) -> list[Size]:
+        """Returns the boxes of the universes [Mpc/h]: to learn from, then held out."""
+        truth, own = self.truth, self.box.size
+        if truth.pairs:
+            return [pair.size or own for pair in truth.pairs]
+        each = truth.sizes or (own,)
+        numbers = (truth.universes, self.emulate.validation)
+        return [each[n % len(each)] for number in numbers for n in range(number)]
+
+    def of_size(self, size: Size) -> Self:
+        """Returns the same with another box [Mpc/h]."""
+        return self.model_copy(update={"box": self.box.model_copy(update={"size": size})})
 
     @property
     def universes(self) -> int:

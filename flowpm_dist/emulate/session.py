@@ -19,7 +19,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
-from flowpm_dist.emulate.options import FINER, KINDS, EmulationOptions
+from flowpm_dist.emulate.options import CELL, FINER, KINDS, EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
@@ -82,6 +82,38 @@ class Compared:
     distance: tf.Tensor
 
 
+class Comparing:
+    """Compares the density and the particles of a box with the truth's.
+
+    Args:
+        box: the box.
+
+    Attributes:
+        k: the mean wavenumber of each bin, float64 [bin] [h/Mpc].
+    """
+
+    def __init__(self, box: Box) -> None:
+        self._spacing = force_cell(box.size, box.grid)
+        nyquist = np.pi * min(n / length for n, length in zip(box.grid, box.size, strict=True))
+        lowest = 2 * np.pi / max(box.size)
+        self._bins = Bins(min(BINS, int(nyquist / lowest) - 1), k_max=float(nyquist))
+        self.k = bin_contents(box.finer(FINER), self._bins)[0]
+        self._distance = box.function(
+            lambda _, a, b: mtf.reduce_mean(mtf.square(a - b)),
+            ours=box.vector_shape,
+            theirs=box.vector_shape,
+        )
+
+    def densities(self, ours: Field, truth: Field) -> list[tf.Tensor]:
+        """Returns P over the truth's, and r, of each bin."""
+        found = binned_compare(ours, truth, bins=self._bins)
+        return [found.transfer**2, found.correlation]
+
+    def distance(self, ours: tf.Tensor, truth: tf.Tensor) -> tf.Tensor:
+        """Returns the mean squared distance of particles [spacing^2], from displacements."""
+        return 3.0 * self._distance(ours, truth) / self._spacing**2
+
+
 class EmulationSession:
     """A session of an emulation, which begins or resumes it.
 
@@ -103,15 +135,13 @@ class EmulationSession:
         self._cosmologies = [
             Cosmology(**c.model_dump(exclude_none=True)) for c in options.cosmologies()
         ]
-        self.simulation = options.simulation(self._cosmologies[0], mesh=mesh)
-        self.box: Box = self.simulation.box
-        self.fine = self.box.finer(FINER)
-        nyquist = np.pi * min(
-            n / length for n, length in zip(self.box.grid, self.box.size, strict=True)
-        )
-        lowest = 2 * np.pi / max(self.box.size)
-        self.bins = Bins(min(BINS, int(nyquist / lowest) - 1), k_max=float(nyquist))
-        self.k = bin_contents(self.fine, self.bins)[0]
+        self._simulations = {
+            size: options.of_size(size).simulation(self._cosmologies[0], mesh=mesh)
+            for size in dict.fromkeys(options.sizes())
+        }
+        self._comparing = {
+            size: Comparing(simulation.box) for size, simulation in self._simulations.items()
+        }
         self._stop = StopRequest(mesh, folder, "iteration", progress.say)
         learned = options.emulate
         begin = learned.start_from
@@ -127,15 +157,10 @@ class EmulationSession:
         self._kept: dict[str, list[State]] = {}
         self._painted: dict[tuple[str, float, Axis | None], Field] = {}
         if isinstance(self.correction, StateCorrection):
-            force = self.simulation.options.force_correction
+            force = options.solver.force_correction
             self.correction = dataclasses.replace(self.correction, force=force)
         theta = np.asarray(self.correction.theta, np.float64)
         self.learner = Learner(theta, learned.chosen("rate"), learned.iterations, mesh)
-        self._distance = self.box.function(
-            lambda _, a, b: mtf.reduce_mean(mtf.square(a - b)),
-            ours=self.box.vector_shape,
-            theirs=self.box.vector_shape,
-        )
 
     def run(self, *, resume: bool) -> dict[str, Any]:
         """Learns to the end, or until a signal comes, and writes the results.
@@ -154,7 +179,7 @@ class EmulationSession:
             opened.enter_context(self._stop.heard())
             truth = Truth(
                 self.options,
-                self.simulation,
+                self._simulations,
                 self.folder,
                 self.progress,
                 self._end_if_stopped,
@@ -197,7 +222,7 @@ class EmulationSession:
                 states = [state.corrected(correction, velocities=moving) for state in states]
             found = [self._compare_state(universe, state) for state in states]
         else:
-            simulation = self.simulation.with_correction(correction)
+            simulation = universe.simulation.with_correction(correction)
             compare = functools.partial(self._compare_state, universe)
             found = self._run(simulation, universe, on_output=compare)
         return Compared(*(tf.stack(each) for each in zip(*found, strict=True)))
@@ -205,7 +230,7 @@ class EmulationSession:
     def _states(self, universe: Universe) -> list[State]:
         """Returns the states of the run without what is learned, which is made once."""
         if universe.name not in self._kept:
-            self._kept[universe.name] = self._run(self.simulation, universe)
+            self._kept[universe.name] = self._run(universe.simulation, universe)
         return self._kept[universe.name]
 
     def _run(self, simulation: Simulation, universe: Universe, **more: Any) -> list[Any]:
@@ -223,10 +248,10 @@ class EmulationSession:
 
     def _compare_state(self, universe: Universe, state: State) -> list[tf.Tensor]:
         """Returns the values of `Compared` at the time of a state."""
-        a = nearest(list(universe.truth), state.a)
+        a, comparing = nearest(list(universe.truth), state.a), self._comparing_of(universe)
         particles = universe.truth[a]
         displacement, velocity = (
-            Field(x, self.box) for x in (particles.displacement, particles.velocity)
+            Field(x, state.box) for x in (particles.displacement, particles.velocity)
         )
         truth = dataclasses.replace(state, displacement=displacement, velocity=velocity)
         found = []
@@ -235,13 +260,13 @@ class EmulationSession:
             if key not in self._painted:
                 self._painted[key] = truth.density(FINER, redshift_space=axis)
             ours = state.density(FINER, redshift_space=axis)
-            found.append(binned_compare(ours, self._painted[key], bins=self.bins))
-        distance = self._distance(state.displacement.block, particles.displacement)
-        spacing = force_cell(self.box.size, self.box.grid)
-        power = tf.stack([each.transfer**2 for each in found])
-        correlation = tf.stack([each.correlation for each in found])
-        each = [power, correlation, 3.0 * distance / spacing**2]
-        return [tf.cast(x, tf.float64) for x in each]
+            found.append(comparing.densities(ours, self._painted[key]))
+        power, correlation = (tf.stack(each) for each in zip(*found, strict=True))
+        distance = comparing.distance(state.displacement.block, particles.displacement)
+        return [tf.cast(x, tf.float64) for x in (power, correlation, distance)]
+
+    def _comparing_of(self, universe: Universe) -> Comparing:
+        return self._comparing[universe.simulation.box.size]
 
     def _plain(self, universe: Universe) -> Compared:
         """Returns what `_compared` returns of the plain run.
@@ -252,9 +277,10 @@ class EmulationSession:
         compared = self._compared(universe, None)
         r = float(compared.correlation[0, 0, 0])
         if not r > SAME_NOISE:
+            k = self._comparing_of(universe).k[0]
             raise EmulationError(
                 f"{universe.name}: the cheap run and the truth have r = {r:.2f} at "
-                f"k = {self.k[0]:.2g} h/Mpc: they are not of one white noise"
+                f"k = {k:.2g} h/Mpc: they are not of one white noise"
             )
         self._end_if_stopped()
         return compared
@@ -326,7 +352,7 @@ class EmulationSession:
         try:
             with tf.GradientTape() as tape:
                 tape.watch(theta)
-                turned = self.correction.turned(theta, self._symmetry())
+                turned = self.correction.turned(theta, self._symmetry(universe))
                 losses = self._losses(self._compared(universe, turned))
                 share = losses[0] / self.mesh.size  # each rank has the same loss
             gradient = tf.convert_to_tensor(tape.gradient(share, theta))
@@ -345,9 +371,9 @@ class EmulationSession:
         self.learner.step(gradient)
         return dict(zip(TERMS, map(float, losses), strict=False))
 
-    def _symmetry(self) -> int:
+    def _symmetry(self, universe: Universe) -> int:
         """Returns the symmetry of the cube by which the universe of an iteration is turned."""
-        x, y, z = self.box.cell
+        x, y, z = universe.simulation.box.cell
         some = 48 if math.isclose(x, y) and math.isclose(y, z) else 8  # reflections alone
         generator = np.random.default_rng([self.options.emulate.seed, self.learner.done, some])
         return int(generator.integers(some))
@@ -395,6 +421,7 @@ class EmulationSession:
         rows = [
             {
                 "universe": universe.name,
+                CELL: force_cell(universe.simulation.box.size, self.options.box.grid),
                 "a": a,
                 "k [h/Mpc]": k,
                 **{
@@ -409,7 +436,7 @@ class EmulationSession:
             }
             for universe, before, after in zip(held_out, plain, corrected, strict=True)
             for t, a in enumerate(sorted(universe.truth))
-            for i, k in enumerate(self.k.tolist())
+            for i, k in enumerate(self._comparing_of(universe).k.tolist())
         ]
         return {
             "loss": self._mean_loss(corrected),
@@ -445,9 +472,9 @@ class EmulationSession:
     def _range(self) -> Range:
         """Returns what is learned from."""
         options, steps = self.options, self.options.evolution
-        edges = self.simulation.edges
-        cell = force_cell(self.box.size, options.force_cells)
-        values = [_numbers(c) for c in self.options.cosmologies()[: -options.emulate.validation]]
+        held = options.emulate.validation
+        cells = [force_cell(size, options.force_cells) for size in options.sizes()[:-held]]
+        values = [_numbers(c) for c in options.cosmologies()[:-held]]
         names = [name for name in values[0] if all(name in each for each in values)]
         of_lpt = options.emulate.structure == LPT_ONLY
         return Range(
@@ -456,8 +483,8 @@ class EmulationSession:
             deconvolve=steps.deconvolve,
             force_gradient=steps.force_gradient,
             steps=0 if of_lpt else steps.step_count,
-            a=(float(edges[0]), float(edges[-1])),
-            cell=(cell, cell),
+            a=(steps.first, steps.last),
+            cell=(min(cells), max(cells)),
             cosmology={n: (min(v[n] for v in values), max(v[n] for v in values)) for n in names},
             times=self._times,
         )
@@ -497,14 +524,14 @@ def _numbers(cosmology: CosmologyOptions) -> dict[str, float]:
 
 
 def _means_at(rows: Sequence[dict[str, Any]], wavenumbers: Sequence[float]) -> list[dict[str, Any]]:
-    """Returns the mean of all universes in the bins nearest to some wavenumbers, for each time."""
+    """Returns the means of universes of a cell and time, in the bins nearest to wavenumbers."""
     numbers = [name for name in rows[0] if name.endswith((" plain", " corrected"))]
-    ks = sorted({row["k [h/Mpc]"] for row in rows})
-    chosen = sorted({nearest(ks, k) for k in wavenumbers if k <= ks[-1] * 1.1})
     found = []
-    for a in sorted({row["a"] for row in rows}):
-        for k in chosen:
-            here = [row for row in rows if row["a"] == a and row["k [h/Mpc]"] == k]
+    for cell, a in sorted({(row[CELL], row["a"]) for row in rows}):
+        same = [row for row in rows if (row[CELL], row["a"]) == (cell, a)]
+        ks = sorted({row["k [h/Mpc]"] for row in same})
+        for k in sorted({nearest(ks, k) for k in wavenumbers if k <= ks[-1] * 1.1}):
+            here = [row for row in same if row["k [h/Mpc]"] == k]
             means = {name: float(np.mean([row[name] for row in here])) for name in numbers}
-            found.append({"a": a, "k [h/Mpc]": k, **means})
+            found.append({CELL: cell, "a": a, "k [h/Mpc]": k, **means})
     return found

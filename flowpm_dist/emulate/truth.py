@@ -6,7 +6,7 @@ import dataclasses
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.job import EmulationFolder
-from flowpm_dist.emulate.options import EmulationOptions, PairFiles
+from flowpm_dist.emulate.options import EmulationOptions, PairFiles, Size
 from flowpm_dist.evolution.integrators import BullFrog
 from flowpm_dist.evolution.nbody import Particles
+from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.other_codes import particle_files
@@ -41,12 +42,14 @@ class Universe:
     Attributes:
         name: for tables and messages.
         cosmology: its parameters.
+        simulation: its cheap runs.
         start: what its cheap run begins from: a seed, or a state.
         truth: scale factor -> displacement and velocity of the converged run, this rank's blocks.
     """
 
     name: str
     cosmology: Cosmology
+    simulation: Simulation
     start: int | State
     truth: dict[float, Particles]
 
@@ -56,7 +59,7 @@ class Truth:
 
     Args:
         options: the checked run file.
-        simulation: the cheap runs.
+        simulations: the cheap runs, by the size of the box.
         folder: the emulation's folder, which keeps converged runs for sessions to come.
         progress: the progress of this rank.
         after_step: called after each step of a converged run; an exception from it ends the work.
@@ -71,14 +74,14 @@ class Truth:
     def __init__(
         self,
         options: EmulationOptions,
-        simulation: Simulation,
+        simulations: Mapping[Size, Simulation],
         folder: EmulationFolder,
         progress: Progress,
         after_step: Callable[[], None],
     ) -> None:
-        self._options, self._simulation, self._folder = options, simulation, folder
+        self._options, self._folder = options, folder
+        self._simulations = [simulations[size] for size in options.sizes()]
         self._progress, self._after_step = progress, after_step
-        self._box = simulation.box
         self._laps: list[float] = []
 
     def universes(self, cosmologies: Sequence[Cosmology]) -> list[Universe]:
@@ -90,22 +93,23 @@ class Truth:
             HaloError: a particle of a converged run left the halo that was asked for.
             WriteError: a converged run cannot be written.
         """
+        each = list(zip(self._simulations, cosmologies, strict=True))
         pairs = self._options.truth.pairs
         if pairs:
-            return [self._paired(*both) for both in zip(pairs, cosmologies, strict=True)]
-        return [self._made(*numbered, len(cosmologies)) for numbered in enumerate(cosmologies)]
+            return [self._paired(pair, *both) for pair, both in zip(pairs, each, strict=True)]
+        return [self._made(number, *both) for number, both in enumerate(each)]
 
-    def _paired(self, pair: PairFiles, cosmology: Cosmology) -> Universe:
+    def _paired(self, pair: PairFiles, simulation: Simulation, cosmology: Cosmology) -> Universe:
         self._progress.note(f"reading {pair.final[-1]}")
-        start, first = self._read(pair.initial, cosmology), float(self._simulation.edges[0])
+        start = self._read(pair.initial, simulation.box, cosmology)
+        first, last = float(simulation.edges[0]), float(simulation.edges[-1])
         if abs(start.a - first) > SAME_TIME * first:
             raise EmulationError(
                 f"{pair.initial} is of a = {start.a:g}: the steps begin at {first:g}"
             )
         truth: dict[float, Particles] = {}
-        last = float(self._simulation.edges[-1])
         for path in pair.final:
-            state = self._read(path, cosmology)
+            state = self._read(path, simulation.box, cosmology)
             a = min(state.a, last) if state.a < last * (1 + SAME_TIME) else state.a
             if not first < a <= last:
                 raise EmulationError(
@@ -114,17 +118,17 @@ class Truth:
             if any(abs(a - other) <= SAME_TIME * a for other in truth):
                 raise EmulationError(f"{path} is of a = {a:g}, as another one of truth.pairs.final")
             truth[a] = _particles(state)
-        return Universe(str(pair.final[-1]), cosmology, start, truth)
+        return Universe(str(pair.final[-1]), cosmology, simulation, start, truth)
 
-    def _read(self, path: Path, cosmology: Cosmology) -> State:
-        files, box = particle_files(path), self._box
+    def _read(self, path: Path, box: Box, cosmology: Cosmology) -> State:
+        files = particle_files(path)
         has_own = files is None or files.written is not None
         given = None if has_own else cosmology
         state = State.from_snapshot(path, mesh=box.mesh, cosmology=given)
         if state.box.grid != box.grid or not np.allclose(state.box.size, box.size):
             raise EmulationError(
-                f"{path} has a grid {state.box.grid} in {state.box.size} Mpc/h: box.grid and "
-                f"box.size are {box.grid} and {box.size}"
+                f"{path} has a grid {state.box.grid} in {state.box.size} Mpc/h: box.grid is "
+                f"{box.grid}, and box.size, or truth.pairs.size, {box.size}"
             )
         if has_own:
             ours, theirs = cosmology.numbers(), state.cosmology.numbers()
@@ -139,9 +143,10 @@ class Truth:
         )
         return dataclasses.replace(state, displacement=displacement, velocity=velocity)
 
-    def _made(self, number: int, cosmology: Cosmology, total: int) -> Universe:
+    def _made(self, number: int, simulation: Simulation, cosmology: Cosmology) -> Universe:
         """Returns a universe made here; its converged run is on the disk, or is made now."""
-        times, mesh = self._options.times, self._box.mesh
+        times, box = self._options.times, simulation.box
+        mesh, total = box.mesh, len(self._simulations)
         seed = self._options.truth.seed + number
         paths = self._folder.states(number, times)
         missing = not self._folder.has_states(number, times)
@@ -161,16 +166,16 @@ class Truth:
                 self._progress(name, step, steps, f"a = {a:.3f}")
                 self._after_step()
 
-            run = self._converged(cosmology).run
+            run = self._converged(box, cosmology).run
             begin = time.perf_counter()
             run(seed=seed, outputs=times, on_output=save, progress=shown)
             self._laps.append(time.perf_counter() - begin)
             self.seconds = float(np.median(self._laps))
-        truth = {a: self._read(path / "snapshot.zarr", cosmology) for a, path in paths.items()}
+        truth = {a: self._read(path / "snapshot.zarr", box, cosmology) for a, path in paths.items()}
         particles = {a: _particles(state) for a, state in truth.items()}
-        return Universe(f"universe {number}", cosmology, seed, particles)
+        return Universe(f"universe {number}", cosmology, simulation, seed, particles)
 
-    def _converged(self, cosmology: Cosmology) -> Simulation:
+    def _converged(self, box: Box, cosmology: Cosmology) -> Simulation:
         options = self._options
         changes = {
             "integrator": BullFrog(),
@@ -179,9 +184,7 @@ class Truth:
         }
         edges = options.truth_steps.edges_of(cosmology)
         solver = {**dict(options.solver), **changes}
-        return Simulation(
-            cosmology, options.box.grid, options.box.size, edges, mesh=self._box.mesh, **solver
-        )
+        return Simulation(cosmology, box.grid, box.size, edges, mesh=box.mesh, **solver)
 
 
 def _particles(state: State) -> Particles:

@@ -23,6 +23,9 @@ def _batched_mesh(shape: str) -> str:
 SMALLEST, LARGEST = 0.01, 1e5
 """Limits of a side [Mpc/h]: below is no cosmology, and beyond is more than can be observed."""
 Side = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+Sides = Annotated[tuple[Side, Side, Side], BeforeValidator(three)]
+"""Of a box [Mpc/h]; one number for a cube."""
+A_SIZE = "a length from 0.01 to 100000 in Mpc/h, or three of them"
 
 
 class BoxOptions(Options):
@@ -31,9 +34,7 @@ class BoxOptions(Options):
     grid: Annotated[tuple[EvenSide, EvenSide, EvenSide], BeforeValidator(three)] = Field(
         description="an even whole number from 4 to 2^20, or three of them [nx, ny, nz]"
     )
-    size: Annotated[tuple[Side, Side, Side], BeforeValidator(three)] = Field(
-        description="a length from 0.01 to 100000 in Mpc/h, or three of them"
-    )
+    size: Sides = Field(description=A_SIZE)
 
 
 class MeshOptions(Options):
