@@ -172,8 +172,10 @@ def interrupted(monkeypatch):
 
 @pytest.mark.budget(40)
 def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
-    assert flowpm_here("emulate", "run.toml", "--output", "killed").returncode != 0
-    resume = ("emulate", "run.toml", "--output", "killed", "--resume")
+    """Of universes in boxes of two sizes, with its range."""
+    run = ("emulate", "run.toml", "--set", "truth.sizes=[16.0, 32.0]", "--output")
+    assert flowpm_here(*run, "killed").returncode != 0
+    resume = (*run, "killed", "--resume")
     kept = Path("killed/checkpoint.npz").read_bytes()
     Path("killed/checkpoint.npz").write_bytes(kept[: len(kept) // 2])
     damaged = flowpm_here(*resume)
@@ -183,9 +185,14 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
     Path("killed/checkpoint.npz").write_bytes(kept)
     assert flowpm_here(*resume).returncode == 0
     assert interrupted == [1, 2, 3, 3, 4, 5]  # the last checkpoint was of 2
-    assert flowpm_here("emulate", "run.toml", "--output", "whole").returncode == 0
-    ends = [load_correction(f"{name}/correction.json").theta for name in ("killed", "whole")]
-    np.testing.assert_array_equal(*ends)
+    assert flowpm_here(*run, "whole").returncode == 0
+    killed, whole = (load_correction(f"{name}/correction.json") for name in ("killed", "whole"))
+    np.testing.assert_array_equal(killed.theta, whole.theta)
+    assert whole.trained.cell == pytest.approx((2.0, 4.0))
+    sizes = [
+        fpm.State.from_snapshot(path).box.size[0] for path in sorted(Path("whole/truth").iterdir())
+    ]
+    assert sizes == [16.0, 32.0, 16.0]  # the last one is held out
 
 
 @pytest.mark.budget(40)
@@ -384,11 +391,9 @@ def test_runs_that_fail_lose_no_good_numbers(here):
 @pytest.mark.budget(40)
 def test_pairs_of_files(here):
     """Of one white noise they are learned from; of others they are refused by name."""
-    sim = fpm.Simulation(
-        fpm.Cosmology(Omega_m=0.3, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81),
-        8, 16.0, [0.1, 0.4, 1.0],
-    )  # fmt: skip
-    for seed in (1, 2):
+    cosmology = fpm.Cosmology(Omega_m=0.3, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81)
+    for seed, size in ((1, 16.0), (2, 32.0), (3, 16.0)):
+        sim = fpm.Simulation(cosmology, 8, size, [0.1, 0.4, 1.0])
         sim.lpt(seed=seed, a=0.1).save(f"start-{seed}")
         sim.run(seed=seed).save(f"end-{seed}", format="bigfile")
     run = "[box]" + RUN.partition("[box]")[2].partition("[truth]")[0]
@@ -398,10 +403,16 @@ final = ["end-{}/snapshot.bigfile"]
 cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 0.81 }}
 """
     end = "[emulate]\niterations = 1\nvalidation = 1\n"
-    Path("pairs.toml").write_text(run + end + table.format(1, 1) + table.format(2, 2))
+    second = table.format(2, 2) + "size = 32.0\n"
+    Path("pairs.toml").write_text(run + end + table.format(1, 1) + second)
     done = flowpm_here("emulate", "pairs.toml", "--output", "pairs")
     assert done.returncode == 0, done.stderr
+    assert {row["cell [Mpc/h]"] for row in read_rows(Path("pairs/scores.csv"))} == {"4"}
     assert flowpm_here("emulate", "pairs/run.toml", "--check").returncode == 0
+    Path("sizes.toml").write_text(run + end + table.format(1, 1) + table.format(2, 2))
+    small = flowpm_here("emulate", "sizes.toml", "--output", "sizes")
+    assert "in (32.0, 32.0, 32.0) Mpc/h" in plain(small.stderr)
+    assert "truth.pairs.size, (16.0, 16.0, 16.0)" in plain(small.stderr)
     assert (
         "is complete"
         in flowpm_here("emulate", "pairs.toml", "--output", "pairs", "--resume").stdout
@@ -410,15 +421,15 @@ cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 
     assert "cosmology.h = 0.7: goes with runs made here, not with truth.pairs" in plain(
         refused.stderr
     )
-    Path("mixed.toml").write_text(run + end + table.format(1, 2) + table.format(2, 2))
+    Path("mixed.toml").write_text(run + end + table.format(1, 3) + second)
     mixed = flowpm_here("emulate", "mixed.toml", "--output", "mixed")
-    assert "end-2/snapshot.bigfile: the cheap run and the truth have r = " in plain(mixed.stderr)
+    assert "end-3/snapshot.bigfile: the cheap run and the truth have r = " in plain(mixed.stderr)
     assert "they are not of one white noise" in plain(mixed.stderr)
     other = run + end + table.replace("sigma8 = 0.81", "sigma8 = 0.9").format(1, 1)
-    Path("other.toml").write_text(other + table.format(2, 2))
+    Path("other.toml").write_text(other + second)
     wrong = flowpm_here("emulate", "other.toml", "--output", "other")
     assert "has sigma8 = 0.81: truth.pairs.cosmology has 0.9" in plain(wrong.stderr)
-    beyond = run + "a_stop = 0.9\n" + end + table.format(1, 1) + table.format(2, 2)
+    beyond = run + "a_stop = 0.9\n" + end + table.format(1, 1) + second
     Path("beyond.toml").write_text(beyond)
     late = flowpm_here("emulate", "beyond.toml", "--output", "beyond")
     assert "is of a = 1: the steps go from 0.1 to 0.9" in plain(late.stderr)
