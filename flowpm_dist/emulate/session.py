@@ -82,7 +82,7 @@ class Compared:
     distance: tf.Tensor
 
 
-class Comparing:
+class BoxComparison:
     """Compares the density and the particles of a box with the truth's.
 
     Args:
@@ -139,8 +139,8 @@ class EmulationSession:
             size: options.of_size(size).simulation(self._cosmologies[0], mesh=mesh)
             for size in dict.fromkeys(options.sizes())
         }
-        self._comparing = {
-            size: Comparing(simulation.box) for size, simulation in self._simulations.items()
+        self._comparisons = {
+            size: BoxComparison(simulation.box) for size, simulation in self._simulations.items()
         }
         self._stop = StopRequest(mesh, folder, "iteration", progress.say)
         learned = options.emulate
@@ -248,7 +248,7 @@ class EmulationSession:
 
     def _compare_state(self, universe: Universe, state: State) -> list[tf.Tensor]:
         """Returns the values of `Compared` at the time of a state."""
-        a, comparing = nearest(list(universe.truth), state.a), self._comparing_of(universe)
+        a, comparison = nearest(list(universe.truth), state.a), self._comparison_of(universe)
         particles = universe.truth[a]
         displacement, velocity = (
             Field(x, state.box) for x in (particles.displacement, particles.velocity)
@@ -260,13 +260,13 @@ class EmulationSession:
             if key not in self._painted:
                 self._painted[key] = truth.density(FINER, redshift_space=axis)
             ours = state.density(FINER, redshift_space=axis)
-            found.append(comparing.densities(ours, self._painted[key]))
+            found.append(comparison.densities(ours, self._painted[key]))
         power, correlation = (tf.stack(each) for each in zip(*found, strict=True))
-        distance = comparing.distance(state.displacement.block, particles.displacement)
+        distance = comparison.distance(state.displacement.block, particles.displacement)
         return [tf.cast(x, tf.float64) for x in (power, correlation, distance)]
 
-    def _comparing_of(self, universe: Universe) -> Comparing:
-        return self._comparing[universe.simulation.box.size]
+    def _comparison_of(self, universe: Universe) -> BoxComparison:
+        return self._comparisons[universe.simulation.box.size]
 
     def _plain(self, universe: Universe) -> Compared:
         """Returns what `_compared` returns of the plain run.
@@ -277,7 +277,7 @@ class EmulationSession:
         compared = self._compared(universe, None)
         r = float(compared.correlation[0, 0, 0])
         if not r > SAME_NOISE:
-            k = self._comparing_of(universe).k[0]
+            k = self._comparison_of(universe).k[0]
             raise EmulationError(
                 f"{universe.name}: the cheap run and the truth have r = {r:.2f} at "
                 f"k = {k:.2g} h/Mpc: they are not of one white noise"
@@ -436,7 +436,7 @@ class EmulationSession:
             }
             for universe, before, after in zip(held_out, plain, corrected, strict=True)
             for t, a in enumerate(sorted(universe.truth))
-            for i, k in enumerate(self._comparing_of(universe).k.tolist())
+            for i, k in enumerate(self._comparison_of(universe).k.tolist())
         ]
         return {
             "loss": self._mean_loss(corrected),
