@@ -37,6 +37,7 @@ from accuracy import FOLDER, near
 import flowpm_dist as fpm
 from flowpm_dist import reconstruction as rec
 from flowpm_dist.cosmology.nonlinear import Halofit
+from flowpm_dist.evolution.corrections import load_correction
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import (
     COLOURS,
@@ -194,6 +195,12 @@ def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradi
             print(f"{name} | {sign} | " + " | ".join(f"{x:.3f}" for x in values), flush=True)
 
 
+def corrected(name: str) -> dict[str, Any]:
+    """Returns the options of runs with a correction."""
+    trained = load_correction(name).trained
+    return {"correction": name, "mesh_factor": 1 if trained is None else trained.mesh_factor}
+
+
 def truth_over_runs(
     paths: Sequence[Path], options: Mapping[str, Any], steps: int, sources: Sequence[SourcePlane]
 ) -> np.ndarray:
@@ -238,7 +245,7 @@ def light_cone(corrections: Sequence[str], paths: Sequence[Path]) -> None:
         "converged": {"mesh_factor": 3, "steps": 40},
         "plain": {"deconvolve": False},
         "`deconvolve`": {},
-        **{Path(correction).stem: {"correction": correction} for correction in corrections},
+        **{Path(correction).stem: corrected(correction) for correction in corrections},
         "B = 2, 20 steps": {"mesh_factor": 2, "steps": 20},
     }
     expected = truth_over_runs(paths, {"mesh_factor": 3}, 40, sources)
@@ -264,7 +271,10 @@ def main() -> None:
     """Measure, and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--correction", nargs="+", default=["default", "network"], help="names or files"
+        "--correction",
+        nargs="+",
+        default=["default", "network", "default-2"],
+        help="names or files",
     )
     parser.add_argument("--output", type=Path, default=Path("emulator"), help="stem of the files")
     parser.add_argument("--repeat", type=int, default=3, help="runs that are timed")
@@ -284,7 +294,7 @@ def main() -> None:
         return light_cone(arguments.correction, arguments.universes)
     rows: dict[str, dict[str, Any]] = {"plain": {"deconvolve": False}, "`deconvolve`": {}}
     for correction in arguments.correction:
-        rows[Path(correction).stem] = {"correction": correction}
+        rows[Path(correction).stem] = corrected(correction)
     universes = [Universe(path, arguments.steps) for path in arguments.universes]
     if arguments.reconstruct:
         return reconstruct(universes[0], rows, arguments.reconstruct)

@@ -66,13 +66,15 @@ class Scheme:
 
 BLURRED = {"deconvolve": False}
 BULLFROG = {"integrator": "bullfrog"}
+FINER = {**BULLFROG, "mesh_factor": 2}
 SCHEMES = [
     Scheme("FastPM", OURS, (5, 10, 20, 40), BLURRED),
     Scheme("BullFrog", OURS, (5, 10, 20), {**BULLFROG, **BLURRED}),
     Scheme("deconvolve", OURS, (5, 10, 20, 40), BULLFROG),
     Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**BULLFROG, "mesh_factor": 1.5}),
-    Scheme("deconvolve, B = 2", OURS, (10, 20, 40), {**BULLFROG, "mesh_factor": 2}),
+    Scheme("deconvolve, B = 2", OURS, (10, 20, 40), FINER),
     Scheme("filter", OURS, (5, 10), {**BULLFROG, "correction": "default"}),
+    Scheme("filter, B = 2", OURS, (5, 10), {**FINER, "correction": "default-2"}),
     Scheme("network", OURS, (5, 10), {**BULLFROG, "correction": "network"}),
     Scheme("PM++", "pmpp", (10, 20, 40)),
     Scheme("PM++, B = 2", "pmpp", (10, 20, 40), {"mesh_factor": 2}),

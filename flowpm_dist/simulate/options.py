@@ -108,8 +108,8 @@ class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
     integrator: Annotated[
         InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
     ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
-    correction: Literal["default", "network"] | AnyPath | None = Field(
-        default=None, description='"default", "network", or the file of a correction'
+    correction: Literal["default", "default-2", "network"] | AnyPath | None = Field(
+        default=None, description='"default", "default-2", "network", or the file of a correction'
     )
 
     @functools.cached_property

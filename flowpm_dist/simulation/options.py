@@ -57,7 +57,7 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
             one in `ADJOINTS`.
         correction: a `Correction` of the force or of the states that leave a run, "default",
-            "network", or the path of a file; None for none.
+            "default-2", "network", or the path of a file; None for none.
     """
 
     integrator: IntegratorChoice = Field(
@@ -69,7 +69,8 @@ class SolverOptions(InitialOptions, ForceOptions, RunOptions):
         description=f"an Adjoint or one of {', '.join(map(repr, ADJOINTS))}",
     )
     correction: CorrectionChoice | None = Field(
-        default=None, description='a Correction, "default", "network", or the path of a file'
+        default=None,
+        description='a Correction, "default", "default-2", "network", or the path of a file',
     )
 
     @property

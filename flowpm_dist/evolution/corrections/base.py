@@ -126,7 +126,7 @@ def force_cell(size: Sequence[float], cells: Sequence[int]) -> float:
         size: sides of the box [Mpc/h].
         cells: of the force mesh along each side.
     """
-    return float(math.prod(length / n for length, n in zip(size, cells, strict=True)) ** (1 / 3))
+    return float(np.cbrt(math.prod(length / n for length, n in zip(size, cells, strict=True))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,12 +355,14 @@ def _made_from(about: Mapping[str, Any], path: Path) -> Correction:
     return kind(theta, trained, about["scores"], about["provenance"], **more)
 
 
-SHIPPED = {name: Path(__file__).parent / f"{name}.json" for name in ("default", "network")}
-"""The corrections that come with the package: a filter of the force, and a network."""
+SHIPPED = {
+    name: Path(__file__).parent / f"{name}.json" for name in ("default", "default-2", "network")
+}
+"""The corrections of the package: filters for mesh_factor 1 and 2, and a network for 1."""
 
 
 def file_of(name: str | Path) -> Path:
-    """Returns the path of a correction's file: "default", "network", or a path."""
+    """Returns the path of a correction's file, from a name in `SHIPPED` or a path."""
     return SHIPPED.get(str(name), Path(name))
 
 
@@ -369,4 +371,4 @@ def _chosen(value: Any) -> Any:
 
 
 CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(_chosen)]
-"""A correction, or "default" or "network", or the path of its file."""
+"""A correction, or a name in `SHIPPED`, or the path of its file."""
