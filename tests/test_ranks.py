@@ -1,6 +1,6 @@
 """The tests of tests/ranks in jobs of 2 and 4 ranks, one file on 3 and 8; test_one_rank.py has 1.
 
-The job of 2 ranks leaves part of two cores to others and comes first; the job of 8 takes both.
+The job of 2 ranks leaves part of two cores to others and comes first. That of 8 is a long test.
 A job fails when a test fails on any rank, when it runs into its time limit, when a rank ends
 without a word, or when its ranks have not run the same tests.
 """
@@ -24,7 +24,7 @@ def test_on_ranks(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [3, 8])
+@pytest.mark.parametrize("ranks", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_on_other_numbers(
     ranks: int, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
