@@ -407,7 +407,7 @@ cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 
     Path("pairs.toml").write_text(run + end + table.format(1, 1) + second)
     done = flowpm_here("emulate", "pairs.toml", "--output", "pairs")
     assert done.returncode == 0, done.stderr
-    assert {row["cell [Mpc/h]"] for row in read_rows(Path("pairs/scores.csv"))} == {"4"}
+    assert {row["spacing [Mpc/h]"] for row in read_rows(Path("pairs/scores.csv"))} == {"4"}
     assert flowpm_here("emulate", "pairs/run.toml", "--check").returncode == 0
     Path("sizes.toml").write_text(run + end + table.format(1, 1) + table.format(2, 2))
     small = flowpm_here("emulate", "sizes.toml", "--output", "sizes")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from flowpm_dist.emulate.options import CELL
+from flowpm_dist.emulate.options import SPACING
 from flowpm_dist.io.figures import (
     COLOURS,
     MUTED,
@@ -38,12 +38,12 @@ def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     quantities = [name for name in LABELS if f"{name} plain" in rows[0]]
     figure = new_figure(4.6 * len(times) + 0.4, 3.2 * len(quantities))
     axes = figure.subplots(len(quantities), len(times), squeeze=False, sharex=True, sharey="row")
-    cells = sorted({row[CELL] for row in rows})
+    cells = sorted({row[SPACING] for row in rows})
     for column, a in zip(axes.T, times, strict=True):
         for panel, quantity in zip(column, quantities, strict=True):
             for number, cell in enumerate(cells):
                 of = f", {cell:g} Mpc/h" if len(cells) > 1 else ""
-                here = [row for row in rows if row["a"] == a and row[CELL] == cell]
+                here = [row for row in rows if row["a"] == a and row[SPACING] == cell]
                 corrected = {"color": COLOURS[number % len(COLOURS)]}
                 plain = {**corrected, "linestyle": ":"} if of else {"color": MUTED}
                 for name, style in (("plain", plain), ("corrected", corrected)):

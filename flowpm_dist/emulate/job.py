@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.emulate.options import CELL, EmulationOptions
+from flowpm_dist.emulate.options import SPACING, EmulationOptions
 from flowpm_dist.grid.decomposition import finer_grid
 from flowpm_dist.io.files import read_json, snapshot_attributes
 from flowpm_dist.jobs.folder import WorkFolder
@@ -169,9 +169,9 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
 
     def report(self, result: dict[str, Any]) -> str:
         """Returns where to look, and the figures that come first."""
-        several = len({row[CELL] for row in result["shown"]}) > 1
+        several = len({row[SPACING] for row in result["shown"]}) > 1
         lines = [
-            f"{f'cells of {row[CELL]:g} Mpc/h, ' * several}a = {row['a']:g}, "
+            f"{f'particles {row[SPACING]:g} Mpc/h apart, ' * several}a = {row['a']:g}, "
             f"k = {row['k [h/Mpc]']:.2f} h/Mpc: P over the truth's "
             f"{row['P plain']:.3f}, corrected {row['P corrected']:.3f}; 1 - r "
             f"{row['1 - r plain']:.1e}, corrected {row['1 - r corrected']:.1e}"

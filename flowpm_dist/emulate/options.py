@@ -51,7 +51,7 @@ DEFAULTS = {
 """Kind -> values of the keys whose default depends on it."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
-CELL = "cell [Mpc/h]"
+SPACING = "spacing [Mpc/h]"
 """The column of scores.csv with the spacing of the particles."""
 Size = tuple[float, float, float]
 SAME_TIMES = 1e-3

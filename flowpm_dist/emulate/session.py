@@ -19,7 +19,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
-from flowpm_dist.emulate.options import CELL, FINER, KINDS, EmulationOptions
+from flowpm_dist.emulate.options import FINER, KINDS, SPACING, EmulationOptions
 from flowpm_dist.emulate.truth import EmulationError, Truth, Universe, nearest
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
@@ -421,7 +421,7 @@ class EmulationSession:
         rows = [
             {
                 "universe": universe.name,
-                CELL: force_cell(universe.simulation.box.size, self.options.box.grid),
+                SPACING: force_cell(universe.simulation.box.size, self.options.box.grid),
                 "a": a,
                 "k [h/Mpc]": k,
                 **{
@@ -527,11 +527,11 @@ def _means_at(rows: Sequence[dict[str, Any]], wavenumbers: Sequence[float]) -> l
     """Returns the means of universes of a cell and time, in the bins nearest to wavenumbers."""
     numbers = [name for name in rows[0] if name.endswith((" plain", " corrected"))]
     found = []
-    for cell, a in sorted({(row[CELL], row["a"]) for row in rows}):
-        same = [row for row in rows if (row[CELL], row["a"]) == (cell, a)]
+    for cell, a in sorted({(row[SPACING], row["a"]) for row in rows}):
+        same = [row for row in rows if (row[SPACING], row["a"]) == (cell, a)]
         ks = sorted({row["k [h/Mpc]"] for row in same})
         for k in sorted({nearest(ks, k) for k in wavenumbers if k <= ks[-1] * 1.1}):
             here = [row for row in same if row["k [h/Mpc]"] == k]
             means = {name: float(np.mean([row[name] for row in here])) for name in numbers}
-            found.append({CELL: cell, "a": a, "k [h/Mpc]": k, **means})
+            found.append({SPACING: cell, "a": a, "k [h/Mpc]": k, **means})
     return found
