@@ -11,8 +11,8 @@
 #
 # ## Four runs from the same white noise
 #
-# The shipped corrections were learned for particles 2 Mpc/h apart, ten BullFrog steps from a = 0.1
-# to 1, and `deconvolve`, the default. So the cheap run here has 32^3 particles in 64 Mpc/h.
+# The shipped corrections were learned for particles 1 to 4 Mpc/h apart, ten BullFrog steps from a =
+# 0.1 to 1, and `deconvolve`, the default. So the cheap run here has 32^3 particles in 64 Mpc/h.
 
 # %%
 import tempfile
@@ -34,7 +34,8 @@ converged = fpm.Simulation(
 
 # %% [markdown]
 # `correction = "default"` is a filter of the force, and `"network"` is a network that moves the
-# particles at the end. A simulation with a correction is called as any other.
+# particles at the end. A third one, `"default-2"`, is a filter for `mesh_factor = 2`. A simulation
+# with a correction is called as any other.
 
 # %%
 states = {
