@@ -64,18 +64,18 @@ class Scheme:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-BLURRED = {"deconvolve": False}
-BULLFROG = {"integrator": "bullfrog"}
-FINER = {**BULLFROG, "mesh_factor": 2}
+BULLFROG = {"integrator": "bullfrog"}  # workers have deconvolve = False if nothing is said
+SHARP = {**BULLFROG, "deconvolve": True}
+FINER = {**SHARP, "mesh_factor": 2}
 SCHEMES = [
-    Scheme("FastPM", OURS, (5, 10, 20, 40), BLURRED),
-    Scheme("BullFrog", OURS, (5, 10, 20), {**BULLFROG, **BLURRED}),
-    Scheme("deconvolve", OURS, (5, 10, 20, 40), BULLFROG),
-    Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**BULLFROG, "mesh_factor": 1.5}),
+    Scheme("FastPM", OURS, (5, 10, 20, 40)),
+    Scheme("BullFrog", OURS, (5, 10, 20), BULLFROG),
+    Scheme("deconvolve", OURS, (5, 10, 20, 40), SHARP),
+    Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**SHARP, "mesh_factor": 1.5}),
     Scheme("deconvolve, B = 2", OURS, (10, 20, 40), FINER),
-    Scheme("filter", OURS, (5, 10), {**BULLFROG, "correction": "default"}),
+    Scheme("filter", OURS, (5, 10), {**SHARP, "correction": "default"}),
     Scheme("filter, B = 2", OURS, (5, 10), {**FINER, "correction": "default-2"}),
-    Scheme("network", OURS, (5, 10), {**BULLFROG, "correction": "network"}),
+    Scheme("network", OURS, (5, 10), {**SHARP, "correction": "network"}),
     Scheme("PM++", "pmpp", (10, 20, 40)),
     Scheme("PM++, B = 2", "pmpp", (10, 20, 40), {"mesh_factor": 2}),
     Scheme("JaxPM", "jaxpm", (10, 20, 40)),
