@@ -446,6 +446,11 @@ cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 
         ),
         ({"truth.a": [0.5, 0.5001]}, "two times must differ by 0.001"),
         ({"truth.mesh_factor": 1.3}, "truth.mesh_factor = 1.3"),
+        ({"truth.sizes": [16.0, 32.0, 64.0]}, "truth.sizes has more boxes than the 2"),
+        (
+            {"truth.sizes": [*range(16, 25)], "truth.universes": 9},
+            "truth.sizes has boxes of 9 sizes: at most 8",
+        ),
         ({"emulate.start_from": "run.toml"}, "emulate.start_from"),
         ({"evolution.correction": "run.toml"}, "holds no correction"),
         ({"priors.Omega_m": [0.4, 0.3]}, "priors.Omega_m"),

@@ -54,6 +54,8 @@ FINER = 2
 SPACING = "spacing [Mpc/h]"
 """The column of scores.csv with the spacing of the particles."""
 Size = tuple[float, float, float]
+MOST_SIZES = 8
+"""Most box sizes in an emulation: caches hold the compiled functions of 16 boxes."""
 SAME_TIMES = 1e-3
 """Least difference of two scale factors at which runs are compared."""
 
@@ -97,7 +99,8 @@ class TruthOptions(Options):
     """
 
     pairs: Annotated[tuple[PairFiles, ...], table_of(PairFiles)] = Field(
-        default=(), description="a list of tables with initial, final and cosmology"
+        default=(),
+        description="a list of tables with initial, final, cosmology and, if need be, size",
     )
     universes: int = count(8)
     mesh_factor: MeshFactor = Field(default=3, description="a number from 1 to 4")
@@ -112,6 +115,12 @@ class TruthOptions(Options):
         """See `Options.idle`."""
         made_here = ("universes", "mesh_factor", "steps", "sizes", "a", "seed")
         return dict.fromkeys(made_here, "runs made here, not with pairs") if self.pairs else {}
+
+    def problems(self) -> Iterator[Problem]:
+        """See `Options.problems`."""
+        if self.sizes and not self.pairs and len(self.sizes) > self.universes:
+            what = f"has more boxes than the {self.universes} truth.universes to learn from"
+            yield Problem("sizes", what)
 
 
 class EmulateOptions(Options):
@@ -197,6 +206,9 @@ class EmulationOptions(SimulatedRun):
         """See `Options.problems`."""
         yield from super().problems()
         truth, steps, held = self.truth, self.evolution, self.emulate.validation
+        if (several := len(set(self.sizes()))) > MOST_SIZES:
+            key = "truth.pairs" if truth.pairs else "truth.sizes"
+            yield Problem(key, f"has boxes of {several} sizes: at most {MOST_SIZES} are possible")
         solver = self.solver
         made = solver.correction if self.emulate.kind == "filter" else solver.state_correction
         if made is not None:
@@ -281,6 +293,12 @@ class EmulationOptions(SimulatedRun):
     def of_size(self, size: Size) -> Self:
         """Returns the same with another box [Mpc/h]."""
         return self.model_copy(update={"box": self.box.model_copy(update={"size": size})})
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """See `SimulatedRun.warnings`; of all boxes."""
+        each = (super(EmulationOptions, self.of_size(size)).warnings for size in self.sizes())
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(each)))
 
     @property
     def universes(self) -> int:

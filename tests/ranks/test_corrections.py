@@ -267,7 +267,7 @@ EMULATION = {
     "priors": {"Omega_m": [0.25, 0.35]},
     "evolution": {"integrator": "bullfrog", "steps": 2},
     "run": {"precision": "float64"},
-    "truth": {"universes": 1, "mesh_factor": 2, "steps": 2},
+    "truth": {"universes": 2, "sizes": [16.0, 8.0], "mesh_factor": 2, "steps": 2},
     "emulate": {"iterations": 2, "validation": 1},
 }
 
@@ -287,9 +287,11 @@ def learned(mesh, folder, kind):
 
 
 @pytest.mark.long
+@pytest.mark.budget(30)
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("kind", ["filter", "network"])
 def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
+    """From universes in boxes of two sizes."""
     folder = shared_folder(tmp_path_factory)
     found = learned(mesh, folder / "here", kind)["theta"]
     assert np.abs(found - KINDS[kind].begun(0).theta).max() > 1e-3
