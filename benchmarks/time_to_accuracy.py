@@ -196,7 +196,7 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
         style_axes(panel)
         plain_log_ticks(panel.xaxis)
         plain_log_ticks(panel.yaxis)
-    figure.axes[0].legend(frameon=False, fontsize=7)
+    figure.axes[1].legend(frameon=False, fontsize=7, loc="lower right")
     save_figure(figure, output.with_suffix(".png"))
 
 
