@@ -204,9 +204,9 @@ def corrected(name: str) -> dict[str, Any]:
 def truth_over_runs(
     paths: Sequence[Path], options: Mapping[str, Any], steps: int, sources: Sequence[SourcePlane]
 ) -> np.ndarray:
-    """Returns C_l of TreePM over that of runs, estimated from power in snapshots [source, ell].
+    """Returns an estimate of TreePM's C_l divided by C_l in runs [source, ell].
 
-    Halofit's power is multiplied by the mean ratio of the universes, interpolated in k and a.
+    Halofit's power is multiplied by the mean ratio of powers in snapshots, interpolated in k and a.
     """
     universes = [Universe(path, steps) for path in paths]
     found = [
