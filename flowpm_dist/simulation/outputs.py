@@ -202,7 +202,8 @@ class Corrected(Observer):
         self._rows = {kick: row for row, kick in enumerate(numbers)}
         operations = integrator.schedule(local.growths[0], edges).operations
         kicks = np.array([each.a for each in operations if each.kind == "kick"])
-        times = kicks[numbers]
+        # Rounding must not put a time before its kick.
+        times = np.minimum(kicks[numbers] * (1.0 + SAME), edges[-1])
         if not self.needs_before:
             times = 0.5 * (times + np.append(kicks[1:], edges[-1])[numbers])
         cell = force_cell(self._box.size, self._box.grid)
