@@ -1,31 +1,20 @@
-"""Reads reference data: other codes' results, kept next to the checkout."""
+"""Reads reference data: what tests/data has of other codes' results."""
 
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 
 import numpy as np
 
+DATA = Path(__file__).resolve().parent / "data"
+
 
 @functools.cache
 def reference(name: str) -> dict[str, np.ndarray]:
-    """The arrays of `<name>.npz` in the folder FLOWPM_REFERENCE, or ../shared/reference.
-
-    Raises:
-        FileNotFoundError: no such file, with the two places it may be put.
-    """
-    default = Path(__file__).resolve().parents[1] / ".." / "shared" / "reference"
-    folder = Path(os.environ.get("FLOWPM_REFERENCE", default)).resolve()
-    path = folder / f"{name}.npz"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"reference data {path} is missing: put the folder shared/reference next to the "
-            "checkout, or name it in the environment variable FLOWPM_REFERENCE"
-        )
-    with np.load(path, allow_pickle=False) as data:
-        return {key: data[key] for key in data.files}
+    """The arrays of tests/data/NAME.npz, which tests/data/README.md describes."""
+    with np.load(DATA / f"{name}.npz", allow_pickle=False) as data:
+        return dict(data)
 
 
 def parameters_of(data):

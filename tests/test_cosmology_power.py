@@ -56,7 +56,7 @@ def test_eisenstein_hu_over_camb():
     ratio = LinearPower(UNIVERSES["lcdm"])(k) / LinearPower(
         UNIVERSES["lcdm"].replace(transfer="camb")
     )(k)
-    # The table of the reference's README, whose last digit is not firm.
+    # The numbers of tests/data/README.md, whose last digit is not firm.
     np.testing.assert_allclose(ratio, [0.996, 1.019, 1.049, 1.009, 1.003, 1.025], atol=2e-3)
 
 

@@ -63,7 +63,8 @@ def test_born_is_the_references(given, cosmology, lenses):
     for dtype, atol in ((np.float64, 1e-12), (np.float32, 1e-6)):
         kappa = born(given["plane_delta"].astype(dtype), lenses, sources, cosmology)
         assert kappa.dtype == dtype
-        np.testing.assert_allclose(kappa, given["born_kappa"], rtol=1e-10, atol=atol)
+        maps = kappa.numpy()[:, *given["pixels"]]
+        np.testing.assert_allclose(maps, given["born_kappa"], rtol=1e-10, atol=atol)
 
 
 def test_rays_are_the_references(given, cosmology, lenses):
@@ -73,19 +74,20 @@ def test_rays_are_the_references(given, cosmology, lenses):
     np.testing.assert_allclose(sky.centres()[:, 0, 0], given["theta"], rtol=1e-14)
     sources = [SourcePlane(1.0), SourcePlane(distance=500.0)]
     rays = ray_trace(delta, lenses, sources, cosmology, fov)
-    deflected = given["ray_position"] - sky.centres()
-    assert relative_rms(rays.position[0].numpy() - sky.centres(), deflected) < 1e-7
-    found, expected = rays.jacobian[0].numpy() - np.eye(2), given["ray_jacobian"] - np.eye(2)
-    assert relative_rms(found, expected) < 1e-7
-    trace = given["ray_jacobian"].trace(0, 2, 3)
-    np.testing.assert_allclose(rays.kappa[0], 1 - trace / 2, rtol=0, atol=1e-9)
+    pixels = tuple(given["pixels"])
+    centres, expected = sky.centres()[pixels], given["ray_jacobian"] - np.eye(2)
+    deflected = given["ray_position"] - centres
+    assert relative_rms(rays.position[0].numpy()[pixels] - centres, deflected) < 1e-7
+    assert relative_rms(rays.jacobian[0].numpy()[pixels] - np.eye(2), expected) < 1e-7
+    trace = given["ray_jacobian"].trace(0, 1, 2)
+    np.testing.assert_allclose(rays.kappa[0].numpy()[pixels], 1 - trace / 2, rtol=0, atol=1e-9)
     # Before the second source, at 500 Mpc/h, there are two planes.
     near = LensPlanes(lenses.edges[:3], lenses.chi[:2], lenses.a[:2])
     alone = ray_trace(delta[:2], near, sources[1:], cosmology, fov)
     np.testing.assert_allclose(rays.jacobian[1], alone.jacobian[0], rtol=0, atol=1e-13)
     # In float32, rays of 4 degrees are known to 1e-7 of them: 1e-5 pixels.
     single = ray_trace(delta.astype(np.float32), lenses, sources, cosmology, fov)
-    assert relative_rms(single.jacobian[0].numpy() - np.eye(2), expected) < 1e-3
+    assert relative_rms(single.jacobian[0].numpy()[pixels] - np.eye(2), expected) < 1e-3
 
 
 def test_components_of_the_jacobian():
