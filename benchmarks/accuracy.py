@@ -3,12 +3,12 @@
     python benchmarks/accuracy.py [--output accuracy] [--quick]
     taskset -c 0 python benchmarks/accuracy.py --force-mesh
 
-The truth is MP-Gadget's (`treepm_P1.npz` and `treepm_P2.npz` of the reference data, see
-CONTRIBUTING.md): 64^3 particles in 128 Mpc/h, two cosmologies and seeds, from third-order LPT at
-a = 0.1. FastPM, BullFrog and COLA run from the same particles with 5 to 40 steps of equal length in
-a. The force mesh is as fine as the particle lattice (B = 1) or twice as fine (B = 2). Further rows
-show what mesh, start, steps, gradient and deconvolution of the force change. All figures are means
-of the two universes. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
+The truth is MP-Gadget's (`treepm_P1.npz` and `treepm_P2.npz` in the folder FLOWPM_REFERENCE, see
+tests/data/README.md): 64^3 particles in 128 Mpc/h, two cosmologies and seeds, from third-order LPT
+at a = 0.1. FastPM, BullFrog and COLA run from the same particles with 5 to 40 steps of equal length
+in a. The force mesh is as fine as the particle lattice (B = 1) or twice as fine (B = 2). Further
+rows show what mesh, start, steps, gradient and deconvolution of the force change. All figures are
+means of the two universes. The results are OUTPUT.csv, OUTPUT.md and OUTPUT.png. On one rank.
 
 `--force-mesh` prints another table: the errors and the processor time of ten BullFrog steps of the
 first universe, on force meshes from as fine as the particles to twice as fine, on one thread.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from common import treepm_runs
 
 import flowpm_dist as fpm
 from flowpm_dist.grid.field import Field
@@ -33,7 +33,6 @@ from flowpm_dist.statistics import Comparison, compare
 
 AT = (0.1, 0.2, 0.5, 1.0)  # [h/Mpc]
 GRID = 64
-FOLDER = Path(__file__).resolve().parents[2] / "shared" / "reference"
 
 
 @dataclass(frozen=True)
@@ -208,13 +207,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="B = 1 and up to ten steps only")
     parser.add_argument("--force-mesh", action="store_true", help="errors and time of force meshes")
     options = parser.parse_args()
-    folder = Path(os.environ.get("FLOWPM_REFERENCE", FOLDER))
+    paths = treepm_runs()
     if options.force_mesh:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-        print_force_meshes(Universe(folder / "treepm_P1.npz"))
+        print_force_meshes(Universe(paths[0]))
         return
-    universes = [Universe(folder / f"treepm_{name}.npz") for name in ("P1", "P2")]
+    universes = [Universe(path) for path in paths]
     schemes = TABLE + LIMITS
     if options.quick:
         schemes = [s for s in TABLE if s.mesh_factor == 1 and s.steps <= 10]

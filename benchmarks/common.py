@@ -18,6 +18,7 @@ import numpy as np
 from meshimpl import launch
 
 RESULT = "MESHIMPL_BENCHMARK_RESULT"
+REFERENCE = "FLOWPM_REFERENCE"
 
 
 def start_worker(script: str, arguments: Sequence[str], ranks: int, threads: int) -> dict[str, Any]:
@@ -37,6 +38,25 @@ def start_worker(script: str, arguments: Sequence[str], ranks: int, threads: int
         if done.returncode or not path.exists():
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}")
         return json.loads(path.read_text())
+
+
+def treepm_runs() -> list[Path]:
+    """Returns the files of the two complete TreePM runs, in the folder FLOWPM_REFERENCE.
+
+    Raises:
+        SystemExit: the variable is not set, or a file is missing.
+    """
+    about = "tests/data/README.md says what it holds and how to make it"
+    if not os.environ.get(REFERENCE):
+        raise SystemExit(
+            f"{REFERENCE} is not set: set it to the folder of treepm_P1.npz and treepm_P2.npz, two "
+            f"runs of MP-Gadget, which are too large for the repository; {about}"
+        )
+    paths = [Path(os.environ[REFERENCE]) / f"treepm_P{number}.npz" for number in (1, 2)]
+    for path in paths:
+        if not path.is_file():
+            raise SystemExit(f"{path}: no such file, a run of MP-Gadget; {about}")
+    return paths
 
 
 def flowpm(*words: object) -> list[str]:

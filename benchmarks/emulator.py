@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from accuracy import FOLDER, near
+from accuracy import near
+from common import treepm_runs
 
 import flowpm_dist as fpm
 from flowpm_dist import reconstruction as rec
@@ -283,13 +284,13 @@ def main() -> None:
         "--universes",
         type=Path,
         nargs="+",
-        default=[FOLDER / f"treepm_P{number}.npz" for number in (1, 2)],
-        help="files of TreePM runs, of one particle spacing",
+        help="files of TreePM runs, of one particle spacing; by default those of FLOWPM_REFERENCE",
     )
     parser.add_argument("--light-cone", action="store_true", help="C_l of maps instead")
     parser.add_argument("--reconstruct", type=int, default=0, metavar="GRADIENTS")
     parser.add_argument("--meshes", type=float, nargs="+", default=[2], help="finer meshes")
     arguments = parser.parse_args()
+    arguments.universes = arguments.universes or treepm_runs()
     if arguments.light_cone:
         return light_cone(arguments.correction, arguments.universes)
     rows: dict[str, dict[str, Any]] = {"plain": {"deconvolve": False}, "`deconvolve`": {}}

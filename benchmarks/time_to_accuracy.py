@@ -32,7 +32,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from accuracy import FOLDER, near
+from accuracy import near
+from common import treepm_runs
 from emulator import Measured, Universe
 from peers import OURS, REQUIREMENTS, Worker, environment, pin, say
 
@@ -220,7 +221,7 @@ def main() -> None:
     done = {(row["scheme"], row["steps"]) for row in rows}
     wanted = [(s, n) for s in SCHEMES for n in s.steps if (s.label, n) not in done]
     with tempfile.TemporaryDirectory() as name:
-        paths = [FOLDER / f"treepm_P{number}.npz" for number in (1, 2)] if wanted else []
+        paths = treepm_runs() if wanted else []
         judges = [Judge(path, Path(name, path.stem)) for path in paths]
         for scheme, steps in wanted:
             rows.append(measured(scheme, steps, judges, python, options))

@@ -1,4 +1,4 @@
-"""Reports of benchmarks of chains: ranks, differences and errors of made-up draws."""
+"""What benchmarks of chains report of made-up draws; what benchmarks say without their data."""
 
 import importlib
 import json
@@ -16,6 +16,19 @@ def benchmark(monkeypatch):
     """A benchmark by its name."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     return importlib.import_module
+
+
+def test_missing_treepm_runs_are_named(benchmark, tmp_path, monkeypatch):
+    runs, names = benchmark("common").treepm_runs, ["treepm_P1.npz", "treepm_P2.npz"]
+    monkeypatch.delenv("FLOWPM_REFERENCE", raising=False)
+    with pytest.raises(SystemExit, match="^FLOWPM_REFERENCE is not set: .*tests/data/README.md"):
+        runs()
+    monkeypatch.setenv("FLOWPM_REFERENCE", str(tmp_path))
+    for name in names:
+        with pytest.raises(SystemExit, match=f"{name}: no such file, .*tests/data/README.md"):
+            runs()
+        (tmp_path / name).touch()
+    assert runs() == [tmp_path / name for name in names]
 
 
 def test_a_width_is_known_by_the_effective_number_of_the_squares(benchmark):
