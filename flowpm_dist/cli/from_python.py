@@ -20,6 +20,7 @@ from flowpm_dist.jobs.job import JOBS, command_of, job_class, read_record
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.jobs.run_file import read_table
+from flowpm_dist.options import in_unit
 from meshimpl import launch
 
 OF_A_TABLE = "the run"
@@ -81,7 +82,7 @@ def run(
             output = default_output(path, job_class(command).named())
         words = [command, str(path), "--output", str(output)]
         for name, value in (settings or {}).items():
-            words += ["--set", f"{name}={'' if value is None else _as_toml(value)}"]
+            words += ["--set", f"{name}={'' if value is None else _as_toml(value, name)}"]
         words += [] if ranks is None else ["--ranks", str(ranks)]
         words += [] if mesh is None else ["--mesh", mesh]
         flags = {"--resume": resume, "--overwrite": overwrite, "--quiet": quiet}
@@ -108,20 +109,26 @@ def _as_file(run_file: str | Path | Mapping[str, Mapping[str, Any]]) -> Iterator
         yield Path(file.name)
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value as TOML takes it; keys that are None are left out."""
+def _plain(value: Any, name: str = "") -> Any:
+    """Returns a value as TOML takes it; keys that are None are left out.
+
+    Raises:
+        ValueError: a value has a unit; the message names its key.
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items() if item is not None}
+        given = {str(key): item for key, item in value.items() if item is not None}
+        return {key: _plain(item, key) for key, item in given.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, name) for item in value]
     if isinstance(value, Path):
         return str(value)
+    value = in_unit(name, value, "the unit of run files")
     # Of numpy: an array becomes a list, a number one of Python's.
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _as_toml(value: Any) -> str:
-    return tomli_w.dumps({"value": _plain(value)}).partition("=")[2].strip()
+def _as_toml(value: Any, name: str) -> str:
+    return tomli_w.dumps({"value": _plain(value, name)}).partition("=")[2].strip()
 
 
 def _work(words: Sequence[str], path: str, named: str) -> None:

@@ -16,6 +16,8 @@ from typing import Any, ParamSpec
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.options import in_unit
+
 LARGEST = 2**16
 """Values of an array beyond which TensorFlow, which uses several threads, computes with it."""
 
@@ -28,18 +30,28 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, (tf.Tensor, tf.Variable))
 
 
-def as_float64(value: Any) -> tf.Tensor:
-    """`value` (number, array or tensor of any shape) as a float64 tensor, differentiably."""
+def as_float64(value: Any, name: str = "value", unit: str = "") -> tf.Tensor:
+    """`value` (number, array or tensor of any shape) as a float64 tensor, differentiably.
+
+    Args:
+        value: the value; a quantity is converted or refused.
+        name, unit: see `options.in_unit`.
+    """
     if is_tensor(value):
         return tf.cast(value, tf.float64)
-    return tf.constant(np.asarray(value, dtype=np.float64))
+    return tf.constant(np.asarray(in_unit(name, value, unit), dtype=np.float64))
 
 
-def as_array(value: Any) -> Any:
-    """`value` as float64: a tensor where it is one or is larger than `LARGEST`, else an array."""
+def as_array(value: Any, name: str = "value", unit: str = "") -> Any:
+    """`value` as float64: a tensor where it is one or is larger than `LARGEST`, else an array.
+
+    Args:
+        value: the value; a quantity is converted or refused.
+        name, unit: see `options.in_unit`.
+    """
     if is_tensor(value):
         return tf.cast(value, tf.float64)
-    array = np.asarray(value, dtype=np.float64)
+    array = np.asarray(in_unit(name, value, unit), dtype=np.float64)
     return array if array.size <= LARGEST else tf.constant(array)
 
 

@@ -61,7 +61,7 @@ class Distances:
         Raises:
             ValueError: a scale factor that is not above 0, or is above 2.
         """
-        a = as_array(a)
+        a = as_array(a, "a")
         known = tf.get_static_value(a)
         if known is not None and not np.all((known > 0) & (known <= A_MAX)):
             raise ValueError(f"scale factors must lie above 0 and not above {A_MAX:g}, got {known}")
@@ -76,7 +76,7 @@ class Distances:
         Raises:
             ValueError: a distance that is negative, or from which light has not yet arrived.
         """
-        chi = as_array(chi)
+        chi = as_array(chi, "chi", "Mpc/h")
         horizon = self._of_root(np.zeros([]))
         known, limit = tf.get_static_value(chi), tf.get_static_value(horizon)
         if known is not None and limit is not None and not np.all((known >= 0) & (known < limit)):
@@ -123,8 +123,8 @@ def lensing_weight(cosmology: Cosmology, chi: Any, a: Any | None = None) -> tf.T
         chi: comoving distances [Mpc/h].
         a: the scale factors [1] at `chi`; by default computed from the cosmology.
     """
-    chi = as_float64(chi)
-    a = Distances(cosmology).scale_factor(chi) if a is None else as_float64(a)
+    chi = as_float64(chi, "chi", "Mpc/h")
+    a = Distances(cosmology).scale_factor(chi) if a is None else as_float64(a, "a")
     return 1.5 * as_float64(cosmology.Omega_m) / HUBBLE_DISTANCE**2 * chi / a
 
 
@@ -146,8 +146,9 @@ def limber_power(ell: Any, chi: Any, a: Any, widths: Any, kernels: Any, power: P
     Returns:
         [source, source, ell], symmetric in the sources; float64.
     """
-    chi, kernels = as_float64(chi), as_float64(kernels)
-    k = (as_float64(ell)[..., tf.newaxis] + 0.5) / chi
-    weighted = power(k, as_float64(a)) * as_float64(widths) / chi**2
+    chi, kernels = as_float64(chi, "chi", "Mpc/h"), as_float64(kernels, "kernels", "h/Mpc")
+    k = (as_float64(ell, "ell")[..., tf.newaxis] + 0.5) / chi
+    matter = as_float64(power(k, as_float64(a, "a")), "power", "(Mpc/h)^3")
+    weighted = matter * as_float64(widths, "widths", "Mpc/h") / chi**2
     pairs = kernels[:, tf.newaxis] * kernels
     return tf.tensordot(pairs, weighted, [[-1], [-1]])

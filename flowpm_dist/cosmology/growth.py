@@ -43,6 +43,7 @@ from flowpm_dist.cosmology.arrays import (
 )
 from flowpm_dist.cosmology.options import A_MAX
 from flowpm_dist.cosmology.parameters import Background, Cosmology
+from flowpm_dist.options import in_unit
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
 
@@ -113,7 +114,7 @@ class Growth:
             term: one of `TERMS`, of order 1, 2 or 3.
             derivative: 0, 1 or 2.
         """
-        grid = self._grid
+        grid, a = self._grid, in_unit("a", a)
         t = (log(maximum(a, A_MIN)) - grid.start) / grid.half - 1.0
         # Slightly inside the ends, where the derivative of arccos is infinite.
         angle = arccos(clip(t, -1.0 + 1e-15, 1.0 - 1e-15))
@@ -326,7 +327,7 @@ def order_of(term: Term) -> int:
 
 
 def _checked(a: Any) -> Any:
-    a = as_array(a)
+    a = as_array(a, "a")
     known = tf.get_static_value(a)
     if known is not None and not np.all((known >= 0) & (known <= A_MAX)):
         raise ValueError(f"scale factors must lie between 0 and {A_MAX:g}, got {known}")

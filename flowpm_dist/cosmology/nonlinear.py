@@ -16,6 +16,7 @@ from flowpm_dist.cosmology.camb_tables import camb_power_table
 from flowpm_dist.cosmology.options import SHAPE
 from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
 from flowpm_dist.cosmology.power import LinearPower, known_number, without_gradient
+from flowpm_dist.options import in_unit
 
 _LN_K = np.linspace(np.log(1e-4), np.log(3e3), 1024)
 _SMALLEST, _LARGEST = np.log(3e-3), np.log(100.0)  # ln of the radii that are tried [Mpc/h]
@@ -47,7 +48,7 @@ class Halofit:
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Returns P [(Mpc/h)^3] for k > 0 [h/Mpc] and a [1], which broadcast; float64."""
-        k, a = as_float64(k), as_float64(a)
+        k, a = as_float64(k, "k", "h/Mpc"), as_float64(a, "a")
         (scale, n, c, exists), power = self._scales(a), self.linear(k, a)
         volume = k**3 / (2 * np.pi**2)
         dimensionless = volume * power
@@ -164,8 +165,8 @@ class TabulatedPower:
     """
 
     def __init__(self, k: Any, a: Any, power: Any) -> None:
-        k, self._a = np.asarray(k, np.float64), np.asarray(a, np.float64)
-        table = as_float64(power)
+        k, self._a = np.asarray(in_unit("k", k, "h/Mpc"), float), np.asarray(in_unit("a", a), float)
+        table = as_float64(power, "power", "(Mpc/h)^3")
         for name, nodes in (("wavenumbers", k), ("scale factors", self._a)):
             if nodes.ndim != 1 or nodes.size < 4 or not (np.diff(nodes) > 0).all():
                 raise ValueError(f"{name} of a table of power: at least four, increasing")
@@ -186,7 +187,7 @@ class TabulatedPower:
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Returns P [(Mpc/h)^3] for k > 0 [h/Mpc] and a [1], which broadcast; float64."""
-        k, a = as_float64(k), as_float64(a)
+        k, a = as_float64(k, "k", "h/Mpc"), as_float64(a, "a")
         known, (first, last) = tf.get_static_value(a), self._a[[0, -1]]
         if known is not None and not ((known > first - 1e-9) & (known < last + 1e-9)).all():
             raise ValueError(

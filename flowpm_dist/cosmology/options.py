@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.options import Options, Pair, Problem, constructed, limits, listed
+from flowpm_dist.options import Options, Pair, Problem, constructed, in_unit, limits, listed
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
@@ -55,6 +55,9 @@ RANGES = {
 
 The ranges of Omega_m, w0 and wa are such that growth functions are resolved (`growth.Growth`).
 """
+
+PARAMETER_UNITS = {"T_cmb": "K", "k_pivot": "1/Mpc"}
+"""The units of the parameters that have one, see `options.UNITS`."""
 
 Transfer = Literal["eisenstein-hu", "camb"]
 """Where the transfer function comes from."""
@@ -180,6 +183,9 @@ class UniformPriors:
     ranges: Mapping[str, tuple[float, float]]
 
     def __post_init__(self) -> None:
+        units = PARAMETER_UNITS
+        plain = {n: in_unit(n, ends, units.get(n, "")) for n, ends in self.ranges.items()}
+        object.__setattr__(self, "ranges", plain)
         for name, (low, high) in self.ranges.items():
             if not low < high:
                 raise ValueError(f"the prior of {name} from {low} to {high}: low must be below")
@@ -296,9 +302,9 @@ class StepOptions(Options):
         return growth_steps(cosmology, self.a_start, self.a_stop, self.steps)
 
 
-def _check(a_start: float, a_stop: float, steps: int, spacing: str) -> None:
+def _checked(a_start: float, a_stop: float, steps: int, spacing: str) -> StepOptions:
     given = {"a_start": a_start, "a_stop": a_stop, "steps": steps, "spacing": spacing}
-    constructed(StepOptions, given)
+    return constructed(StepOptions, given)
 
 
 def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
@@ -307,8 +313,8 @@ def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     Raises:
         ValueError: `StepOptions` does not allow these values.
     """
-    _check(a_start, a_stop, steps, "a")
-    return np.linspace(a_start, a_stop, steps + 1)
+    given = _checked(a_start, a_stop, steps, "a")
+    return np.linspace(given.a_start, given.a_stop, given.steps + 1)
 
 
 def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
@@ -317,9 +323,9 @@ def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     Raises:
         ValueError: `StepOptions` does not allow these values.
     """
-    _check(a_start, a_stop, steps, "log a")
-    edges = np.geomspace(a_start, a_stop, steps + 1)
-    edges[[0, -1]] = a_start, a_stop
+    given = _checked(a_start, a_stop, steps, "log a")
+    edges = np.geomspace(given.a_start, given.a_stop, given.steps + 1)
+    edges[[0, -1]] = given.a_start, given.a_stop
     return edges
 
 
@@ -333,7 +339,8 @@ def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int
     """
     from flowpm_dist.cosmology.growth import Growth
 
-    _check(a_start, a_stop, steps, "D")
+    given = _checked(a_start, a_stop, steps, "D")
+    a_start, a_stop, steps = given.a_start, given.a_stop, given.steps
     growth = Growth(cosmology)
     first, last = (float(growth.d1(a)) for a in (a_start, a_stop))
     wanted = np.linspace(first, last, steps + 1)[1:-1]

@@ -16,12 +16,14 @@ from flowpm_dist.cosmology.arrays import as_array, as_float64, exp, gives_tensor
 from flowpm_dist.cosmology.options import (
     K_PIVOT,
     LATEST_DARK_ENERGY,
+    PARAMETER_UNITS,
     RANGES,
     SHAPE,
     T_CMB,
     Transfer,
     dark_energy_fades,
 )
+from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
 
 Parameter: TypeAlias = float | tf.Tensor | tf.Variable
@@ -206,6 +208,7 @@ def _scalar(name: str, value: Any) -> Parameter:
         if value.shape.rank not in (0, None):
             raise TypeError(f"{name} must be a scalar, got a tensor of shape {value.shape}")
         return value
+    value = in_unit(name, value, PARAMETER_UNITS.get(name, ""))
     if isinstance(value, (bool, str)) or np.ndim(value) != 0:
         raise TypeError(f"{name} must be a number or a scalar tensor, got {value!r}")
     try:
@@ -248,18 +251,18 @@ class Background:
     @gives_tensor
     def e2(self, a: Any) -> Any:
         """E^2 = (H/H0)^2 [1]."""
-        a = as_array(a)
+        a = as_array(a, "a")
         return self.a3_e2(a) / a**3
 
     @gives_tensor
     def a3_e2(self, a: Any) -> Any:
         """a^3 E^2 [1], which stays finite at a = 0."""
-        return self.Omega_m + self._dark_energy(as_array(a))
+        return self.Omega_m + self._dark_energy(as_array(a, "a"))
 
     @gives_tensor
     def dlne_dlna(self, a: Any) -> Any:
         """dlnE/dlna = dlnH/dlna [1]."""
-        a = as_array(a)
+        a = as_array(a, "a")
         return -1.5 * (1.0 + self.w(a) * self.omega_de(a))
 
     @gives_tensor
@@ -270,13 +273,13 @@ class Background:
     @gives_tensor
     def omega_de(self, a: Any) -> Any:
         """Dark energy over the critical density at a [1]."""
-        dark_energy = self._dark_energy(as_array(a))
+        dark_energy = self._dark_energy(as_array(a, "a"))
         return dark_energy / (self.Omega_m + dark_energy)
 
     @gives_tensor
     def w(self, a: Any) -> Any:
         """Equation of state of dark energy, pressure over density [1]."""
-        return self.w0 + self.wa * (1.0 - as_array(a))
+        return self.w0 + self.wa * (1.0 - as_array(a, "a"))
 
     def _dark_energy(self, a: Any) -> Any:
         """Density of dark energy times a^3, over the critical density today."""

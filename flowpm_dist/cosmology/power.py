@@ -99,7 +99,7 @@ class LinearPower:
     @gives_tensor
     def without_growth(self, k: Any) -> Any:
         """Returns the power without growth [(Mpc/h)^3]: P(k, a) = without_growth(k) D1(a)^2."""
-        k = as_array(k)
+        k = as_array(k, "k", "h/Mpc")
         positive = k > 0
         # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
         power = self._amplitude * self._shape(where(positive, k, ones_like(k)))

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.decomposition import finer_grid, mesh_factor_problem
+from flowpm_dist.options import in_unit, keep_in_units
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
@@ -56,6 +57,7 @@ class Box:
     batch: int | None = None
 
     def __post_init__(self) -> None:
+        keep_in_units(self, grid="", size="Mpc/h", batch="")
         if len(self.grid) != 3 or any(n < 4 or n % 2 for n in self.grid):
             raise ValueError(f"grid {self.grid}: three even numbers of at least 4 are needed")
         if len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size):
@@ -91,6 +93,7 @@ class Box:
         Raises:
             ValueError: the number of cells would not be even or not divide by the mesh of ranks.
         """
+        factor = in_unit("factor", factor)
         if problem := mesh_factor_problem(factor, self.grid, dict(self.mesh.axes)):
             raise ValueError(f"mesh_factor {problem}")
         return dataclasses.replace(self, grid=finer_grid(self.grid, factor))
@@ -233,9 +236,10 @@ class Box:
             shape: `mtf.Shape` of the whole array.
 
         Raises:
-            ValueError: the value has neither shape, or its dtype is not the box's.
+            ValueError: the value has neither shape, or its dtype is not the box's, or it has a
+                unit.
         """
-        return block_of(self.impl, name, value, shape, self.dtype)
+        return block_of(self.impl, name, in_unit(name, value), shape, self.dtype)
 
     def whole(self, block: tf.Tensor, shape: Any) -> np.ndarray:
         """The whole array of mtf shape `shape`, on every rank, from the ranks' blocks."""

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, check_same_box
+from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.options.html import as_html
 from meshimpl.graph_guards import check_eager
 from meshimpl.mesh_function import block_of
@@ -68,6 +69,8 @@ class Field:
     __array_priority__ = 100  # so that numpy leaves `array * field` to the field
 
     def __post_init__(self) -> None:
+        if not isinstance(self.block, tf.Tensor):
+            keep_in_units(self, block="")
         space = self.box.local_batch + self.box.block
         given = tuple(self.block.shape)
         if given[: len(space)] != space or len(given) > len(space) + 1:
@@ -214,7 +217,7 @@ class Field:
             ValueError: it has none of the shapes that `Field` names.
         """
         if not isinstance(value, (tf.Tensor, tf.Variable)):
-            value = np.asarray(value)
+            value = np.asarray(in_unit("operand", value))
             if value.dtype.kind not in "biuf":
                 return NotImplemented
         elif not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):

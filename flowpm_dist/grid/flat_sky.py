@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.options import in_unit
+
 
 @dataclass(frozen=True)
 class FlatSky:
@@ -42,7 +44,7 @@ class FlatSky:
             raise ValueError(f"maps must be float32 or float64, not {maps.dtype.name}")
         if maps.shape.rank is None or maps.shape.rank < 2 or not all(maps.shape[-2:]):
             raise ValueError(f"maps are tensors [..., x, y] of known shape: got {maps.shape}")
-        sides = np.asarray(fov, np.float64)
+        sides = np.asarray(in_unit("fov", fov, "rad"), np.float64)
         if sides.shape not in ((), (2,)) or not (np.isfinite(sides) & (sides > 0)).all():
             raise ValueError(f"the field of view is one angle or two, above 0 [rad]: got {fov}")
         x, y = np.broadcast_to(sides, [2])

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import LaidOutTensor
@@ -258,6 +259,7 @@ def gaussian_smoothing(box: Box, radius: float) -> MeshFunction:
         box: the box of the field.
         radius: the standard deviation of the Gaussian [Mpc/h].
     """
+    radius = in_unit("radius", radius, "Mpc/h")
 
     def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
         return tf.exp(-0.5 * radius**2 * (kx**2 + ky**2 + kz**2))

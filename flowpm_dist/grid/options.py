@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.options import EvenSide, Options, three
+from flowpm_dist.options import EvenSide, Options, Unit, three
 
 
 def _mesh(shape: str) -> str:
@@ -34,7 +34,7 @@ class BoxOptions(Options):
     grid: Annotated[tuple[EvenSide, EvenSide, EvenSide], BeforeValidator(three)] = Field(
         description="an even whole number from 4 to 2^20, or three of them [nx, ny, nz]"
     )
-    size: Sides = Field(description=A_SIZE)
+    size: Annotated[Sides, Unit("Mpc/h")] = Field(description=A_SIZE)
 
 
 class MeshOptions(Options):

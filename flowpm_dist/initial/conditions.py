@@ -18,6 +18,7 @@ from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
 from flowpm_dist.io.volume import warn_of_mean, wrong_noise_type
+from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import is_watched, not_recorded
 from meshimpl.mesh_function import MeshFunction
@@ -129,7 +130,8 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
     """
 
     def amplitude(k: Any) -> tf.Tensor:
-        spectrum = power.without_growth(k) / (box.volume / box.cells)
+        own = in_unit("power.without_growth(k)", power.without_growth(k), "(Mpc/h)^3")
+        spectrum = own / (box.volume / box.cells)
         positive = spectrum > 0  # the mean mode: its derivative by the parameters is 0, not NaN
         root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
         return tf.where(positive, root, tf.zeros_like(root))

@@ -29,6 +29,7 @@ from flowpm_dist.options import (
     Options,
     Pair,
     Problem,
+    Unit,
     Variants,
     checked_name,
     checked_python_name,
@@ -253,7 +254,7 @@ class CellOptions(ObservationOptions):
         default=None,
         description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
     )
-    redshifts: Redshifts | None = Field(
+    redshifts: Annotated[Redshifts | None, Unit("redshift")] = Field(
         default=None,
         description="a list of two redshifts or more, of at least 0, decreasing to the end of "
         "the simulation",

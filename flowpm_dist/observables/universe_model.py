@@ -17,7 +17,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window
 from flowpm_dist.observables.options import LineOfSight, ObservationError
-from flowpm_dist.options import object_named
+from flowpm_dist.options import in_unit, object_named
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -222,6 +222,8 @@ class UniverseModel(abc.ABC):
         universe: then chains that differ in it have one cosmology, whose growth and power are
         known.
         """
+        noise = in_unit("noise", noise)
+        parameters = {name: in_unit(name, value) for name, value in parameters.items()}
         others, ratio = self._without_normalisation(parameters)
         if ratio is not None:
             noise *= self.factor(ratio, parameters)

@@ -47,3 +47,4 @@ from flowpm_dist.options.types import (
     rows,
     three,
 )
+from flowpm_dist.options.units import Unit, in_unit, keep_in_units

@@ -47,6 +47,7 @@ from flowpm_dist.options.types import (
     either,
     nearest,
 )
+from flowpm_dist.options.units import Unit, in_unit
 
 Model = TypeVar("Model", bound="Options")
 
@@ -126,11 +127,11 @@ class Options(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_flat_variants(cls, keys: Any) -> Any:
-        """Moves the keys of a flat variant from the section into a table of their own."""
+    def _read_keys(cls, keys: Any) -> Any:
+        """Takes units off, and moves the keys of a flat variant into a table of their own."""
         if not isinstance(keys, Mapping):
             return keys
-        keys = dict(keys)
+        keys = _without_units(cls, keys)
         for name, variants in flat_variants(cls).items():
             chosen = keys.get(name, variants.default)
             if isinstance(chosen, Mapping | BaseModel):
@@ -153,6 +154,23 @@ class Options(BaseModel):
         if problems:
             raise ProblemsError(problems)
         return self
+
+
+def _without_units(model: type[BaseModel], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values by key, quantities as plain numbers; see `Unit` and `in_unit`."""
+    plain, problems = dict(keys), []
+    for name, value in keys.items():
+        if (field := model.model_fields.get(name)) is None:
+            continue
+        unit = next((each.text for each in field.metadata if isinstance(each, Unit)), "")
+        try:
+            if (found := in_unit(name, value, unit)) is not value:
+                plain[name] = found.tolist() if hasattr(found, "tolist") else found
+        except ValueError as error:
+            problems.append(Problem(name, str(error).removeprefix(f"{name} ")))
+    if problems:
+        raise ProblemsError(problems)
+    return plain
 
 
 def flat_variants(model: type[BaseModel]) -> dict[str, Variants]:

@@ -14,6 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.options import keep_in_units
 
 LEVELS = (0.683, 0.954)
 """Probabilities of the central intervals whose coverage is measured."""
@@ -36,6 +37,9 @@ class Answers:
     truth: np.ndarray
     samples: np.ndarray
     gain: np.ndarray
+
+    def __post_init__(self) -> None:
+        keep_in_units(self, truth="", samples="", gain="")
 
     @property
     def mean(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.files import read_arrays, save_arrays
-from flowpm_dist.options import object_named
+from flowpm_dist.options import in_unit, object_named
 from flowpm_dist.posteriors.novelty import shift_and_scale
 from flowpm_dist.posteriors.options import HEADS, HeadOptions
 from flowpm_dist.posteriors.transforms import Regression, Transform
@@ -61,7 +61,7 @@ class Summaries:
 
     def __post_init__(self) -> None:
         for name in ("features", "truth"):
-            values = np.asarray(getattr(self, name), np.float64)
+            values = np.asarray(in_unit(name, getattr(self, name)), np.float64)
             object.__setattr__(self, name, values)
             if values.ndim != 2 or not len(values) or len(values) != len(self.truth):
                 raise ValueError(f"{name} has shape {values.shape}; must be [n, numbers], n alike")
@@ -132,6 +132,7 @@ class Posterior:
             count: number of samples of each data set, which the members share.
             seed: seed of the samples.
         """
+        count, seed = in_unit("count", count), in_unit("seed", seed)
         x, each = scaled(features, self.shift, self.scale), -(-count // self.members)
         together = max(1, ROWS // (each * self.members))
         rng, found = np.random.default_rng(seed), []
@@ -188,7 +189,8 @@ def unbounded(priors: UniformPriors, parameters: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: a value is outside its prior by more than the rounding of float32.
     """
-    values, low, high = np.asarray(parameters, np.float64), priors.low, priors.high
+    values = np.asarray(in_unit("parameters", parameters), np.float64)
+    low, high = priors.low, priors.high
     rounding = 1e-6 * np.maximum(np.abs(low), np.abs(high))
     outside = (values < low - rounding) | (values > high + rounding)
     if outside.any():
@@ -212,7 +214,8 @@ def _log_prior(z: np.ndarray) -> np.ndarray:
 
 def scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Returns features [n, features] in standard deviations, at most `MAX_DEVIATION` of them."""
-    deviations = (np.asarray(features, np.float64) - shift) / scale
+    values = np.asarray(in_unit("features", features), np.float64)
+    deviations = (values - shift) / scale
     return np.clip(deviations, -MAX_DEVIATION, MAX_DEVIATION)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flowpm_dist.io.files import read_arrays, save_arrays
+from flowpm_dist.options import in_unit
 
 MOST_COMPONENTS = 32
 SHARE = 0.1
@@ -60,7 +61,7 @@ class FeatureDensity:
                 training set's own distances are too small, because network and components were
                 fitted to it.
         """
-        train = np.asarray(train, np.float64)
+        train = np.asarray(in_unit("train", train), np.float64)
         shift, scale = shift_and_scale(train)
         _, singular, rows = np.linalg.svd((train - shift) / scale, full_matrices=False)
         variance = singular**2 / len(train)
@@ -91,7 +92,8 @@ class FeatureDensity:
 
         The second is 0 where there are as many components as features.
         """
-        offset = (np.asarray(features, np.float64) - self.shift) / self.scale
+        values = np.asarray(in_unit("features", features), np.float64)
+        offset = (values - self.shift) / self.scale
         along = offset @ self.plane.T
         within = np.sum((offset @ self.axes.T) ** 2, axis=1)
         beyond = np.sum((offset - along @ self.plane) ** 2, axis=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
@@ -29,6 +30,9 @@ class Phase:
     annealing: Annealing
     moves: int
     held: bool = False
+
+    def __post_init__(self) -> None:
+        keep_in_units(self, moves="")
 
 
 def warm_up(posterior: Posterior, moves: int, *, easy: bool) -> list[Phase]:
@@ -92,7 +96,7 @@ class Chains(StagedRun):
         checkpoints: PointCheckpoints | None = None,
         every: int = 10,
     ) -> None:
-        stages = [*warm_up, Phase(EXACT, draws)]
+        stages = [*warm_up, Phase(EXACT, in_unit("draws", draws))]
         super().__init__(posterior, sampler, stages, checkpoints, every)
         self._sums = {name: posterior.space.zeros() for name in ("sum", "squares")}
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.session import FieldCheckpoints
+from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns
 
@@ -120,7 +121,7 @@ class StagedRun(ABC):
         every: int,
     ) -> None:
         self.posterior, self.stages, self._scheme = posterior, list(stages), scheme
-        self._checkpoints, self._every = checkpoints, every
+        self._checkpoints, self._every = checkpoints, in_unit("every", every)
         self.progress = IterationState()
 
     def _run_stages(

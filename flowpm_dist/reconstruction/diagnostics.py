@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
+from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 
 LARGEST = 2
@@ -94,6 +95,7 @@ def convergence(draws: np.ndarray) -> Convergence:
     """
     from arviz_stats.base import array_stats
 
+    draws = in_unit("draws", draws)
     if len(draws) < LEAST_DRAWS:
         raise ValueError(f"{len(draws)} draws: convergence needs at least {LEAST_DRAWS}")
     axes = {"chain_axis": 1, "draw_axis": 0}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns
 
@@ -65,7 +66,7 @@ class LBFGS:
     """
 
     def __init__(self, history: int = 10) -> None:
-        self._history, self.evaluations = history, 0
+        self._history, self.evaluations = in_unit("history", history), 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
         """Begins at a point of the unknowns, without any memory of earlier iterations."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
 from flowpm_dist.reconstruction.sampler import FIRST_STEP, Draw, Sampler, StepSize
 from flowpm_dist.reconstruction.sampler_options import MicrocanonicalOptions
@@ -124,7 +125,7 @@ class Microcanonical(Isokinetic):
 
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
         super().__init__(step=step, **options)
-        self._size = StepSizeByEnergy(step, self.options.energy_error)
+        self._size = StepSizeByEnergy(in_unit("step", step), self.options.energy_error)
         self._failed = 0
 
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:

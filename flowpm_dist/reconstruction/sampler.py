@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.options import constructed
+from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
 from flowpm_dist.reconstruction.sampler_options import MoveOptions
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use, random_numbers
@@ -84,6 +84,7 @@ class Sampler(ABC):
 
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
         self.options: Any = constructed(self.options_type, options)
+        step = in_unit("step", step)
         if not step > 0:
             raise ValueError(f"step = {step}: must be above 0")
         self._count, self._spent = 0, 0
@@ -189,7 +190,7 @@ class MetropolisSampler(Sampler):
 
     def __init__(self, *, step: float = FIRST_STEP, **options: Any) -> None:
         super().__init__(step=step, **options)
-        self._size = DualAveraging(step, self.options.target)
+        self._size = DualAveraging(in_unit("step", step), self.options.target)
 
     @abstractmethod
     def _plan(self, rng: np.random.Generator, step: float) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flowpm_dist.jobs.session import CheckpointError
+from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.lbfgs import LBFGS, StalledError
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
@@ -35,6 +36,9 @@ class Stage:
 
     annealing: Annealing
     evaluations: int
+
+    def __post_init__(self) -> None:
+        keep_in_units(self, evaluations="")
 
     @property
     def held(self) -> bool:
@@ -129,7 +133,7 @@ class Search(StagedRun):
     ) -> None:
         stages = stages or default_stages(posterior, 200)
         super().__init__(posterior, minimiser, stages, checkpoints, every)
-        self._seed, self._tolerance = seed, tolerance
+        self._seed, self._tolerance = in_unit("seed", seed), in_unit("tolerance", tolerance)
 
     natural = True
 

@@ -20,7 +20,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
-from flowpm_dist.options import A_SEED, MOST_SEED
+from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
 from flowpm_dist.simulation.compiled_solver import CompiledSolver
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl.graph_guards import is_watched
@@ -30,6 +30,9 @@ S = TypeVar("S")
 T = TypeVar("T")
 GrowthOf = Callable[[Cosmology], Growth]
 PowerOf = Callable[[Cosmology, Growth], LinearPower]
+
+PARTICLES = {"displacement": "Mpc/h", "velocity": "Mpc/h H0"}
+"""The fields that a run can begin with, and their units."""
 
 WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
 """Parameters that the growth of structure on large scales does not depend on."""
@@ -262,6 +265,11 @@ class Given:
             raise ValueError("give either a seed, white_noise or particles: exactly one of them")
         if self.paired and self.seed is None:
             raise ValueError("paired goes with a seed")
+        keep_in_units(self, seed="", white_noise="")
+        if isinstance(self.particles, tuple | list):
+            vectors = zip(self.particles, PARTICLES.items(), strict=True)
+            plain = tuple(in_unit(name, vector, unit) for vector, (name, unit) in vectors)
+            object.__setattr__(self, "particles", plain)
 
     def batch(self, box: Box) -> int | None:
         """Returns how many universes this stands for; None where it is a single one.
@@ -435,7 +443,7 @@ def particles_of(given: Given, box: Box) -> list[Particles]:
     if given.particles is None:
         return []
     blocks = []
-    for name, vector in zip(("displacement", "velocity"), given.particles, strict=True):
+    for name, vector in zip(PARTICLES, given.particles, strict=True):
         if isinstance(vector, Field):
             if vector.box.size != box.size:
                 raise ValueError(

@@ -27,7 +27,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh, pyramid_problem
 from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
-from flowpm_dist.options import constructed
+from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.simulation.compiled_solver import (
     AfterStep,
@@ -104,7 +104,7 @@ class Simulation:
         power: PowerOf = LinearPower,
         **options: Unpack[SolverKeys],
     ) -> None:
-        cells = np.asarray(grid)
+        cells, box_size = np.asarray(in_unit("grid", grid)), in_unit("box_size", box_size, "Mpc/h")
         if cells.dtype.kind == "f" and (cells % 1 == 0).all():  # whole numbers of any kind
             cells = cells.astype(np.int64)
         sides = {"grid": cells.tolist(), "size": np.asarray(box_size).tolist()}
@@ -158,7 +158,7 @@ class Simulation:
         correction = self.options.state_correction
         if correction is None or correction.trained is None:
             return
-        for text in correction.trained.outside_times(times):
+        for text in correction.trained.outside_times(in_unit("times", times)):
             if text not in self._warned:
                 self._warned.add(text)
                 warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
@@ -357,6 +357,7 @@ class Simulation:
         """
         if outputs is None and on_output is not None:
             raise ValueError("on_output needs outputs: give their scale factors, too")
+        outputs = in_unit("outputs", outputs)
         given = Given(seed, white_noise, particles, cosmology, paired)
         self.warn_of_times(self.edges[-1:] if outputs is None else np.atleast_1d(outputs))
         if outputs is None:
@@ -419,6 +420,7 @@ class Simulation:
         Raises:
             ValueError, HaloError: as `run` does.
         """
+        outputs = in_unit("outputs", outputs)
         self.warn_of_times([*([] if outputs is None else outputs), self.edges[-1]])
         every: list[ObserverOf] = []
         if observers:  # all of them see the same corrected particles
@@ -494,7 +496,7 @@ class Simulation:
             raise ValueError(
                 "particles: Lagrangian perturbation theory needs a seed or white_noise"
             )
-        a = float(self.edges[-1]) if a is None else a
+        a = float(self.edges[-1]) if a is None else in_unit("a", a)
         if not a > 0:
             raise ValueError(f"a = {a}: a scale factor above 0 is needed")
         inputs = self._read(given, a=a)
@@ -575,7 +577,8 @@ def _checked_edges(steps: Any, integrator: Integrator) -> np.ndarray:
     Raises:
         ValueError: a run file with these edges would be refused.
     """
-    options = constructed(StepOptions, {"edges": np.atleast_1d(steps).tolist()})
+    edges = np.atleast_1d(in_unit("steps", steps)).tolist()
+    options = constructed(StepOptions, {"edges": edges})
     if wrong := integrator.wrong_start(options.first):
         raise ValueError(f"edges {wrong}")
     return np.array(options.edges, np.float64)

@@ -32,7 +32,7 @@ from flowpm_dist.io.snapshot import (
     load_snapshot,
     save_fields,
 )
-from flowpm_dist.options import constructed
+from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
@@ -439,6 +439,8 @@ class State:
         Raises:
             ValueError: an argument out of its range, or weights of another box.
         """
+        mesh_factor, shift = in_unit("mesh_factor", mesh_factor), in_unit("shift", shift)
+        weights = in_unit("weights", weights)
         given = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
         self.box.check_equal("a density", weighted=weights is not None, **given)
         box = self.box.finer(mesh_factor)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.options import in_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,14 +97,14 @@ def binned_angular_power(
 
     It is float64: sums are made so, whatever the dtype of the maps.
     """
-    maps = tf.convert_to_tensor(maps)
+    maps = tf.convert_to_tensor(in_unit("maps", maps))
     sky = FlatSky.of(maps, fov)
     bins_of = _bins_of(sky, bins, spacing, window)
     modes = bins_of.modes
     first = tf.signal.rfft2d(maps)
     second = first
     if other is not None:
-        other = tf.convert_to_tensor(other)
+        other = tf.convert_to_tensor(in_unit("other", other))
         if FlatSky.of(other, fov) != sky or other.dtype != maps.dtype:
             raise ValueError(
                 f"maps {maps.shape} of {maps.dtype.name} and {other.shape} of {other.dtype.name}: "
@@ -152,7 +153,8 @@ def angular_power(
         ValueError: maps, field of view, edges, spacing or window as they should not be; a bin in
             which there is no mode.
     """
-    maps = tf.convert_to_tensor(maps)
+    noise = in_unit("noise", noise, "sr")
+    maps = tf.convert_to_tensor(in_unit("maps", maps))
     options: dict[str, Any] = {"spacing": spacing, "other": other, "window": window}
     power = binned_angular_power(maps, fov, bins, **options).numpy()
     found = _bins_of(FlatSky.of(maps, fov), bins, spacing, window)
@@ -166,6 +168,7 @@ def octave_edges(fov: float, pixels: int) -> np.ndarray:
         fov: field of view [rad].
         pixels: pixels along a side of the map, at least 3.
     """
+    fov, pixels = in_unit("fov", fov, "rad"), in_unit("pixels", pixels)
     count = max(1, int(BINS_PER_OCTAVE * np.log2(pixels / 2) + 1e-9))
     return 2 * np.pi / fov * np.geomspace(1.0, pixels / 2, count + 1)
 
@@ -189,7 +192,7 @@ def theory_in_bins(
     Raises:
         ValueError: as `angular_power`.
     """
-    n_x, n_y = (int(n) for n in np.broadcast_to(pixels, [2]))
+    n_x, n_y = (int(n) for n in np.broadcast_to(in_unit("pixels", pixels), [2]))
     sky = FlatSky.of(tf.zeros([n_x, n_y]), fov)
     found = _bins_of(sky, bins, "linear", None)
     x, y = sky.wavenumbers()
@@ -197,7 +200,7 @@ def theory_in_bins(
     used = found.number < found.modes.size
     number, ell, weights = found.number[used], ell[used], found.weights.ravel()[used]
     nodes = np.geomspace(ell.min(), ell.max() * (1 + _TIE), 256)
-    values = np.asarray(power(nodes), np.float64)
+    values = np.asarray(in_unit("power", power(nodes), "sr"), np.float64)
     rows = [
         np.bincount(number, weights * np.exp(np.interp(np.log(ell), np.log(nodes), np.log(row))))
         for row in values.reshape(-1, nodes.size)
@@ -209,6 +212,7 @@ def _edges(sky: FlatSky, bins: Any, spacing: Spacing) -> tuple[float, ...]:
     lowest, highest = 2 * np.pi / max(sky.fov), np.pi / max(sky.pixel)
     if spacing not in ("linear", "log"):
         raise ValueError(f"spacing {spacing!r}: 'linear' or 'log'")
+    bins = in_unit("bins", bins)
     if bins is None:
         count = max(int(highest / lowest + _TIE), 1)
         return tuple(lowest * (np.arange(count + 1) + 0.5))
@@ -285,8 +289,8 @@ def spherical_power(
         ValueError: maps that are not of a whole sky, edges that do not increase, a bin without a
             multipole up to 3 nside - 1, or another window.
     """
-    first = np.asarray(maps, np.float64)
-    second = first if other is None else np.asarray(other, np.float64)
+    first = np.asarray(in_unit("maps", maps), np.float64)
+    second = first if other is None else np.asarray(in_unit("other", other), np.float64)
     nside = _nside(first)
     if _nside(second) != nside:
         raise ValueError(f"maps of {first.shape[-1]} and {second.shape[-1]} pixels")
@@ -306,7 +310,7 @@ def spherical_harmonics(maps: Any) -> np.ndarray:
     """
     import healpy
 
-    maps = np.asarray(maps)
+    maps = np.asarray(in_unit("maps", maps))
     last = 3 * _nside(maps) - 1
     rows = maps.reshape(-1, maps.shape[-1])
     found = np.array([healpy.map2alm(row.astype(np.float64), lmax=last) for row in rows])
@@ -330,7 +334,7 @@ def harmonic_power(
 
     if window not in ("bilinear", None):
         raise ValueError(f"window {window!r}: 'bilinear' or None")
-    ell = np.arange(3 * nside)
+    ell, edges = np.arange(3 * nside), in_unit("edges", edges)
     by_bin = _modes_of_bins(ell, edges)
     rows = (each.reshape(-1, each.shape[-1]) for each in (first, second))
     spectra = np.array([healpy.alm2cl(one, two) for one, two in zip(*rows, strict=True)])
@@ -353,7 +357,8 @@ def painting_window(ell: Any, nside: int, *, power: int = 1) -> np.ndarray:
         power: power of the window before the mean: 1 for the spectrum of painted maps with others,
             2 for painted maps with each other.
     """
-    ell = np.asarray(ell, np.float64)
+    nside, power = in_unit("nside", nside), in_unit("power", power)
+    ell = np.asarray(in_unit("ell", ell), np.float64)
     return np.interp(np.sqrt(ell * (ell + 1)) / nside, _NODES, _window_at_nodes(power))
 
 
@@ -387,10 +392,11 @@ def spherical_theory_in_bins(
         edges: as for `spherical_power`.
         nside: resolution of the maps.
     """
-    ell = np.arange(3 * nside)
+    ell = np.arange(3 * in_unit("nside", nside))
     by_bin = _modes_of_bins(ell, edges)
     inside = by_bin.any(axis=0)
-    values = np.asarray(power(ell[inside].astype(np.float64)), np.float64)
+    found = in_unit("power", power(ell[inside].astype(np.float64)), "sr")
+    values = np.asarray(found, np.float64)
     return values @ by_bin[:, inside].T / by_bin.sum(axis=1)
 
 
@@ -409,7 +415,7 @@ def _nside(maps: np.ndarray) -> int:
 
 def _modes_of_bins(ell: np.ndarray, edges: Any) -> np.ndarray:
     """Returns the number of modes of each multipole in each bin [bin, ell]."""
-    limits = np.asarray(edges, np.float64)
+    limits = np.asarray(in_unit("edges", edges), np.float64)
     if limits.ndim != 1 or limits.size < 2 or not (np.diff(limits) > 0).all():
         raise ValueError("edges in l: at least two numbers, increasing, are needed")
     inside = (ell >= limits[:-1, np.newaxis]) & (ell < limits[1:, np.newaxis]) & (ell > 0)

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.options import in_unit, keep_in_units
 from meshimpl.process_mesh import ProcessMesh
 
 Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -51,6 +52,8 @@ class Bins:
     k_max: float | None = None
 
     def __post_init__(self) -> None:
+        width = "h/Mpc" if self.spacing == "linear" else ""
+        keep_in_units(self, number="", width=width, k_min="h/Mpc", k_max="h/Mpc")
         if (self.number is None) == (self.width is None):
             raise ValueError("bins need either a number or a width: exactly one of them")
         if self.number is not None and not (isinstance(self.number, Integral) and self.number >= 1):
@@ -183,6 +186,7 @@ def bin_edges(choice: BinChoice, box: Box) -> np.ndarray:
     Raises:
         ValueError: edges that do not increase from 0 or more, or see `Bins`.
     """
+    choice = in_unit("bins", choice, "h/Mpc")
     if choice is None:
         return 2 * np.pi / max(box.size) * (np.arange(bin_count(box) + 1) + 0.5)
     if isinstance(choice, Integral):
@@ -193,6 +197,7 @@ def bin_edges(choice: BinChoice, box: Box) -> np.ndarray:
 
 
 def _wedge_edges(wedges: int | Sequence[float]) -> tuple[float, ...]:
+    wedges = in_unit("wedges", wedges)
     if isinstance(wedges, Integral):
         if wedges < 1:
             raise ValueError(f"{wedges} wedges: at least 1 is needed")
@@ -276,7 +281,8 @@ def sum_over_universe(mesh: ProcessMesh, values: np.ndarray | tf.Tensor) -> np.n
         values: this rank's part, of any shape.
     """
     axes = [name for name in mesh.names if name != "replica"]
-    return mesh.communicator(*axes).allreduce(tf.constant(values)).numpy()
+    own = tf.constant(in_unit("values", values))
+    return mesh.communicator(*axes).allreduce(own).numpy()
 
 
 def relative_wavenumbers(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

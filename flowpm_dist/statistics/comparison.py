@@ -12,6 +12,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.options import in_unit
 from flowpm_dist.statistics.bins import BinChoice, bin_contents
 from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
 from flowpm_dist.statistics.power import PowerSpectrum
@@ -133,8 +134,8 @@ def compare(
     Raises:
         ValueError: the fields are not on the same box; see also `power_spectrum`.
     """
+    noise_a, noise_b = _pair(in_unit("shot_noise", shot_noise, "(Mpc/h)^3"))
     box, samples = _samples(a, b, box_size, window, interlaced)
-    noise_a, noise_b = _pair(shot_noise)
     found = _comparison(whole(mode_means(samples, box, bins=bins), box), box, bins)
     return replace(found, power_a=found.power_a - noise_a, power_b=found.power_b - noise_b)
 
@@ -153,6 +154,7 @@ def cross_power(
 
     `shot_noise` [(Mpc/h)^3] is the noise of the particles that both fields contain.
     """
+    shot_noise = in_unit("shot_noise", shot_noise, "(Mpc/h)^3")
     found = compare(a, b, box_size, bins=bins, window=window, interlaced=interlaced)
     return PowerSpectrum(found.k, found.cross - shot_noise, found.modes)
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
+from flowpm_dist.options import in_unit
 from meshimpl.graph_guards import check_eager
 from meshimpl.mesh_function import shares_of_gradients
 from meshimpl.process_mesh import ProcessMesh
@@ -50,6 +51,7 @@ class Jacobian:
             ValueError: an input is a field, outputs or derivatives are not finite, or the
                 covariance does not fit, or is not symmetric and positive definite.
         """
+        covariance = in_unit("covariance", covariance)
         if self.fields:
             named = ", ".join(sorted(self.fields))
             raise ValueError(f"a Fisher matrix is one of parameters, and {named} is a field")
@@ -155,7 +157,8 @@ def _tensor(name: str, value: Any) -> tf.Tensor:
     """
     if isinstance(value, Field):
         value = value.block
-    elif isinstance(value, int | float):
+    value = in_unit(name, value)
+    if isinstance(value, int | float):
         value = np.float64(value)
     tensor = tf.convert_to_tensor(value)
     if not tensor.dtype.is_floating:

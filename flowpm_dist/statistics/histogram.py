@@ -14,6 +14,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.options import in_unit
 from flowpm_dist.statistics.bins import sum_over_universe
 from flowpm_dist.statistics.measure import box_of, sample_of, sum_over_cells, whole
 from meshimpl.compat import mtf
@@ -141,6 +142,7 @@ def soft_histogram(
         ValueError: if the edges do not increase, or there are fewer than two bins.
     """
     box, sample = sample_of(field, box)
+    edges = in_unit("edges", edges)
     box.check_equal("a histogram", edges=edges, log=log)
     return _soft_function(box, tuple(_soft_centres(edges).tolist()), log)(sample.block)
 
@@ -207,7 +209,7 @@ def _shares(centres: tuple[float, ...], log: bool) -> Callable[..., tuple[tf.Ten
 
 def checked_edges(edges: Any) -> np.ndarray:
     """Returns edges as float64 [bin + 1], or raises ValueError if they do not increase."""
-    checked = np.asarray(edges, dtype=np.float64)
+    checked = np.asarray(in_unit("edges", edges), dtype=np.float64)
     if checked.ndim != 1 or checked.size < 2 or not (np.diff(checked) > 0).all():
         raise ValueError("edges: at least two numbers, increasing, are needed")
     return checked
@@ -257,12 +259,12 @@ def peaks(maps: Any, edges: Any, *, sigma: Any = None, periodic: bool = False) -
         ValueError: edges that do not increase, maps that are too small, a sigma that is not above
             0.
     """
-    edges, values = checked_edges(edges), np.asarray(maps)
+    edges, values = checked_edges(edges), np.asarray(in_unit("maps", maps))
     if values.ndim < 2 or min(values.shape[-2:]) < 3:
         raise ValueError(f"peaks need maps [..., x, y] of at least 3 x 3 pixels: {values.shape}")
     heights = values
     if sigma is not None:
-        noise = np.asarray(sigma, np.float64)
+        noise = np.asarray(in_unit("sigma", sigma), np.float64)
         if not (noise > 0).all():
             raise ValueError(f"sigma must be above 0: got {sigma}")
         heights = values / noise[..., np.newaxis, np.newaxis]
@@ -291,7 +293,7 @@ def map_histogram(maps: Any, edges: Any) -> Histogram:
     Raises:
         ValueError: edges that do not increase.
     """
-    edges, values = checked_edges(edges), np.asarray(maps)
+    edges, values = checked_edges(edges), np.asarray(in_unit("maps", maps))
     pixels = math.prod(values.shape[-2:])
     counts = [np.histogram(each, edges)[0] for each in values.reshape(-1, pixels)]
     shape = [*values.shape[:-2], edges.size - 1]
@@ -313,7 +315,7 @@ def soft_map_histogram(maps: Any, edges: Any) -> tf.Tensor:
     Raises:
         ValueError: edges that do not increase, or fewer than two bins.
     """
-    maps, centres = tf.convert_to_tensor(maps), _soft_centres(edges)
+    maps, centres = tf.convert_to_tensor(in_unit("maps", maps)), _soft_centres(edges)
     lead = maps.shape[:-2].as_list()
     return tf.reshape(soft_counts(maps, len(lead), centres, log=False), [*lead, centres.size])
 

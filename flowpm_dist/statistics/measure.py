@@ -13,6 +13,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, Kernel, filtered, to_spectrum
+from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.statistics.bins import (
     Axes,
     BinChoice,
@@ -54,6 +55,7 @@ class Sample:
     shifted: tf.Tensor | None = None
 
     def __post_init__(self) -> None:
+        keep_in_units(self, block="", shifted="")
         if self.window not in (None, "cic"):
             raise ValueError(f"window {self.window!r}: 'own', 'cic' or None")
 
@@ -361,6 +363,7 @@ def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
     Raises:
         ValueError: the field is not scalar, an array has no box, or a `Field` has another box.
     """
+    box = in_unit("box_size", box, "Mpc/h")
     if isinstance(field, Field):
         if isinstance(box, Box):
             check_same_box(box, field.box, "the fields")
@@ -369,6 +372,7 @@ def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
         if field.block.shape.rank != len(field.box.shape):
             raise ValueError(f"a scalar field is needed, got blocks of shape {field.block.shape}")
         return field.box, field.block
+    field = in_unit("field", field)
     if isinstance(box, Box):
         return box, field
     block = tf.convert_to_tensor(field)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.statistics.bins import BinChoice, Binning, bin_contents, binning, contents
 from flowpm_dist.statistics.measure import Window, mode_means, sample_of, whole
@@ -102,6 +103,7 @@ def power_spectrum(
             unknown, the interlaced field has another box, or the bins do not increase or hold no
             mode.
     """
+    shot_noise = in_unit("shot_noise", shot_noise, "(Mpc/h)^3")
     box, sample = sample_of(field, box_size, window, interlaced)
     power = whole(mode_means([sample], box, bins=bins), box)[..., 0, 0, :]
     k, modes = bin_contents(box, bins)
@@ -216,6 +218,7 @@ def multipoles(
     Raises:
         ValueError: an unknown axis, an odd or negative order; see also `power_spectrum`.
     """
+    shot_noise = in_unit("shot_noise", shot_noise, "(Mpc/h)^3")
     box, sample = sample_of(field, box_size, window, interlaced)
     orders = _checked_orders(orders)
     means = mode_means([sample], box, orders, axis_number(axis), bins)
@@ -226,7 +229,7 @@ def multipoles(
 
 
 def _checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
-    checked = tuple(int(order) for order in orders)
+    checked = tuple(int(order) for order in in_unit("orders", orders))
     if not checked or any(order < 0 or order % 2 for order in checked):
         raise ValueError(f"orders {tuple(orders)}: must be even numbers of at least 0")
     return checked
@@ -337,6 +340,7 @@ def power_wedges(
         ValueError: an unknown axis, or wedges that do not increase from 0 to 1; see also
             `power_spectrum`.
     """
+    shot_noise = in_unit("shot_noise", shot_noise, "(Mpc/h)^3")
     box, sample = sample_of(field, box_size, window, interlaced)
     shared = binning(bins, box, wedges, axis_number(axis))
     power = _by_wedge(whole(mode_means([sample], box, bins=shared), box)[..., 0, 0, :], shared)

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import checksum, read_text
-from flowpm_dist.options import A_SEED, AnyPath, Options, Problem, Seed, listed
+from flowpm_dist.options import A_SEED, AnyPath, Options, Problem, Seed, Unit, listed
 
 if TYPE_CHECKING:
     from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
@@ -147,14 +147,18 @@ class SourceOptions(Options):
         shift: shift of all redshifts: n(z) becomes n(z - shift).
     """
 
-    redshift: Positive | None = Field(default=None, description="a redshift above 0")
+    redshift: Annotated[Positive | None, Unit("redshift")] = Field(
+        default=None, description="a redshift above 0"
+    )
     smail: Annotated[tuple[Positive, Positive, Positive], BeforeValidator(listed)] | None = Field(
         default=None, description="[z0, alpha, beta], each above 0"
     )
     file: AnyPath | None = Field(default=None, description="a text file with columns z, n")
-    z_max: Positive = Field(default=3.0, description="a redshift above 0")
+    z_max: Annotated[Positive, Unit("redshift")] = Field(
+        default=3.0, description="a redshift above 0"
+    )
     column: int = Field(default=1, ge=1, description="a whole number of at least 1")
-    shift: float = Field(default=0.0, description="a number")
+    shift: Annotated[float, Unit("redshift")] = Field(default=0.0, description="a number")
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
@@ -240,7 +244,9 @@ class AlignmentOptions(Options):
 
     amplitude: float = Field(description="A_IA, a number")
     eta: float = Field(default=0.0, description="a number")
-    z_pivot: float = Field(default=0.62, ge=0, description="a redshift of at least 0")
+    z_pivot: Annotated[float, Unit("redshift")] = Field(
+        default=0.62, ge=0, description="a redshift of at least 0"
+    )
 
     def alignment(self) -> IntrinsicAlignment:
         """Returns the alignments."""
@@ -259,5 +265,7 @@ class ShapeNoiseOptions(Options):
     """
 
     sigma_e: Positive = Field(description="a number above 0")
-    n_eff: Positive = Field(description="a number of galaxies per square arcmin, above 0")
+    n_eff: Annotated[Positive, Unit("1/arcmin^2")] = Field(
+        description="a number of galaxies per square arcmin, above 0"
+    )
     seed: Seed = Field(default=0, description=A_SEED)

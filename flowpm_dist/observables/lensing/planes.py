@@ -21,6 +21,7 @@ from flowpm_dist.observables.lensing.sources import (
     Sources,
     check_sources,
 )
+from flowpm_dist.options import in_unit
 
 SLAB_TOLERANCE = 1e-6
 """Part of the farthest distance by which planes may lie outside their slabs, for rounding."""
@@ -51,7 +52,7 @@ class LensPlanes:
     a: Any = None
 
     def __post_init__(self) -> None:
-        edges = as_float64(self.edges)
+        edges = as_float64(self.edges, "edges", "Mpc/h")
         if edges.shape.rank != 1 or edges.shape[0] < 2:
             raise ValueError("edges of lens planes: at least two distances are needed")
         ends = tf.get_static_value(edges)
@@ -80,7 +81,8 @@ class LensPlanes:
         """Makes an attribute a float64 tensor [plane]; returns its values as far as known."""
         if getattr(self, name) is None:
             return None
-        values, planes = as_float64(getattr(self, name)), self.edges.shape[0] - 1
+        unit = {"chi": "Mpc/h"}.get(name, "")
+        values, planes = as_float64(getattr(self, name), name, unit), self.edges.shape[0] - 1
         if values.shape != (planes,):
             raise ValueError(
                 f"{name} of lens planes has shape {tuple(values.shape)}: there are {planes} planes"
@@ -97,7 +99,7 @@ class LensPlanes:
         Args:
             edges: as for `LensPlanes`.
         """
-        edges = as_float64(edges)
+        edges = as_float64(edges, "edges", "Mpc/h")
         near, far = edges[:-1], edges[1:]
         return cls(edges, 0.75 * (far**4 - near**4) / (far**3 - near**3))
 
@@ -237,7 +239,7 @@ def born(
     Raises:
         ValueError: more or fewer planes than distances; no sources.
     """
-    delta = tf.convert_to_tensor(delta)
+    delta = tf.convert_to_tensor(in_unit("delta", delta))
     planes.check(delta)
     weights = plane_weights(planes, sources, cosmology, alignment)
     return tf.tensordot(tf.cast(weights, delta.dtype), delta, 1)

@@ -29,6 +29,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.flat_sky import FlatSky, SkyFilter, filter_maps, inverse_square, mixed_product
 from flowpm_dist.observables.lensing.planes import LensPlanes, efficiency_of_planes
 from flowpm_dist.observables.lensing.sources import Sources
+from flowpm_dist.options import in_unit
 from meshimpl.graph_guards import once_differentiable
 
 
@@ -104,6 +105,7 @@ def ray_trace(
         ValueError: more or fewer planes than distances; positions that are no pairs;
             no sources.
     """
+    delta, positions = in_unit("delta", delta), in_unit("positions", positions, "rad")
     delta = tf.convert_to_tensor(delta)
     planes.check(delta)
     if delta.shape.rank != 3:

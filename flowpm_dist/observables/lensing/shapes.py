@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.grid.flat_sky import FlatSky, SkyFilter, filter_maps, inverse_square, mixed_product
-from flowpm_dist.options import A_SEED
+from flowpm_dist.options import A_SEED, in_unit
 from meshimpl import philox
 
 ARCMIN = math.pi / 180 / 60
@@ -34,7 +34,7 @@ def shear(kappa: Any, fov: Any) -> tuple[tf.Tensor, tf.Tensor]:
     Returns:
         Two tensors like kappa [1].
     """
-    kappa = tf.convert_to_tensor(kappa)
+    kappa = tf.convert_to_tensor(in_unit("kappa", kappa))
     found = filter_maps(kappa, FlatSky.of(kappa, fov), _SHEAR)
     return found[..., 0], found[..., 1]
 
@@ -52,7 +52,8 @@ def convergence(gamma1: Any, gamma2: Any, fov: Any) -> tuple[tf.Tensor, tf.Tenso
     Returns:
         Two tensors like the shear [1]: E and B.
     """
-    gamma1, gamma2 = tf.convert_to_tensor(gamma1), tf.convert_to_tensor(gamma2)
+    gamma1 = tf.convert_to_tensor(in_unit("gamma1", gamma1))
+    gamma2 = tf.convert_to_tensor(in_unit("gamma2", gamma2))
     sky = FlatSky.of(gamma1, fov)
     first, second = filter_maps(gamma1, sky, _SHEAR), filter_maps(gamma2, sky, _SHEAR)
     return first[..., 0] + second[..., 1], second[..., 0] - first[..., 1]
@@ -77,8 +78,9 @@ def shape_noise_sigma(sigma_e: Any, n_eff: Any, pixel_area: float) -> tf.Tensor:
         n_eff: galaxies per square minute of arc; shapes broadcast.
         pixel_area: solid angle of a pixel [sr].
     """
-    per_pixel = as_float64(n_eff) * (pixel_area / ARCMIN**2)
-    return as_float64(sigma_e) / tf.sqrt(per_pixel)
+    pixel_area = in_unit("pixel_area", pixel_area, "sr")
+    per_pixel = as_float64(n_eff, "n_eff", "1/arcmin^2") * (pixel_area / ARCMIN**2)
+    return as_float64(sigma_e, "sigma_e") / tf.sqrt(per_pixel)
 
 
 def shape_noise(
@@ -112,6 +114,9 @@ def shape_noise(
         ValueError: pixels, field of view, sigma_e, n_eff or components that are not above 0;
             a seed that is no whole number from 0 to 2^63 - 1.
     """
+    pixels, seed = in_unit("pixels", pixels), in_unit("seed", seed)
+    components = in_unit("components", components)
+    sigma_e, n_eff = in_unit("sigma_e", sigma_e), in_unit("n_eff", n_eff, "1/arcmin^2")
     if len(pixels) != 2 or min(pixels) < 1 or components < 1:
         raise ValueError(f"pixels and components: two sides above 0, and at least 1; got {pixels}")
     for name, value in (("sigma_e", sigma_e), ("n_eff", n_eff)):

@@ -27,6 +27,7 @@ from flowpm_dist.observables.lensing.options import (
     read_distribution,
     smail_edges,
 )
+from flowpm_dist.options import in_unit, keep_in_units
 
 
 class Sources(abc.ABC):
@@ -84,6 +85,8 @@ class SourcePlane(Sources):
         *,
         distance: Parameter | None = None,
     ) -> None:
+        redshift, shift = in_unit("redshift", redshift, "redshift"), _shift(shift)
+        distance = in_unit("distance", distance, "Mpc/h")
         if (redshift is None) == (distance is None):
             raise ValueError("a source plane has either a redshift or a distance")
         if distance is None:
@@ -96,7 +99,7 @@ class SourcePlane(Sources):
 
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
         """See `Sources.efficiency`."""
-        return tf.nn.relu(1.0 - as_float64(chi) / self.farthest(distances))
+        return tf.nn.relu(1.0 - as_float64(chi, "chi", "Mpc/h") / self.farthest(distances))
 
     def density(self, chi: Any, distances: Distances) -> tf.Tensor:
         """Raises ValueError: the density of a plane is infinite."""
@@ -107,7 +110,9 @@ class SourcePlane(Sources):
 
     def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
         """See `Sources.fractions`; the derivatives are 0."""
-        nearer = tf.cast(as_float64(edges) <= self.farthest(distances), tf.float64)
+        nearer = tf.cast(
+            as_float64(edges, "edges", "Mpc/h") <= self.farthest(distances), tf.float64
+        )
         return nearer[:-1] - nearer[1:]
 
     def farthest(self, distances: Distances) -> tf.Tensor:
@@ -136,7 +141,7 @@ class SourceDistribution(Sources):
     edges: np.ndarray
 
     def __init__(self, shift: Parameter = 0.0) -> None:
-        self.shift = shift
+        self.shift = shift = _shift(shift)
         last = float(self.edges[-1])
         _check("shift", shift, lambda moved: moved + last > 0, f"a number above {-last:g}")
         moved = tf.get_static_value(as_float64(shift))
@@ -159,13 +164,13 @@ class SourceDistribution(Sources):
 
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
         """See `Sources.efficiency`."""
-        chi = as_float64(chi)
+        chi = as_float64(chi, "chi", "Mpc/h")
         number, inverse = self._beyond(chi, distances)
         return tf.nn.relu(number - chi * inverse)
 
     def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
         """See `Sources.fractions`."""
-        number, _ = self._beyond(as_float64(edges), distances)
+        number, _ = self._beyond(as_float64(edges, "edges", "Mpc/h"), distances)
         return number[:-1] - number[1:]
 
     def density(self, chi: Any, distances: Distances) -> tf.Tensor:
@@ -243,6 +248,8 @@ class SmailDistribution(SourceDistribution):
         shift: Parameter = 0.0,
         z_max: float = 3.0,
     ) -> None:
+        z0, z_max = in_unit("z0", z0, "redshift"), in_unit("z_max", z_max, "redshift")
+        alpha, beta = in_unit("alpha", alpha), in_unit("beta", beta)
         given = {"z0": z0, "alpha": alpha, "beta": beta, "z_max": z_max}
         for name, value in given.items():
             _check(name, value, lambda number: 0 < number < np.inf, "a finite number above 0")
@@ -270,7 +277,8 @@ class TabulatedDistribution(SourceDistribution):
     """
 
     def __init__(self, z: Any, n: Any, shift: Parameter = 0.0) -> None:
-        self.edges, self.n = np.asarray(z, np.float64), as_float64(n)
+        self.edges = np.asarray(in_unit("z", z, "redshift"), np.float64)
+        self.n = as_float64(n, "n")
         if self.edges.ndim != 1 or self.edges.size < 2 or self.n.shape != self.edges.shape:
             raise ValueError(
                 "z and n of a source distribution must be two columns of at least two rows: got "
@@ -293,7 +301,7 @@ class TabulatedDistribution(SourceDistribution):
         Raises:
             UserError: no such file or column, or a table as for `TabulatedDistribution`.
         """
-        return cls(*read_distribution(path, column))
+        return cls(*read_distribution(path, in_unit("column", column)))
 
     def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
         """See `SourceDistribution.unshifted`."""
@@ -306,6 +314,11 @@ def _cell(limits: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     """Returns the cells between limits that hold redshifts, or are nearest to them; int32."""
     flat = tf.searchsorted(limits, tf.reshape(z, [-1]), side="right") - 1
     return tf.reshape(tf.clip_by_value(flat, 0, limits.shape[0] - 2), tf.shape(z))
+
+
+def _shift(shift: Parameter) -> Parameter:
+    plain: Parameter = in_unit("shift", shift, "redshift")
+    return plain
 
 
 def _check(
@@ -341,6 +354,9 @@ class IntrinsicAlignment:
     eta: Parameter = 0.0
     z_pivot: float = 0.62
 
+    def __post_init__(self) -> None:
+        keep_in_units(self, amplitude="", eta="", z_pivot="redshift")
+
     def response(self, a: Any, cosmology: Cosmology, growth: Growth | None = None) -> tf.Tensor:
         """Returns F [1] at scale factors a [1] of any shape; float64, differentiable.
 
@@ -349,7 +365,7 @@ class IntrinsicAlignment:
             cosmology: the parameters.
             growth: growth of the cosmology, if it exists already.
         """
-        a = as_float64(a)
+        a = as_float64(a, "a")
         growth = Growth(cosmology) if growth is None else growth
         relative = growth.d1(a) / growth.d1(1.0)
         stretch = (a * (1.0 + self.z_pivot)) ** -as_float64(self.eta)

@@ -26,6 +26,7 @@ from flowpm_dist.observables.light_cone.observers import (
 )
 from flowpm_dist.observables.light_cone.options import FlatField, FullSky
 from flowpm_dist.observables.light_cone.sphere import SphereGeometry
+from flowpm_dist.options import in_unit
 from flowpm_dist.simulation.inputs import Inputs
 from flowpm_dist.simulation.simulation import ObserverOf, Simulation
 from meshimpl import launch
@@ -177,7 +178,7 @@ class LightCone:
         Raises:
             ValueError: a width that is not above 0, or edges that do not increase from 0 or more.
         """
-        given = np.asarray(width, np.float64)
+        given = np.asarray(in_unit("width", width, "Mpc/h"), np.float64)
         if given.ndim == 0 and not 0 < given < np.inf:
             raise ValueError(f"width = {given}: planes of matter need a width above 0 [Mpc/h]")
         if given.ndim and isinstance(self.sky, FlatField):

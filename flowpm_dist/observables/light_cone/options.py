@@ -12,7 +12,16 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import StepOptions
 from flowpm_dist.grid.healpix import Healpix
-from flowpm_dist.options import A_SEED, Options, Problem, Seed, listed, rounded_down, rounded_up
+from flowpm_dist.options import (
+    A_SEED,
+    Options,
+    Problem,
+    Seed,
+    Unit,
+    listed,
+    rounded_down,
+    rounded_up,
+)
 
 MOST_BOXES = 20_000
 """The largest number of boxes in the observed sphere."""
@@ -50,7 +59,7 @@ class SkyOptions(Options, abc.ABC):
     PIXELS: ClassVar[str]
     """The option that gives the number of pixels."""
 
-    z_max: Annotated[float, Field(gt=0)] = Field(description="a redshift above 0")
+    z_max: Annotated[float, Field(gt=0), Unit("redshift")] = Field(description="a redshift above 0")
 
     @property
     def earliest(self) -> float:
@@ -151,7 +160,7 @@ class FlatField(SkyOptions):
 
     PIXELS = "pixels"
 
-    field_of_view: Annotated[float, Field(gt=0, le=60)] = Field(
+    field_of_view: Annotated[float, Field(gt=0, le=60), Unit("deg")] = Field(
         description="an angle above 0 and not above 60 [deg]"
     )
     pixels: Annotated[int, Field(ge=2)] = Field(description="a whole number of at least 2")
@@ -225,9 +234,9 @@ class FullSky(SkyOptions):
     nside: Annotated[int, Field(ge=1), AfterValidator(lambda nside: Healpix(nside).nside)] = Field(
         description="a resolution of HEALPix"
     )
-    observer: Annotated[tuple[float, float, float], BeforeValidator(listed)] | None = Field(
-        default=None, description="[x, y, z] in Mpc/h"
-    )
+    observer: Annotated[
+        Annotated[tuple[float, float, float], BeforeValidator(listed)] | None, Unit("Mpc/h")
+    ] = Field(default=None, description="[x, y, z] in Mpc/h")
 
     @property
     def map_shape(self) -> tuple[int, ...]:

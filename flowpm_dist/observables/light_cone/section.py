@@ -26,7 +26,7 @@ from flowpm_dist.observables.light_cone.options import (
     FullSky,
     SkyOptions,
 )
-from flowpm_dist.options import Problem, table_of
+from flowpm_dist.options import Problem, Unit, table_of
 
 if TYPE_CHECKING:
     from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
@@ -146,7 +146,7 @@ class FlatLensingOptions(ConvergenceOptions):
     sky: Literal["flat"] = Field(default="flat", description='"flat" or "full"')
     particles: bool = Field(default=False, description="true or false")
     ray_tracing: bool = Field(default=False, description="true or false")
-    plane_width: Annotated[float, Field(gt=0)] = Field(
+    plane_width: Annotated[float, Field(gt=0), Unit("Mpc/h")] = Field(
         default=100.0, description="a length above 0 in Mpc/h"
     )
     planes: bool = Field(default=False, description="true or false")
@@ -184,7 +184,7 @@ class FullSkyLensingOptions(LensedSky, FullSky):
     sky: Literal["full"] = Field(description='"flat" or "full"')
     particles: bool = Field(default=False, description="true or false")
     shells: bool = Field(default=False, description="true or false")
-    shell_width: Annotated[float, Field(gt=0)] = Field(
+    shell_width: Annotated[float, Field(gt=0), Unit("Mpc/h")] = Field(
         default=100.0, description="a length above 0 in Mpc/h"
     )
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import gaussian_smoothing
+from flowpm_dist.options import in_unit, keep_in_units
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Annealing:
 
     radius: float = 0.0
     inflation: float = 1.0
+
+    def __post_init__(self) -> None:
+        keep_in_units(self, radius="Mpc/h", inflation="")
 
 
 EXACT = Annealing()
@@ -70,6 +74,7 @@ class Likelihood(abc.ABC):
 
     def __init__(self, box: Box, observed: tf.Tensor | None = None) -> None:
         self.box = box
+        observed = in_unit("observed", observed)
         self.observed = tf.ones(box.block, box.dtype) if observed is None else observed
 
     @abc.abstractmethod
@@ -165,12 +170,17 @@ def quieter(inflation: float) -> list[Annealing]:
     return [*lowered, EXACT]
 
 
-def in_dtype_of(box: Box, value: Any) -> tf.Tensor:
+def in_dtype_of(box: Box, value: Any, name: str = "value") -> tf.Tensor:
     """Returns a number or a block in the box's dtype.
 
     `tf.cast` alone would take a Python number by way of float32.
+
+    Args:
+        box: the box.
+        value: the number or block; one with a unit is refused.
+        name: its name, for messages.
     """
-    return tf.cast(np.asarray(value), box.dtype)
+    return tf.cast(np.asarray(in_unit(name, value)), box.dtype)
 
 
 def sum_over_cells(x: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.universe_model import local_values
+from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood, in_dtype_of
 
 
@@ -42,8 +43,9 @@ class Gaussian(Likelihood):
         error: float = 0.0,
     ) -> None:
         super().__init__(box, observed)
+        data, error = in_unit("data", data), in_unit("error", error)
         self._data = tf.cast(data, box.dtype)
-        variance = tf.square(in_dtype_of(box, sigma))
+        variance = tf.square(in_dtype_of(box, sigma, "sigma"))
         of_model = tf.zeros_like(variance)
         if error:
             if self._data.shape.rank != 3:

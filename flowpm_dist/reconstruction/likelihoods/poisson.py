@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.noise import LEAST_DENSITY, positive_density
+from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood, in_dtype_of
 
 EXPONENTIAL = -25 * LEAST_DENSITY
@@ -31,8 +32,9 @@ class Poisson(Likelihood):
         self, box: Box, counts: tf.Tensor, mean_count: Any, observed: tf.Tensor | None = None
     ) -> None:
         super().__init__(box, observed)
+        counts = in_unit("counts", counts)
         self._counts = tf.where(self.observed > 0, tf.cast(counts, box.dtype), 0)
-        self._rate = self.observed * in_dtype_of(box, mean_count)
+        self._rate = self.observed * in_dtype_of(box, mean_count, "mean_count")
 
     def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
         """See `Likelihood`."""
