@@ -33,6 +33,7 @@ from flowpm_dist.options import (
     Options,
     Problem,
     Seed,
+    Unit,
     count,
     table_of,
 )
@@ -73,7 +74,7 @@ class PairFiles(Options):
     initial: AnyPath = Field(description="a snapshot: Gadget-4's HDF5, bigfile, or a zarr folder")
     final: OneOrMore[AnyPath] = Field(description="a list of snapshots")
     cosmology: CosmologyOptions = Field(description="a table of parameters")
-    size: Sides | None = Field(default=None, description=A_SIZE)
+    size: Annotated[Sides | None, Unit("Mpc/h")] = Field(default=None, description=A_SIZE)
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
@@ -105,7 +106,9 @@ class TruthOptions(Options):
     universes: int = count(8)
     mesh_factor: MeshFactor = Field(default=3, description="a number from 1 to 4")
     steps: int = count(40)
-    sizes: OneOrMore[Sides] | None = Field(default=None, description=f"a list: each {A_SIZE}")
+    sizes: Annotated[OneOrMore[Sides] | None, Unit("Mpc/h")] = Field(
+        default=None, description=f"a list: each {A_SIZE}"
+    )
     a: OneOrMore[Annotated[float, Field(gt=0, le=2)]] | None = Field(
         default=None, description="a list of scale factors above 0, at most 2"
     )

@@ -58,6 +58,9 @@ class Box:
 
     def __post_init__(self) -> None:
         keep_in_units(self, grid="", size="Mpc/h", batch="")
+        for name in ("grid", "size"):
+            if isinstance(sides := getattr(self, name), np.ndarray):
+                object.__setattr__(self, name, tuple(sides.tolist()))
         if len(self.grid) != 3 or any(n < 4 or n % 2 for n in self.grid):
             raise ValueError(f"grid {self.grid}: three even numbers of at least 4 are needed")
         if len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size):

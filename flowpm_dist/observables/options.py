@@ -33,6 +33,7 @@ from flowpm_dist.options import (
     Variants,
     checked_name,
     checked_python_name,
+    in_unit,
     limits,
     listed,
     nearest,
@@ -97,6 +98,13 @@ Redshifts = Annotated[
 LineOfSight = Literal["x", "y", "z"]
 A_LINE_OF_SIGHT = 'the line of sight of redshift space: "x", "y" or "z"'
 """Description of a `LineOfSight`."""
+
+
+def _without_units(values: Any) -> Any:
+    """Returns a table of numbers whose quantities are plain numbers."""
+    return {n: in_unit(n, v) for n, v in values.items()} if isinstance(values, dict) else values
+
+
 BiasValue = Annotated[float, Field(ge=-20, le=20)]
 Amplitude = Annotated[float, Field(gt=0, le=100)]
 
@@ -245,7 +253,7 @@ class CellOptions(ObservationOptions):
     bias_scheme: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
         default=None, description='"package.module:object" of a custom bias'
     )
-    bias: dict[str, BiasValue] | None = Field(
+    bias: Annotated[dict[str, BiasValue] | None, BeforeValidator(_without_units)] = Field(
         default=None,
         description="a table such as {b = 1.5} or {b1 = 0.5, b2 = 0.1, bs2 = 0.0}, each "
         f"{A_BIAS}",

@@ -167,7 +167,8 @@ def _without_units(model: type[BaseModel], keys: Mapping[str, Any]) -> dict[str,
             if (found := in_unit(name, value, unit)) is not value:
                 plain[name] = found.tolist() if hasattr(found, "tolist") else found
         except ValueError as error:
-            problems.append(Problem(name, str(error).removeprefix(f"{name} ")))
+            key, _, what = str(error).partition(" ")
+            problems.append(Problem(key, what))
     if problems:
         raise ProblemsError(problems)
     return plain

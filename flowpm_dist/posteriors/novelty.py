@@ -62,6 +62,7 @@ class FeatureDensity:
                 fitted to it.
         """
         train = np.asarray(in_unit("train", train), np.float64)
+        held_out = in_unit("held_out", held_out)
         shift, scale = shift_and_scale(train)
         _, singular, rows = np.linalg.svd((train - shift) / scale, full_matrices=False)
         variance = singular**2 / len(train)

@@ -63,6 +63,7 @@ from flowpm_dist.options import (
     Options,
     Problem,
     Seed,
+    Unit,
     Variants,
     distinct,
     either,
@@ -322,7 +323,7 @@ class OutputOptions(Options):
     )
     figures: bool = Field(default=True, description="true or false")
     a: OneOrMore[Length] | None = Field(default=None, description="a list of scale factors above 0")
-    redshifts: OneOrMore[Annotated[float, Field(ge=0)]] | None = Field(
+    redshifts: Annotated[OneOrMore[Annotated[float, Field(ge=0)]] | None, Unit("redshift")] = Field(
         default=None, description="a list of redshifts, of at least 0"
     )
     checkpoint_every: int = Field(

@@ -178,6 +178,7 @@ def correlation_coefficient(
 def _samples(
     a: Any, b: Any, box: Any, window: Window | Pair, interlaced: Pair
 ) -> tuple[Box, list[Sample]]:
+    a, b = in_unit("a", a), in_unit("b", b)
     (box_a, first), (box_b, second) = (
         sample_of(field, box, kind, shifted)
         for field, kind, shifted in zip((a, b), _pair(window), interlaced, strict=True)

@@ -400,6 +400,7 @@ def sample_of(
     Raises:
         ValueError: see `box_of`; also if the two fields are not on the same box.
     """
+    interlaced = in_unit("interlaced", interlaced)
     own, block = box_of(field, box)
     if window == "own":
         window = field.window if isinstance(field, Field) else None
