@@ -145,6 +145,12 @@ def test_the_remedy_of_a_message_is_right(unit: str):
         np.testing.assert_allclose(found, own, rtol=1e-14)
 
 
+def test_magnitudes_are_ratios_and_no_lengths():
+    assert in_unit("bias", u.Magnitude(-2.5)) == pytest.approx(10.0, rel=1e-14)
+    with pytest.raises(ValueError, match="box_size = 3.0 mag.*: must be in Mpc/h"):
+        in_unit("box_size", u.Magnitude(3.0), "Mpc/h")
+
+
 def test_a_value_in_a_list_is_named_and_the_others_may_be_plain():
     message = "box_size[1] = 64.0 Mpc: must be in Mpc/h; give box_size[1].to_value('Mpc') * h"
     with pytest.raises(ValueError, match=re.escape(message)):

@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import flowpm_dist as fpm
-from flowpm_dist import cosmology, posteriors, reconstruction, statistics
+from flowpm_dist import cosmoflow, cosmology, posteriors, reconstruction, statistics
+from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.grid.fourier import gaussian_smoothing
 from flowpm_dist.observables import ForwardModel, lensing
@@ -44,11 +45,6 @@ def linear() -> fpm.LinearPower:
 @functools.cache
 def growth() -> fpm.Growth:
     return fpm.Growth(universe())
-
-
-@functools.cache
-def state() -> fpm.State:
-    return simulation().lpt(1)
 
 
 @functools.cache
@@ -223,7 +219,7 @@ def of_grids_and_runs() -> Iterator[Argument]:
         yield from run(f"Simulation.{name}", call, outputs=outputs)
     yield from run("Simulation.lpt", functools.partial(simulation().lpt, 1), a=("", 0.5))
     density = dict(mesh_factor=("", 1.5), shift=("", 0.5), weights=FIELD)
-    yield from run("State.density", lambda **given: state().density(**given), **density)
+    yield from run("State.density", functools.partial(fpm.State.density, None), **density)
 
 
 def of_statistics() -> Iterator[Argument]:
@@ -423,10 +419,31 @@ def of_inference() -> Iterator[Argument]:
     yield from refused("Posterior.sample", posterior().sample, **sample)
 
 
+def of_trainings() -> Iterator[Argument]:
+    schedule = cosmoflow.Schedule(0.1)
+    shared = dict(larc=("", 0.1), weight_decay=("", 0.1), clip_norm=("", 2.0))
+    adam = dict(beta1=("", 0.8), beta2=("", 0.9), epsilon=("", 1e-6))
+    refused = functools.partial(arguments, evaluated=False)
+    yield from refused("Adam", functools.partial(cosmoflow.Adam, schedule), **adam, **shared)
+    momentum = functools.partial(cosmoflow.Momentum, schedule)
+    yield from refused("Momentum", momentum, momentum=("", 0.8))
+    header = functools.partial(DatasetHeader, (8, 8, 8), ("h",))
+    yield from arguments("DatasetHeader", header, box_size=SIZE, scale=("", 256.0))
+    write = functools.partial(cosmoflow.RecordWriter.write, None, seed=1, index=1)
+    yield from refused("RecordWriter.write", write, volume=FIELD, y=("", [0.7]))
+    layers = cosmoflow.Declaration("linear", (cosmoflow.Convolution(1, 1),), "valid", 0.0)
+    network = functools.cache(lambda: cosmoflow.Network(layers, BOX.mesh, width=8, batch=1))
+    volume = ("", CUBE[np.newaxis])
+    yield from refused("Network.predict", lambda volume: network().predict(volume), volume=volume)
+    step = lambda **batch: network().step(sample=[0], seed=1, **batch)  # noqa: E731
+    yield from refused("Network.step", step, volume=volume, target=("", [[0.7]]))
+
+
 FAMILY = [
     *of_cosmology(),
     *of_grids_and_runs(),
     *of_statistics(),
     *of_lensing(),
     *of_inference(),
+    *of_trainings(),
 ]

@@ -14,7 +14,6 @@ from typing import Any
 UNITS = {
     "Mpc/h": ("Mpc", 1),
     "h/Mpc": ("1/Mpc", -1),
-    "(Mpc/h)^2": ("Mpc2", 2),
     "(Mpc/h)^3": ("Mpc3", 3),
     "1/Mpc": ("1/Mpc", 0),
     "deg": ("deg", 0),
@@ -35,7 +34,7 @@ where a unit is not in this table.
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 _TEXTS = {"": ("", "1"), "redshift": ("", "1")}
 _GIVE = "give plain numbers"
-_FACTORS = {0: "", 1: " * h", 2: " * h**2", 3: " * h**3", -1: " / h"}
+_FACTORS = {0: "", 1: " * h", 3: " * h**3", -1: " / h"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _converted(name: str, value: Any, unit: str) -> Any:
     how = _GIVE
     given = quantity.unit
     base, power = UNITS.get(unit, (None, 0))
-    if base is not None and (redshift not in given.bases or unit == "redshift"):
+    if base is not None and (redshift not in getattr(given, "bases", ()) or unit == "redshift"):
         try:
             found = quantity.to_value(Unit(base) / littleh**power)
             return found.item() if quantity.isscalar else found

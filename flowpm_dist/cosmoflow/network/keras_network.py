@@ -14,7 +14,7 @@ from flowpm_dist.cosmoflow.network.network import BaseNetwork
 from flowpm_dist.cosmoflow.planning.declarations import declaration
 from flowpm_dist.cosmoflow.volumes.draws import hashed
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.options import python_object
+from flowpm_dist.options import in_unit, python_object
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class KerasNetwork(BaseNetwork):
         self, volume: Any, target: Any, sample: Any, seed: int
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Returns loss and gradients of one batch, see `BaseNetwork.step`."""
+        volume, target = in_unit("volume", volume), in_unit("target", target)
         for number, generator in enumerate(self._generators):
             drawn = np.random.default_rng([seed, number, *map(int, sample)])
             state = drawn.integers(2**31, size=tuple(generator.shape))
@@ -140,7 +141,7 @@ class KerasNetwork(BaseNetwork):
 
     def predict(self, volume: Any) -> tf.Tensor:
         """Returns this rank's outputs of a batch [batch, outputs]; layers do not train."""
-        return self._predict(tf.convert_to_tensor(volume))
+        return self._predict(tf.convert_to_tensor(in_unit("volume", volume)))
 
     def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
         """Returns the outputs of whole volumes, see `BaseNetwork.on_whole_volumes`."""

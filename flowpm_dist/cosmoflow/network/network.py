@@ -23,7 +23,7 @@ from flowpm_dist.cosmoflow.network.layers import (
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, Dense, Stage, declaration
 from flowpm_dist.cosmoflow.planning.options import NetworkOptions
 from flowpm_dist.grid.box import SPLIT
-from flowpm_dist.options import constructed
+from flowpm_dist.options import constructed, in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import Stopwatch
 from meshimpl.mesh_function import MeshFunction
@@ -284,6 +284,7 @@ class Network(BaseNetwork):
         self, volume: Any, target: Any, sample: Any, seed: int
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Returns loss and gradients of one batch, see `BaseNetwork.step`."""
+        volume, target = in_unit("volume", volume), in_unit("target", target)
         loss, outputs, *gradients = self._step(
             volume=volume, target=target, sample=sample, seed=np.int64(seed), **self._held
         )
@@ -291,7 +292,7 @@ class Network(BaseNetwork):
 
     def predict(self, volume: Any) -> tf.Tensor:
         """Returns this rank's outputs of a batch [batch, outputs], without dropout."""
-        return self._predict(volume=volume, **self._held)[0]
+        return self._predict(volume=in_unit("volume", volume), **self._held)[0]
 
     def on_whole_volumes(self, volumes: tf.Tensor) -> tf.Tensor:
         """Returns the outputs of whole volumes, see `BaseNetwork.on_whole_volumes`."""
@@ -308,6 +309,7 @@ class Network(BaseNetwork):
         Returns:
             Both for the whole batch, [batch, outputs] and [batch, features], on every rank.
         """
+        volume = in_unit("volume", volume)
         outputs, _, hidden = self._predict(volume=volume, **self._held)
         return of_all_replicas(outputs, self.mesh), of_all_replicas(hidden, self.mesh)
 

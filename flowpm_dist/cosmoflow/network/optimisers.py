@@ -28,7 +28,7 @@ from flowpm_dist.cosmoflow.planning.options import (
     MomentumOptions,
     PolynomialDecay,
 )
-from flowpm_dist.options import Options
+from flowpm_dist.options import Options, in_unit
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -120,6 +120,8 @@ class Optimiser(tf.Module):
         clip_norm: float | None = TRAINING_DEFAULTS.max_gradient_norm,
     ) -> None:
         super().__init__()
+        larc, clip_norm = in_unit("larc", larc), in_unit("clip_norm", clip_norm)
+        weight_decay = in_unit("weight_decay", weight_decay)
         _check(larc is None or larc > 0, f"larc {larc}", "positive or None")
         _check(weight_decay >= 0, f"weight_decay {weight_decay}", "0 or more")
         _check(clip_norm is None or clip_norm > 0, f"clip_norm {clip_norm}", "positive or None")
@@ -233,6 +235,8 @@ class Adam(Optimiser):
         **options: Any,
     ) -> None:
         super().__init__(schedule, **options)
+        beta1, beta2 = in_unit("beta1", beta1), in_unit("beta2", beta2)
+        epsilon = in_unit("epsilon", epsilon)
         _check(0 <= beta1 < 1, f"beta1 {beta1}", "in [0, 1)")
         _check(0 <= beta2 < 1, f"beta2 {beta2}", "in [0, 1)")
         _check(epsilon > 0, f"epsilon {epsilon}", "positive")
@@ -271,6 +275,7 @@ class Momentum(Optimiser):
         self, schedule: Schedule, momentum: float = MomentumOptions().momentum, **options: Any
     ) -> None:
         super().__init__(schedule, **options)
+        momentum = in_unit("momentum", momentum)
         _check(0 <= momentum < 1, f"momentum {momentum}", "in [0, 1)")
         self.momentum = momentum
 

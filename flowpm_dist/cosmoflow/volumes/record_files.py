@@ -31,6 +31,7 @@ import numpy as np
 
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import write_text
+from flowpm_dist.options import in_unit, keep_in_units
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
@@ -140,7 +141,8 @@ class DatasetHeader:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        size = self.box_size
+        keep_in_units(self, scale="")
+        size = in_unit("box_size", self.box_size, "Mpc/h")
         normal = {
             "grid": tuple(int(n) for n in self.grid),
             "parameters": tuple(self.parameters),

@@ -33,6 +33,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 )
 from flowpm_dist.io.files import WriteError, human_size
 from flowpm_dist.jobs.folder import existing_part
+from flowpm_dist.options import in_unit
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class RecordWriter:
         """
         import tensorflow as tf
 
-        example = self._example(np.asarray(volume), np.asarray(y, np.float32), seed, index)
+        volume, y = np.asarray(in_unit("volume", volume)), in_unit("y", y)
+        example = self._example(volume, np.asarray(y, np.float32), seed, index)
         try:
             if self._file is None:
                 self._file = tf.io.TFRecordWriter(str(self._partial))
