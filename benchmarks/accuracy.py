@@ -55,6 +55,8 @@ class Scheme:
         )
 
 
+DIVIDED = ("deconvolve", True)
+SPECTRAL = (("force_gradient", "spectral"),)
 TABLE = [
     Scheme(name, steps, mesh)
     for name in ("fastpm", "bullfrog", "cola")
@@ -63,7 +65,7 @@ TABLE = [
 ]
 FORCE_MESHES = [
     Scheme("bullfrog", 10, mesh, options=options)
-    for options in ((), (("deconvolve", True),))
+    for options in ((), (DIVIDED,))
     for mesh in (1, 1.25, 1.5, 1.75, 2)
 ]
 LIMITS = [
@@ -71,8 +73,10 @@ LIMITS = [
     *(Scheme(name, 80, 4) for name in ("bullfrog", "fastpm")),
     *(Scheme("bullfrog", 80, 4, start) for start in (0.02, 0.05)),
     *(Scheme("bullfrog", 6, 1, start) for start in (0.0, 0.02)),
-    *(Scheme("bullfrog", 6, mesh, options=(("force_gradient", "spectral"),)) for mesh in (1, 2)),
-    *(Scheme("bullfrog", 10, mesh, options=(("deconvolve", True),)) for mesh in (1, 2)),
+    *(Scheme("bullfrog", 6, mesh, options=SPECTRAL) for mesh in (1, 2)),
+    *(Scheme("bullfrog", 10, 1, options=options) for options in (SPECTRAL, (*SPECTRAL, DIVIDED))),
+    *(Scheme("bullfrog", 10, 3, options=options) for options in ((), (DIVIDED,))),
+    *(Scheme("bullfrog", 10, mesh, options=(DIVIDED,)) for mesh in (1, 2)),
 ]
 
 

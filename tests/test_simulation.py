@@ -20,7 +20,9 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import ADJOINTS
+from flowpm_dist.evolution.corrections import CorrectionWarning, file_of, load_correction
 from flowpm_dist.options import A_SEED, constructed
+from flowpm_dist.simulate.options import EvolutionOptions
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import ProcessMesh
@@ -195,6 +197,27 @@ def test_a_room_has_the_names_it_tells(name):
     assert room.__all__
     for _ in range(2):
         assert not [n for n in room.__all__ if isinstance(getattr(room, n), ModuleType)]
+
+
+def test_a_correction_brings_its_force(tmp_path):
+    """Where none is given; one that is given must be the correction's."""
+    (tmp_path / "own.json").write_bytes(file_of("default-2").read_bytes())
+    steps = {"a_start": 0.1, "steps": 10, "integrator": "bullfrog"}
+    options = [
+        constructed(SolverOptions, {"correction": "default-2"}),
+        constructed(SolverOptions, {"correction": load_correction(tmp_path / "own.json")}),
+        constructed(EvolutionOptions, {"correction": "own.json", **steps}, {"folder": tmp_path}),
+    ]
+    for each in options:
+        assert (each.mesh_factor, each.deconvolve) == (2, True)
+    with pytest.raises(ValueError, match="mesh_factor = 1: .* trained with mesh_factor = 2"):
+        constructed(SolverOptions, {"correction": "default-2", "mesh_factor": 1})
+    warnings.simplefilter("ignore", CorrectionWarning)
+    plain = fpm.Simulation(PLANCK, 8, 16.0, [0.1, 1.0], mesh="row:1", mesh_factor=2)
+    assert not plain.options.deconvolve
+    filtered = plain.with_correction("default-2")
+    assert filtered.options.deconvolve and filtered.options.force_correction is not None
+    assert filtered.with_correction(None).options.deconvolve
 
 
 def test_simulations_of_a_box_share_their_force():

@@ -219,7 +219,7 @@ def _keys(model: type[BaseModel]) -> list[Key]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return ""
-    value = field.get_default(call_default_factory=True)
+    value = field.get_default(call_default_factory=True, validated_data={})
     return "none" if value is None else f"`{_cell(as_written(value))}`"
 
 

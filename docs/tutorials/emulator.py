@@ -12,7 +12,7 @@
 # ## Four runs from the same white noise
 #
 # The shipped corrections were learned for particles 1 to 4 Mpc/h apart, ten BullFrog steps from a =
-# 0.1 to 1, and `deconvolve`, the default. So the cheap run here has 32^3 particles in 64 Mpc/h.
+# 0.1 to 1, and `deconvolve`, the default with `mesh_factor = 1`. So the cheap run here has 32^3 particles in 64 Mpc/h.
 
 # %%
 import tempfile

@@ -100,7 +100,8 @@ class Options(BaseModel):
     def _is_default(self, key: str) -> bool:
         section, _, name = key.rpartition(".")
         part: Options = operator.attrgetter(section)(self) if section else self
-        default = type(part).model_fields[name].get_default(call_default_factory=True)
+        field = type(part).model_fields[name]
+        default = field.get_default(call_default_factory=True, validated_data=dict(part))
         return bool(getattr(part, name) == default)
 
     def part(self, model: type[Model]) -> Model:
@@ -233,6 +234,7 @@ def _details(error: ValidationError) -> list[_Detail]:
     return [
         (each["loc"], each["type"], each.get("ctx", {}).get("error"))
         for each in error.errors(include_url=False)
+        if each["type"] != "default_factory_not_called"  # another key is wrong
     ]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +18,16 @@ Exchange = Literal["exact", "float16"]
 """How ranks exchange the numbers of a force: unchanged, or rounded to float16."""
 
 
+def _is_deconvolved(others: Mapping[str, Any]) -> bool:
+    """Returns whether the window is divided out if nothing is said about it.
+
+    On a finer mesh the harmonics of the particle lattice replace what the window takes away, and
+    a spectral gradient makes the lattice unstable: docs/measurements/force_mesh.md.
+    """
+    spectral = others.get("force_gradient") == "spectral"
+    return not spectral and others.get("mesh_factor", 1) == 1
+
+
 class ForceOptions(Options):
     """The options of the gravity between the particles, see `Gravity`.
 
@@ -24,7 +35,8 @@ class ForceOptions(Options):
         force_gradient: the gradient of the potential: "finite-difference" (4 points) or "spectral".
         mesh_factor: the number of cells of the force mesh per particle spacing, along each side. It
             need not be whole, see `mesh_factor_problem`.
-        deconvolve: whether the force is divided by the squared cloud-in-cell window.
+        deconvolve: whether the force is divided by the squared cloud-in-cell window; by default
+            with finite differences at mesh_factor = 1 alone.
         exchange: how the halos and transforms of the force mesh travel between ranks: "exact", or
             "float16", half the bytes of float32, rounded to 11 bits.
         pyramid: "off", or the error of a force whose long-range part is transformed on a coarser
@@ -37,7 +49,7 @@ class ForceOptions(Options):
     mesh_factor: MeshFactor = Field(
         default=1, description="a number from 1 to 4, cells per particle spacing"
     )
-    deconvolve: bool = Field(default=True, description="true or false")
+    deconvolve: bool = Field(default_factory=_is_deconvolved, description="true or false")
     exchange: Exchange = Field(default="exact", description='"exact" or "float16"')
     pyramid: PyramidChoice = Field(
         default="off", description='"off", "1%" or "0.1%", the error of the force'

@@ -32,7 +32,12 @@ from flowpm_dist.evolution.corrections import (
     load_correction,
 )
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
-from flowpm_dist.evolution.options import AdjointOptions, HaloOptions, RunOptions
+from flowpm_dist.evolution.options import (
+    AdjointOptions,
+    CorrectedForceOptions,
+    HaloOptions,
+    RunOptions,
+)
 from flowpm_dist.grid.decomposition import (
     default_mesh,
     finer_grid,
@@ -69,7 +74,6 @@ from flowpm_dist.options import (
     either,
     listed,
 )
-from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.options import SolverOptions
 
 if TYPE_CHECKING:
@@ -103,7 +107,7 @@ class InitialSection(InitialOptions):
         return dict.fromkeys(("noise", "fixed_amplitude", "paired"), "a seed, not with white_noise")
 
 
-class EvolutionOptions(StepOptions, ForceOptions, AdjointOptions):
+class EvolutionOptions(StepOptions, CorrectedForceOptions, AdjointOptions):
     """The section [evolution]: time steps, integrator with its own options, and force."""
 
     integrator: Annotated[

@@ -33,7 +33,7 @@ from flowpm_dist.evolution.integrators import (
     Integrator,
     IntegratorChoice,
 )
-from flowpm_dist.evolution.options import RunOptions
+from flowpm_dist.evolution.options import CorrectedForceOptions, RunOptions
 from flowpm_dist.grid.decomposition import (
     HALO,
     MARGIN,
@@ -49,7 +49,7 @@ from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
 
 
-class SolverOptions(InitialOptions, ForceOptions, RunOptions):
+class SolverOptions(InitialOptions, CorrectedForceOptions, RunOptions):
     """All options of a simulation: of initial conditions, force and run, and these.
 
     Attributes:

@@ -29,6 +29,8 @@ from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
+from flowpm_dist.particle_mesh.lattice import rest_growth
+from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.compiled_solver import (
     AfterStep,
     Resume,
@@ -63,6 +65,9 @@ from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 ObserverOf = Callable[[Inputs, int], Observer]
 """What makes an observer from the inputs of a run and its halo."""
+MOST_LATTICE_GROWTH = 75.0
+"""How much too much the shortest waves may grow near the lattice, see `lattice.rest_growth`. Runs
+with 65 kept linear theory on large scales as well as other forces, runs with 93 did not."""
 
 
 class Simulation:
@@ -127,9 +132,41 @@ class Simulation:
             self.options.pyramid, finer.grid, dict(mesh.axes), finer.size
         ):
             raise ValueError(f"pyramid {problem}")
-        self._warned: set[str] = set()
-        self._warn_of_correction(cosmology)
         self._cosmologies = CosmologyFactory(cosmology, growth, power)
+        self._warn()
+
+    def _warn(self) -> None:
+        self._warned: set[str] = set()
+        self._warn_of_lattice()
+        self._warn_of_correction(self.cosmology)
+
+    def _warn_of_lattice(self) -> None:
+        """Warns if a force that is unstable on a lattice at rest acts on it for too long."""
+        force = self.options.part(ForceOptions)
+        first, last = self.edges[self.edges > 0][0], self.edges[-1]
+        excess = rest_growth(force) - 1
+        if (last / first) ** excess < MOST_LATTICE_GROWTH:
+            return
+        cell = min(x / n for x, n in zip(self._box_size, self._grid, strict=True))
+        # Linear theory: the scale factor at which the rms displacement along an axis is half a
+        # cell of the force mesh.
+        k = np.geomspace(2 * np.pi / max(self._box_size), np.pi / cell, 200)
+        today = np.sqrt(np.trapezoid(np.asarray(self.power(k, 1.0)), k) / 6) / np.pi
+        a = np.geomspace(first, last, 200)
+        growth = np.asarray(self.growth.d1(a)) / float(self.growth.d1(1.0))
+        near = growth * today < cell / force.mesh_factor / 2
+        if not near[0]:
+            return
+        times = (growth[near][-1] / growth[0]) ** excess
+        if times > MOST_LATTICE_GROWTH:
+            warnings.warn(
+                f"deconvolve = {str(force.deconvolve).lower()} with force_gradient = "
+                f'"{force.force_gradient}": until a = {a[near][-1]:.3g} displacements are below '
+                f"half a cell of the force mesh, and the shortest waves grow {times:.2g} times too "
+                "much from the start. This spoils larger scales, too. Set deconvolve = false, or "
+                "start later",
+                stacklevel=4,
+            )
 
     def _warn_of_correction(self, cosmology: Cosmology) -> None:
         correction = self.options.correction
@@ -146,7 +183,7 @@ class Simulation:
             values,
         )
         for text in found:
-            warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
+            warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=4)
 
     def warn_of_times(self, times: Iterable[float]) -> None:
         """Warns, once each, of states at scale factors for which a network was not trained.
@@ -223,8 +260,7 @@ class Simulation:
         """
         other = copy.copy(self)
         other.edges = _checked_edges(steps, self.options.integrator)
-        other._warned = set()
-        other._warn_of_correction(self.cosmology)
+        other._warn()
         return other
 
     def with_correction(self, correction: Correction | str | Path | None) -> Simulation:
@@ -234,9 +270,9 @@ class Simulation:
             ValueError: it was trained with another force.
         """
         other = copy.copy(self)
-        other.options = constructed(SolverOptions, {**dict(self.options), "correction": correction})
-        other._warned = set()
-        other._warn_of_correction(self.cosmology)
+        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        other.options = constructed(SolverOptions, {**given, "correction": correction})
+        other._warn()
         return other
 
     def estimate(self, *, outputs: bool = False) -> Estimate:

@@ -65,12 +65,16 @@ class Range:
     cosmology: Mapping[str, tuple[float, float]]
     times: tuple[float, float] | None = None
 
+    @property
+    def force(self) -> dict[str, Any]:
+        """The options of the force that runs must have; none where no steps were made."""
+        names = ("mesh_factor", "deconvolve", "force_gradient")
+        return {} if self.integrator == LPT_ONLY else {name: getattr(self, name) for name in names}
+
     def other_force(self, **ours: Any) -> Iterator[tuple[str, str]]:
         """Yields each option of the force that differs from ours, and what it must be."""
-        if self.integrator == LPT_ONLY:  # which knows no force
-            return
-        for name in ("mesh_factor", "deconvolve", "force_gradient"):
-            if (there := getattr(self, name)) != ours[name]:
+        for name, there in self.force.items():
+            if there != ours[name]:
                 text = str(there).lower() if isinstance(there, bool) else repr(there)
                 yield name, f"the correction was trained with {name} = {text}"
 
@@ -366,9 +370,20 @@ def file_of(name: str | Path) -> Path:
     return SHIPPED.get(str(name), Path(name))
 
 
-def _chosen(value: Any) -> Any:
-    return load_correction(value) if isinstance(value, str | Path) else value
+def chosen_correction(value: Any, folder: Path | None = None) -> Any:
+    """Returns the correction that a name in `SHIPPED` or a path stands for; any other value as is.
+
+    Args:
+        value: the choice.
+        folder: the folder of relative paths; by default the current one.
+
+    Raises:
+        CorrectionFileError: see `load_correction`.
+    """
+    if not isinstance(value, str | Path):
+        return value
+    return load_correction((folder or Path()) / file_of(value).expanduser())
 
 
-CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(_chosen)]
+CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(chosen_correction)]
 """A correction, or a name in `SHIPPED`, or the path of its file."""
