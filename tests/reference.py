@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+
+import flowpm_dist as fpm
 
 DATA = Path(__file__).resolve().parent / "data"
 
@@ -15,6 +20,18 @@ def reference(name: str) -> dict[str, np.ndarray]:
     """The arrays of tests/data/NAME.npz, which tests/data/README.md describes."""
     with np.load(DATA / f"{name}.npz", allow_pickle=False) as data:
         return dict(data)
+
+
+@functools.cache
+def recipe(name: str) -> dict[str, Any]:
+    """The options with which docs/howto/moving_from_other_codes.md makes the simulation `name`."""
+    page = DATA.parents[1] / "docs" / "howto" / "moving_from_other_codes.md"
+    first = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert first is not None
+    made: dict[str, Any] = {}
+    with patch.object(fpm, "Simulation", lambda cosmology, **options: options):
+        exec(first[1], made)
+    return {n: v for n, v in made[name].items() if n not in ("grid", "box_size", "steps")}
 
 
 def parameters_of(data):

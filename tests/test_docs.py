@@ -23,6 +23,7 @@ import sys
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -34,6 +35,7 @@ from flowpm_dist.cli.program import app
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
+from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.posteriors.options import STATISTICS
@@ -233,21 +235,54 @@ def test_a_file_with_a_forward_model(tmp_path, monkeypatch):
         model_of(ReconstructionOptions.load(tmp_path / "run.toml"), mesh)
 
 
-def test_a_file_with_a_network_is_the_program(tmp_path, monkeypatch, capsys):
-    """The first block on networks, saved as a file and run, knows the network it declares."""
+def declaration_of(tutorial: str, ending: str) -> str:
+    """The cell of a tutorial that declares a network, with the end of the guide's file."""
+    cells = (ROOT / "docs" / "tutorials" / f"{tutorial}.py").read_text().split("\n# %%")
+    (cell,) = (cell for cell in cells if "\nDECLARATIONS[" in cell)
+    return cell + ending
+
+
+@pytest.mark.parametrize("name", ["shallow", "training", "own_arrays"])
+def test_a_file_with_a_network_is_the_program(name, tmp_path, monkeypatch, capsys):
+    """The guide's file, and the tutorials' with its ending, know the network they declare."""
     blocks = blocks_of((ROOT / "docs" / "howto" / "own_network.md").read_text())
     (code,) = (block.code for block in blocks if "__main__" in block.code)
-    (tmp_path / "shallow.py").write_text(code)
+    if name != "shallow":
+        tutorial = (ROOT / "docs" / "tutorials" / f"{name}.py").read_text()
+        assert "python tiny.py train run.toml" in tutorial
+        name, code = "tiny", declaration_of(name, code[code.index("\nif __name__") :])
+    (tmp_path / f"{name}.py").write_text(code)
     run_file = tomllib.loads((ROOT / "examples" / "train.toml").read_text())
-    run_file["network"]["name"] = "shallow"
+    run_file["network"]["name"] = name
     (tmp_path / "run.toml").write_text(tomli_w.dumps(run_file))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["shallow.py", "train", "run.toml", "--check"])
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "train", "run.toml", "--check"])
     with patch.dict(DECLARATIONS), pytest.raises(SystemExit) as end:
-        runpy.run_path("shallow.py", run_name="__main__")
+        runpy.run_path(f"{name}.py", run_name="__main__")
     message = capsys.readouterr()
     assert not end.value.code, message.err
-    assert tomllib.loads(message.out)["network"]["name"] == "shallow"
+    assert tomllib.loads(message.out)["network"]["name"] == name
+
+
+def test_readme_and_the_demo_are_one_simulation(tmp_path, monkeypatch):
+    """README's Python block and examples/demo.toml, on fewer particles, to the bit."""
+    monkeypatch.chdir(tmp_path)
+    code = next(b for b in blocks_of(DOCUMENTS[0].read_text()) if b.language == "python").text()
+    made: dict[str, Any] = {}
+    exec(code, made)
+    options = SimulationOptions.load(ROOT / "examples" / "demo.toml", {("box", "grid"): 16})
+    cosmology = Cosmology(**options.cosmology.model_dump(exclude_none=True))
+    state = options.simulation(cosmology, mesh="row:1").run(seed=options.initial.seed)
+    np.testing.assert_array_equal(state.displacement.numpy(), made["state"].displacement.numpy())
+
+
+def test_no_page_or_message_names_a_package_that_no_index_has():
+    """Extras are installed from a checkout: pip install '.[tune]'."""
+    files = [*DOCUMENTS, *ROOT.glob("docs/tutorials/*.py"), *ROOT.glob("examples/**/*.toml")]
+    files += [*ROOT.glob("flowpm_dist/**/*.py"), *ROOT.glob("meshimpl/**/*.py")]
+    wrong = re.compile(r"""pip install ['"]?(flowpm|meshimpl)""")
+    assert len(files) > 300
+    assert not [path for path in files if wrong.search(path.read_text())]
 
 
 def test_comments_are_understood():

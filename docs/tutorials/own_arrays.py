@@ -108,7 +108,9 @@ def run(command):
 # %% [markdown]
 # ## Train
 #
-# In a shell the command is `flowpm-dist train run.toml`.
+# In a shell, the declaration goes into a file `tiny.py` that ends like [the guide's
+# example](../howto/own_network.md#declare-a-network). The command is then
+# `python tiny.py train run.toml`.
 
 # %%
 run("train run.toml --quiet")
@@ -158,7 +160,8 @@ run("predict run-training strange.npy --quiet")
 #
 # - HDF5 files, one file for each volume, several channels and the units of CAMELS and Quijote are
 #   in [train on your data](../howto/train_on_your_data.md).
-# - Leave out `[network] name` and the declaration for volumes of 24³ cells or more.
+# - Leave out `[network] name` and the declaration for volumes of 24³ cells or more. The command is
+#   then `flowpm-dist train run.toml`.
 # - Leave out `--head` and `--baseline`, and three heads are compared for three sets of statistics
 #   ([posteriors](../howto/posteriors.md)).
-# - `train run.toml --ranks 2` divides the work over two ranks.
+# - `--ranks 2` divides the work over two ranks.

@@ -75,8 +75,9 @@ DECLARATIONS["tiny"] = Declaration(
 # %% [markdown]
 # ## Train
 #
-# In a shell the command is `flowpm-dist train run.toml --ranks 2`. This page calls the same
-# program from Python, so that it knows the network that was just declared.
+# In a shell, the declaration goes into a file `tiny.py` that ends like [the guide's
+# example](../howto/own_network.md#declare-a-network). `python tiny.py train run.toml --ranks 2` is
+# then `flowpm-dist train` with one network more. This page calls the same program from Python.
 
 # %%
 from flowpm_dist.cli.program import app

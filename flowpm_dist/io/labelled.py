@@ -106,6 +106,4 @@ def _package(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(
-            f"{name} is not installed: pip install {name}, or flowpm-dist[notebook]"
-        ) from error
+        raise ImportError(f"{name} is not installed: pip install {name}") from error

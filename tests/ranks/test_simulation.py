@@ -12,12 +12,11 @@ import pytest
 import tensorflow as tf
 from conftest import OTHER_SPLITS, SHAPES, SIZE, by_rank_zero, process_mesh
 from pmwd_tables import InterpolatedGrowth, PmwdPower
-from reference import pmwd_parameters, reference, relative_rms
+from reference import pmwd_parameters, recipe, reference, relative_rms
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
 from flowpm_dist.evolution import nbody
-from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.grid.field import Field
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
@@ -39,13 +38,12 @@ def pmwd_simulation(data, mesh, precision, **options):
         32,
         float(data["box_size"]),
         data["a_nbody"],
-        force_gradient="spectral",
-        deconvolve=False,
         mesh_factor=int(data["mesh"][0]) // 32,
         mesh=mesh,
         precision=precision,
         growth=lambda cosmology: InterpolatedGrowth(Growth(cosmology), data["a_nbody"]),
         power=PmwdPower,
+        **recipe("like_pmwd"),
         **options,
     )
 
@@ -203,10 +201,9 @@ def test_fastpm(mesh):
         64,
         float(data["box_size"]),
         data["a_edges"],
-        integrator=FastPM(half_step="geometric"),
-        deconvolve=False,
         mesh=mesh,
         precision="float64",
+        **recipe("like_fastpm"),
     )
     state = sim.run(particles=particles)
     assert relative_rms(state.displacement.numpy()[sites], data["disp_final"]) < 1e-6

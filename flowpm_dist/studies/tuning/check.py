@@ -30,7 +30,7 @@ def check_optuna() -> None:
         UserError: it is not.
     """
     if find_spec("optuna") is None:
-        raise UserError("tune needs the package optuna: pip install 'flowpm-dist[tune]'")
+        raise UserError("tune needs the package optuna: pip install optuna")
 
 
 def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
