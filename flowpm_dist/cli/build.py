@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from flowpm_dist.cli.common import refuse
+from flowpm_dist.io.files import no_link
 from meshimpl.launch import user_cache
 
 EXAMPLE = "flowpm-dist build kernels horovod"
@@ -50,7 +51,7 @@ def _kernels() -> None:
     log = user_cache() / "log" / "kernels.log"
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("w") as file, contextlib.redirect_stdout(file):
+        with open(log, "w", opener=no_link) as file, contextlib.redirect_stdout(file):
             path = compiled.build_into_cache()
     except BuildError as error:
         refuse(f"the particle kernels cannot be built: {error}; see {log}", status=1)

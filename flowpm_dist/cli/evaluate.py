@@ -81,6 +81,8 @@ def evaluate(
         if fresh is not None and split == "validation":
             raise TrainedError("--fresh and --split validation are two test sets: give one of them")
         read = [read_training(folder) for folder in trainings]
+        for each in read:
+            each.folder.check_links()
         check_comparable(read, requested)
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None

@@ -63,6 +63,8 @@ def predict(
             check_question(trained, volume, box_size)
         folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
         fitted = fitted_heads(trained, head)
+        if fitted and output is None:
+            trained.folder.check_links()
         if fitted:
             check_prediction_folder(folder, Question.of(volume, trained))
         if output is not None and not fitted:

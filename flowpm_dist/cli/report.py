@@ -10,7 +10,7 @@ import typer
 from flowpm_dist.cli.common import ENDS, planning, refuse_after
 from flowpm_dist.cli.runs import runs_in
 from flowpm_dist.jobs.folder import REPORT
-from flowpm_dist.jobs.report import check_reportable, page, write_page
+from flowpm_dist.jobs.report import check_reportable, left_out, page, write_page
 from meshimpl import launch
 
 EXAMPLE = "flowpm-dist report one-training another"
@@ -41,4 +41,4 @@ def report(
         write_page(output, page(found))
     except ENDS as error:
         refuse_after(error)
-    print(f"Report in {output}")
+    print("\n".join(filter(None, [f"Report in {output}", left_out(found)])))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import remove
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.jobs.progress import Progress
@@ -153,7 +153,7 @@ class Truth:
         if bool(mesh.world.broadcast(tf.constant(missing))):
             if mesh.rank == 0:  # what a killed session has left
                 for path in paths.values():
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove(path, ignore_errors=True)
             mesh.barrier()
             name = f"converged run {number + 1}"
             self._progress.note(f"{name} of {total}")

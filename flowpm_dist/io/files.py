@@ -7,12 +7,15 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
+import secrets
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +130,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to; it replaces `path` at the end if nothing was raised.
 
     So nobody ever reads a half written file, and an older file stays until the new one is complete.
+    A symbolic link at `path` is replaced, and what it points to stays as it is.
 
     Args:
         path: the file; its folder is made if it is missing.
@@ -134,13 +138,71 @@ def written_whole(path: Path) -> Iterator[Path]:
     Raises:
         WriteError: an OSError was raised inside, or by the replacing.
     """
-    aside = path.with_name(f".{path.name}.partial")
+    # A name that nobody can foresee: a link that lies there is not written through.
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield aside
-        aside.replace(path)
+        aside.open("x").close()
+        try:
+            yield aside
+            aside.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise WriteError.of(path, error) from error
+
+
+def no_link(path: str, flags: int) -> int:
+    """Opens a file for `open(..., opener=no_link)`, but not through a symbolic link.
+
+    It is for files that are written in place: logs, locks, and tables that grow.
+
+    Raises:
+        OSError: the file is a symbolic link, or cannot be opened.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, "it is a symbolic link: remove it", str(path)) from error
+
+
+def remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Removes a file, or a folder and all in it, or a symbolic link alone; a missing path is fine.
+
+    Args:
+        path: what to remove.
+        ignore_errors: whether a folder that cannot be removed as a whole is no error.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def links_in(folder: Path, apart: str = "") -> Iterator[Path]:
+    """Yields all symbolic links in a folder, and in the folders in it.
+
+    Args:
+        folder: the folder; a missing one has no links.
+        apart: name of the folders in it that are not looked into.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except FileNotFoundError:
+        return
+    for entry in found:
+        if entry.is_symlink():
+            yield folder / entry.name
+        elif entry.is_dir(follow_symlinks=False) and entry.name != apart:
+            yield from links_in(folder / entry.name, apart)
 
 
 def write_text(path: Path, text: str) -> None:

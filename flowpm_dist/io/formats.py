@@ -6,7 +6,6 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, snapshot_attributes
+from flowpm_dist.io.files import WriteError, remove, snapshot_attributes
 from flowpm_dist.io.particles import (
     ID_BYTES,
     Header,
@@ -345,7 +344,7 @@ def convert(
     aside, replaced = (folder / f".{path.name}.{word}" for word in ("partial", "replaced"))
     try:
         for old in (aside, replaced):
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old, ignore_errors=True)
         aside.mkdir(parents=True)
         found = []
         for number in range(files):
@@ -355,10 +354,10 @@ def convert(
         if finish is not None:
             finish(aside, found, header)
         mark_particles_complete(aside, dict(snapshot.attributes))
-        if path.exists():
+        if os.path.lexists(path):
             path.rename(replaced)
         aside.rename(path)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced, ignore_errors=True)
     except OSError as error:
         raise write_error(path, error) from error
     except (ValueError, RuntimeError, KeyError) as error:
@@ -367,5 +366,5 @@ def convert(
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise SnapshotError(f"the snapshot is damaged: {reason}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        remove(aside, ignore_errors=True)
     return path

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, WriteError, human_size, read_json, write_text
+from flowpm_dist.io.files import (
+    GENERATOR,
+    WriteError,
+    human_size,
+    links_in,
+    no_link,
+    read_json,
+    remove,
+    write_text,
+)
 
 CHECKSUMS = "checksums.json"
 REPORT, PROVENANCE = "report.html", "provenance.json"
@@ -162,6 +171,8 @@ class JobFolder(ABC):
     """Pattern of the files that are there if there is work to resume."""
     alone: ClassVar[bool] = False
     """Whether the job begins only in a folder that holds nothing else."""
+    inner: ClassVar[str] = ""
+    """Name of the folders in it that other jobs write in."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -230,7 +241,9 @@ class JobFolder(ABC):
                 f"{self.path} holds no {self.kind} to resume: leave --resume out, or give its "
                 "--output"
             )
-        if not resume:
+        if resume:
+            self.check_links()
+        else:
             self.check_contents(overwrite=overwrite)
         check_room(self.path, needed, f"the {self.kind} needs about")
 
@@ -253,6 +266,26 @@ class JobFolder(ABC):
                 f"{self.path} holds {older}: add {self.alternative()}--overwrite to replace it, or "
                 "give another --output"
             )
+
+    def check_links(self) -> None:
+        """Check that nothing is written through a symbolic link in the folder, which may be one.
+
+        Raises:
+            OutputError: there is a link among what the job writes, or in one of its folders.
+        """
+        for name in self.written:
+            path = self.path / name
+            link = path if path.is_symlink() else next(links_in(path, self.inner), None)
+            if link is not None:
+                raise OutputError(
+                    f"{link} is a symbolic link, and a {self.kind} writes only in its own folder: "
+                    "put what it points to in its place, or give another --output"
+                )
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names in the folder that a job which is resumed writes to."""
+        return self.all_contents
 
     @contextmanager
     def _being_prepared(self) -> Iterator[None]:
@@ -279,7 +312,7 @@ class JobFolder(ABC):
             OutputError: another process holds the lock.
             OSError: the file cannot be opened or written.
         """
-        lock = open(path, "a+", encoding="utf-8")
+        lock = open(path, "a+", encoding="utf-8", opener=no_link)
         try:
             _lock_soon(lock, together=together)
         except BlockingIOError:
@@ -391,17 +424,17 @@ class WorkFolder(JobFolder):
         """See `JobFolder.begin`."""
         with self._being_prepared():
             self._lock = self._locked(self.path / ".lock", together=resume and self.shared)
+            if resume:
+                self.check_links()
             if resume and self.shared:
                 return
+            for path in self.path.glob(".*.partial"):  # of `written_whole`, cut short by a kill
+                remove(path)
             if not resume:
                 self.check_contents(overwrite=overwrite)
                 # The mark goes last: should this be interrupted, the rest is known to be ours.
                 for name in reversed(self.all_contents):
-                    path = self.path / name
-                    if path.is_dir() and not path.is_symlink():
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink(missing_ok=True)
+                    remove(self.path / name)
             mark = self.mark()
             self.write_mark(
                 complete=False, **{name: mark[name] for name in self.kept if name in mark}

@@ -3,7 +3,8 @@
 A page needs no other file: pictures and style are inside, and there is no script. It is made from
 the kinds of the files in a folder alone, so that a new kind of job has a report as well: pictures
 (.png), tables (.csv), numbers (.json), the run file, and `PROVENANCE`. Folders in a folder are
-included, but not those with a report of their own.
+included, but not those with a report of their own. Links that lead out of a folder are left out:
+a page may be published, and a folder may come from somebody else.
 
 Nothing here imports TensorFlow or matplotlib.
 """
@@ -154,13 +155,14 @@ def page(records: Sequence[RunRecord]) -> str:
         records: what is known of each folder; see `check_reportable`.
     """
     names, several = [str(record.folder) for record in records], len(records) > 1
-    about = [read_json(record.folder / PROVENANCE) for record in records]
+    about = [_json(record.folder, PROVENANCE) for record in records]
     facts = [
         {"kind": r.kind, "state": r.state, "done": r.steps or "-", **r.results} for r in records
     ]
     settings = [
         {key: as_written(value) for key, value in record.settings.items()} for record in records
     ]
+    unread = left_out(records)
     sections = {
         "Warnings": _beside(names, [_warnings(each) for each in about]),
         "Results": _facts(names, facts),
@@ -177,7 +179,30 @@ def page(records: Sequence[RunRecord]) -> str:
     title = f"{len(records)} runs" if several else records[0].folder.resolve().name
     state = ", ".join(dict.fromkeys(f"{record.kind}, {record.state}" for record in records))
     when = f"{max(record.when for record in records):%Y-%m-%d %H:%M}"
-    return whole_page(title, [f"{state}; {when}", *([", ".join(names)] if several else [])], shown)
+    lines = [f"{state}; {when}", *([", ".join(names)] if several else [])]
+    return whole_page(title, [*lines, *([unread] if unread else [])], shown)
+
+
+def left_out(records: Sequence[RunRecord]) -> str:
+    """Returns a line about the links that lead out of their folders; empty if there are none."""
+    found = [
+        str(path)
+        for record in records
+        for path in sorted(record.folder.glob("*")) + sorted(record.folder.glob("[!.]*/*"))
+        if path.is_symlink()
+        and _is_inside(record.folder, path.parent)
+        and not _is_inside(record.folder, path)
+    ]
+    return f"Left out, as links lead out of the folder: {', '.join(found)}" if found else ""
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """Returns what `read_json` does for a file in a folder; nothing if a link leads out of it."""
+    return read_json(folder / name) if _is_inside(folder, folder / name) else {}
 
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:
@@ -188,7 +213,8 @@ def _files(folder: Path, ending: str) -> dict[str, Path]:
         if path.parent.suffix != ".zarr" and not (path.parent / PROVENANCE).exists()
     )
     found = [*sorted(folder.glob(f"[!.]*{ending}")), *inside]
-    return {str(path.relative_to(folder)): path for path in found}
+    own = [path for path in found if _is_inside(folder, path)]
+    return {str(path.relative_to(folder)): path for path in own}
 
 
 def _beside(names: Sequence[str], parts: Sequence[Html], caption: str = "") -> Html:
@@ -316,7 +342,7 @@ def _rounded(cell: str) -> str:
 
 def _timings(names: Sequence[str], records: Sequence[RunRecord]) -> Html:
     found = [
-        {key: value for name in TIMINGS for key, value in read_json(record.folder / name).items()}
+        {key: value for name in TIMINGS for key, value in _json(record.folder, name).items()}
         for record in records
     ]
     bars = _beside(names, [Html("".join(_bars(*each) for each in one.items())) for one in found])

@@ -413,7 +413,12 @@ def write_run_file(path: Path, text: str) -> None:
 
 
 def settings_in(path: Path) -> dict[str, Any]:
-    """Returns the values of a run file by "section.key"; none if it cannot be read."""
+    """Returns the values of a resolved run file by "section.key"; none if it cannot be read.
+
+    A job leaves no symbolic link, so one is not read.
+    """
+    if path.is_symlink():
+        return {}
     try:
         return flat(toml_of(read_text(path)))
     except (OSError, ValueError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import socket
 import threading
@@ -25,7 +24,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import UnreadableError, WriteError, snapshot_attributes
+from flowpm_dist.io.files import UnreadableError, WriteError, remove, snapshot_attributes
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
@@ -247,10 +246,10 @@ class FieldCheckpoints:
                     axes = tuple(f"axis_{n}" for n in range(values.ndim))
                     add_array(group, name, LabelledArray(values, axes, "1", name))
                 mark_complete(aside)
-                shutil.rmtree(final, ignore_errors=True)
+                remove(final, ignore_errors=True)
                 aside.rename(final)
                 for old in self._all()[: -self._keep]:
-                    shutil.rmtree(old, ignore_errors=True)
+                    remove(old, ignore_errors=True)
             except OSError as error:
                 raise WriteError.of(final, error) from error
         mesh.barrier()
@@ -258,7 +257,7 @@ class FieldCheckpoints:
     def _remove_partial(self) -> None:
         """Removes checkpoints whose writing was cut short."""
         for path in self._folder.glob(f".{self._unit}-*.partial"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path, ignore_errors=True)
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._unit}-{number:06d}.zarr"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.figures import project, save_figure
-from flowpm_dist.io.files import written_whole
+from flowpm_dist.io.files import remove, written_whole
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.io.snapshot import load_snapshot
@@ -320,7 +319,7 @@ class ObservedMaps(Observed):
         """Writes convergence.zarr, convergence.csv and convergence.png. See `Observed.write`."""
         cone = self._cone
         group, table, picture = (folder / name for name in MAPS)
-        shutil.rmtree(group, ignore_errors=True)  # of a session that was stopped here
+        remove(group, ignore_errors=True)  # of a session that was stopped here
         arrays = {
             name: LabelledArray(
                 np.swapaxes(each, -1, -2), ("source", "y", "x"), "1", MAP_MEANINGS[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections import deque
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ import zarr
 from scipy.stats import norm
 
 from flowpm_dist.io.figures import save_figure
-from flowpm_dist.io.files import WriteError, write_text
+from flowpm_dist.io.files import WriteError, remove, write_text
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
@@ -181,7 +180,7 @@ class SamplingSession:
         dtype = np.dtype(box.dtype.as_numpy_dtype)
         chunk = chunk_shape(box.block, dtype.itemsize)
         try:
-            shutil.rmtree(self._samples, ignore_errors=True)
+            remove(self._samples, ignore_errors=True)
             group = zarr.create_group(self._samples)
             for name, meaning in MEANINGS.items():
                 more = (kept,) if name == "white_noise" else ()

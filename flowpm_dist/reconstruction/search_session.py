@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import numpy as np
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import power_spectrum_figure, save_figure
-from flowpm_dist.io.files import WriteError, versions, write_text
+from flowpm_dist.io.files import WriteError, remove, versions, write_text
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
@@ -240,7 +239,7 @@ class SearchSession:
         folder, final = self.folder, self.folder.fields
         aside = final.with_name(f".{final.name}.partial")
         if self.mesh.rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside, ignore_errors=True)
         meanings = MEANINGS | ({"data": COUNTS} if options.observation.kind == "counts" else {})
         write_snapshot(aside, fields, header, meanings)
         if self.mesh.rank == 0:
@@ -250,7 +249,7 @@ class SearchSession:
             observed.write(folder.path, maps, header)
             mark_complete(aside)
             try:
-                shutil.rmtree(final, ignore_errors=True)  # of a session that was stopped here
+                remove(final, ignore_errors=True)  # of a session that was stopped here
                 aside.rename(final)
             except OSError as error:
                 raise WriteError.of(final, error) from error

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from flowpm_dist.io.files import (
     LIGHT_CONE,
     SNAPSHOTS,
     WriteError,
+    remove,
     snapshot_attributes,
 )
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
@@ -89,6 +89,11 @@ class SimulationFolder(JobFolder):
     def cone_particles(self) -> Path:
         """Path of the folder of the particles of a light cone, while it is written."""
         return self.partial / CONE_PARTICLES
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """See `JobFolder.written`: results are moved into place as a whole."""
+        return (PARTIAL,)
 
     def last_step(self) -> int | None:
         """Returns the step of the latest checkpoint, or None if there is none."""
@@ -164,6 +169,7 @@ class SimulationFolder(JobFolder):
         if self.partial.is_symlink() or not (owned or not any(self.partial.iterdir())):
             raise OutputError(f"{self.partial} does not belong to an interrupted run: move it away")
         with self._locked_partial():
+            self.check_links()
             if (self.partial / "publishing").exists():
                 self.publish()
                 if resume:
@@ -171,7 +177,7 @@ class SimulationFolder(JobFolder):
             elif resume:
                 self._drop_results()
             else:
-                shutil.rmtree(self.partial)
+                remove(self.partial)
 
     def _drop_results(self) -> None:
         """Remove all from the partial folder that a resumed run does not need."""
@@ -179,10 +185,7 @@ class SimulationFolder(JobFolder):
         for path in self.partial.iterdir():
             if path in kept or path.name in self.outputs:
                 continue
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove(path)
 
     @_uninterrupted()
     def publish(self) -> None:
@@ -200,13 +203,13 @@ class SimulationFolder(JobFolder):
             (self.partial / "publishing").touch()
             if not old_are_away.exists():
                 for name in (*self.all_contents, *_outputs_in(self.path)):
-                    if (self.path / name).exists():
+                    if os.path.lexists(self.path / name):
                         (self.path / name).rename(self.partial / f"replaced-{name}")
                 old_are_away.touch()
             for name in (*FILES, *OF_RUN, *_outputs_in(self.partial), *SNAPSHOTS):
                 if (self.partial / name).exists():
                     (self.partial / name).replace(self.path / name)
-            shutil.rmtree(self.partial)
+            remove(self.partial)
         except OSError as error:
             raise WriteError.of(Path(error.filename or self.path), error) from error
         self.release()
@@ -226,7 +229,7 @@ class SimulationFolder(JobFolder):
             return self.release()
         if not (self.partial / "publishing").exists():
             if self.last_step() is None:
-                shutil.rmtree(self.partial, ignore_errors=True)
+                remove(self.partial, ignore_errors=True)
             else:
                 with suppress(OSError):
                     self._drop_results()

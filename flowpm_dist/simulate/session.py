@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import WriteError, versions
+from flowpm_dist.io.files import WriteError, remove, versions
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
 from flowpm_dist.io.volume import open_white_noise
@@ -303,7 +302,7 @@ class SimulationSession:
         """Writes a state before the last one, in a folder of its own. On every rank."""
         folder, mesh = self.folder.partial / output_name(state.a), state.box.mesh
         if mesh.rank == 0:  # one that came after the checkpoint is made again
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder, ignore_errors=True)
             folder.mkdir()
         mesh.barrier()
         write_state(folder, self.options, state, self.simulation.power)

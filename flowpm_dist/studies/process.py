@@ -22,7 +22,7 @@ from typing import IO, Any
 import psutil
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, read_bytes
+from flowpm_dist.io.files import human_size, no_link, read_bytes
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import Settings, read_table
 from flowpm_dist.options import as_written
@@ -180,7 +180,7 @@ def run(
             SIGTERM.
     """
     begin = time.monotonic()
-    with log.open("wb") as out:
+    with open(log, "wb", opener=no_link) as out:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -311,7 +311,7 @@ class Claim:
 
     def take(self) -> bool:
         """Returns whether this process has the claim now."""
-        file = self._path.open("a")
+        file = open(self._path, "a", opener=no_link)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

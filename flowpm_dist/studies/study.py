@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, read_json, write_text
+from flowpm_dist.io.files import human_size, read_json, remove, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, check_room
 from flowpm_dist.jobs.job import Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -71,6 +70,7 @@ class StudyFolder(WorkFolder):
         *FIGURES,
     )  # fmt: skip
     begun = MARK
+    inner = RUN
     shared = True
 
     def __init__(self, path: Path) -> None:
@@ -256,7 +256,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         if found := read_json(folder / RESULT):
             return Run(**found)
         study, output = self.options.study, folder / RUN
-        shutil.rmtree(output, ignore_errors=True)  # of a run that was cut short
+        remove(output, ignore_errors=True)  # of a run that was cut short
         folder.mkdir(parents=True, exist_ok=True)
         more = [OVERRIDE] if study.memory is not None and not self._subject.is_script else []
         more += [] if study.trace is None else ["--trace", str(study.trace)]

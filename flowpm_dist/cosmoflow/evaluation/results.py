@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,14 @@ from flowpm_dist.cosmoflow.scores.judging import (
     Predictions,
     Scores,
 )
-from flowpm_dist.io.files import GENERATOR, UnreadableError, WriteError, read_arrays, read_json
+from flowpm_dist.io.files import (
+    GENERATOR,
+    UnreadableError,
+    WriteError,
+    read_arrays,
+    read_json,
+    remove,
+)
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
 from flowpm_dist.jobs.progress import Progress
 
@@ -132,7 +138,7 @@ class Evaluation:
         check_evaluation_folder(folder)
         aside = folder / PARTIAL
         try:
-            shutil.rmtree(aside, ignore_errors=True)
+            remove(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             kept = self._kept(folder / SCORES)
             self._write_into(aside, kept)

@@ -34,7 +34,7 @@ from flowpm_dist.cosmoflow.volumes.universes import (
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, save_arrays
+from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, save_arrays, write_text
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
@@ -141,7 +141,7 @@ def simulate_dataset(
         # Splits are removed from dataset.json, and so are their files, complete or not.
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / UNFINISHED).write_text(f"{GENERATOR} is writing a dataset here.\n")
+            write_text(folder / UNFINISHED, f"{GENERATOR} is writing a dataset here.\n")
             for split in counts:
                 clear_split(folder, split)
                 statistics(split).unlink(missing_ok=True)

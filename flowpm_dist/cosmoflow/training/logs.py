@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.options import OPTIMISERS, MilestoneDecay
 from flowpm_dist.cosmoflow.training.trainer import StepReport
 from flowpm_dist.cosmoflow.volumes.sources import PHASES
-from flowpm_dist.io.files import WriteError
+from flowpm_dist.io.files import WriteError, no_link
 from flowpm_dist.jobs.results import Table
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class MLPerfLog:
         epoch = {} if self._epoch is None else {"epoch_num": self._epoch}
         metadata = {"file": Path(__file__).name, "lineno": 0, **epoch, **more}
         try:
-            with self._path.open("a") as file:
+            with open(self._path, "a", opener=no_link) as file:
                 for key, value in values.items():
                     now = time.time_ns() // 10**6
                     line = {"namespace": "", "time_ms": now, "event_type": kind}

@@ -31,7 +31,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     read_header,
     split_files,
 )
-from flowpm_dist.io.files import WriteError, human_size
+from flowpm_dist.io.files import WriteError, human_size, remove, written_whole
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.options import in_unit
 from meshimpl import launch
@@ -128,8 +128,11 @@ class RecordWriter:
         example = self._example(volume, np.asarray(y, np.float32), seed, index)
         try:
             if self._file is None:
+                remove(self._partial)  # TensorFlow would write through a link
                 self._file = tf.io.TFRecordWriter(str(self._partial))
             self._file.write(example)
+        except OSError as error:
+            raise WriteError.of(self.path, error) from error
         except tf.errors.OpError as error:
             raise WriteError(f"cannot write {self.path}: {error.message}") from error
         self._count += 1
@@ -304,22 +307,16 @@ def _is_staged(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if is_packed(source):
-            with gzip.open(source) as packed, open(partial, "wb") as file:
-                shutil.copyfileobj(packed, file, 2**20)
-        else:
-            shutil.copyfile(source, partial)
-        shutil.copystat(source, partial)
-        partial.replace(target)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise RecordError(f"{source} is damaged: {error}") from error
-    except OSError as error:
-        raise WriteError.of(Path(error.filename or target), error) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(target) as partial:
+        try:
+            if is_packed(source):
+                with gzip.open(source) as packed, open(partial, "wb") as file:
+                    shutil.copyfileobj(packed, file, 2**20)
+            else:
+                shutil.copyfile(source, partial)
+            shutil.copystat(source, partial)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise RecordError(f"{source} is damaged: {error}") from error
 
 
 def stage_files(plan: TrainingPlan, mesh: ProcessMesh, progress: Progress) -> None:

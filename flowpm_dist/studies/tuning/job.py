@@ -66,6 +66,7 @@ class TuneFolder(WorkFolder):
         "best.csv", "best.toml", *FIGURES,
     )  # fmt: skip
     begun = MARK
+    inner = "run"
     shared = True
 
     def __init__(self, path: Path) -> None:

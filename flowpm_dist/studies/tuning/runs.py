@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, read_json, write_text
+from flowpm_dist.io.files import human_size, read_json, remove, write_text
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import Job, job_class
 from flowpm_dist.simulation.estimate import TooLargeError
@@ -131,8 +130,8 @@ class Runner:
             return RunResult(FAILED, None, 0.0, str(error))
         where = folder / "run"
         more = ["--resume"] if self._can_resume(where) else []
-        if not more and where.exists():
-            shutil.rmtree(where)
+        if not more:
+            remove(where)
         if self._subject.is_script:
             where.mkdir()
         threads = threads_of_rank(self._ranks, self._workers)

@@ -7,7 +7,6 @@ worker has died is not counted: its values wait for a worker again.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
+from flowpm_dist.io.files import remove
 from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim, alone
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
 from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
@@ -236,7 +236,7 @@ class Trial:
         """Remove what its run left besides tables and pictures: the weights, above all."""
         for path in self.folder.glob("run/*"):
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path, ignore_errors=True)
 
 
 class _CountedStudy:
