@@ -190,13 +190,13 @@ def links_in(folder: Path, apart: str = "") -> Iterator[Path]:
     """Yields all symbolic links in a folder, and in the folders in it.
 
     Args:
-        folder: the folder; a missing one has no links.
+        folder: the folder; a file, or what is not there, has no links in it.
         apart: name of the folders in it that are not looked into.
     """
     try:
         with os.scandir(folder) as entries:
             found = list(entries)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     for entry in found:
         if entry.is_symlink():

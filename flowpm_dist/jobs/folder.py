@@ -423,9 +423,9 @@ class WorkFolder(JobFolder):
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
         """See `JobFolder.begin`."""
         with self._being_prepared():
-            self._lock = self._locked(self.path / ".lock", together=resume and self.shared)
             if resume:
                 self.check_links()
+            self._lock = self._locked(self.path / ".lock", together=resume and self.shared)
             if resume and self.shared:
                 return
             for path in self.path.glob(".*.partial"):  # of `written_whole`, cut short by a kill
