@@ -1,12 +1,27 @@
 """Folders and files that somebody else has packed: their links and names lead nowhere."""
 
+import re
 import shutil
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from commands import flowpm_here
 
-from flowpm_dist.io.files import no_link, remove, save_arrays, write_text
+from flowpm_dist.io import formats
+from flowpm_dist.io.files import (
+    UnreadableError,
+    no_link,
+    read_arrays,
+    remove,
+    save_arrays,
+    write_text,
+)
+from flowpm_dist.io.light_cone import load_light_cone, read_light_cone
+from flowpm_dist.io.other_codes import particle_files
+from flowpm_dist.io.snapshot import SnapshotError, new_group
+from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, open_volume, open_white_noise
 from flowpm_dist.jobs.folder import OutputError, WorkFolder
 from flowpm_dist.jobs.job import JOBS, job_class
 from flowpm_dist.jobs.results import Table
@@ -206,3 +221,109 @@ def test_a_report_publishes_what_is_in_its_folder(tmp_path, victims, monkeypatch
     remove(folder.path / "report.html")
     link_of(folder.path, "report.html", victims, to_folder=False)
     assert "is no report of flowpm-dist" in flowpm_here("report", "out").stderr
+
+
+def bigfile_of(folder: Path, **changed: str) -> Path:
+    """A snapshot of two particles in bigfile; lines of the header of positions can be changed."""
+    values = {"ID": np.arange(2)[:, None], "Position": np.ones((2, 3)), "Velocity": np.ones((2, 3))}
+    for name, array in values.items():
+        block = folder / "1" / name
+        formats._write_block(block, array.dtype.str, array.shape[1], [(2, 0)])
+        array.tofile(block / "000000")
+    numbers = {"TotNumPart": np.array([0, 2, 0, 0, 0, 0]), "Time": 1.0}
+    formats._write_block(folder / "Header", "<i8", 0, [], numbers)
+    header = folder / "1/Position/header"
+    text = header.read_text()
+    for old, new in changed.items():
+        assert f"\n{old}:" in f"\n{text}"
+        text = re.sub(f"^{old}: .*$", new, text, flags=re.M)
+    header.write_text(text)
+    return folder
+
+
+DTYPES = ["O", "|O", "f8,O", "(2,)O", "V8", "S8", "U2", "M8[s]", "?", "c16", "<i8", "none", "f4,f4"]
+BLOCKS = [{"DTYPE": f"DTYPE: {dtype}"} for dtype in [*DTYPES, "<f4"]]
+BLOCKS += [{"NMEMB": f"NMEMB: {count}"} for count in (1, -3, "x")]
+BLOCKS += [{"000000": f"{file} : 0 : 0"} for file in ("000000: 3", "000000: 1", "000000: -2")]
+BLOCKS += [{"000000": "../../../precious/thesis.tex: 2 : 0 : 0"}]
+
+
+@pytest.mark.parametrize("changed", BLOCKS, ids=str)
+def test_a_block_of_bigfile_is_numbers_of_its_files_size(tmp_path, victims, changed):
+    """With DTYPE O, numpy would follow the addresses that the file holds."""
+    folder = bigfile_of(tmp_path / "snapshot", **changed)
+    with pytest.raises(SnapshotError, match=r"1/Position/(header|000000).*; must (be|have)"):
+        particle_files(folder)
+
+
+def test_a_bigfile_that_is_right_is_read(tmp_path):
+    found = particle_files(bigfile_of(tmp_path / "snapshot"))
+    assert found.count == 2 and found.dtype == np.float64
+    np.testing.assert_array_equal(found._read(0, 2)[1], np.ones((2, 3)))
+    with (tmp_path / "snapshot/Header/attr-v2").open("a") as file:
+        file.write("Note O 1 00000000000000FF #HUMANE [ ]\n")
+    with pytest.raises(SnapshotError, match=r"attr-v2: Note is O; must be the dtype of"):
+        particle_files(tmp_path / "snapshot")
+
+
+UNUSUAL = {
+    "text": (h5py.string_dtype(), "a"),
+    "variable length": (h5py.vlen_dtype(np.float64), np.zeros(1)),
+    "reference": (h5py.ref_dtype, None),
+    "compound": (np.dtype([("x", "f8"), ("y", "f8")]), (0.0, 0.0)),
+    "opaque": (np.dtype("V8"), None),
+    "complex": (np.dtype("c16"), 0j),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("name", ["ParticleIDs", "Coordinates", "Velocities"])
+def test_particles_in_hdf5_are_numbers(tmp_path, kind, name):
+    """Of Gadget, of a light cone, and as a volume."""
+    dtype, value = UNUSUAL[kind]
+    shapes = {"ParticleIDs": (2,), "Coordinates": (2, 3), "Velocities": (2, 3)}
+    with h5py.File(tmp_path / "snapshot.hdf5", "w") as file:
+        header = {"NumPart_ThisFile": [0, 2], "NumPart_Total": [0, 2], "NumFilesPerSnapshot": 1}
+        file.create_group("Header").attrs.update({**header, "Time": 1.0})
+        group = file.create_group("PartType1")
+        for each, shape in shapes.items():
+            made = group.create_dataset(each, shape, "f8" if each != "ParticleIDs" else "i8")
+            if each == name:
+                del group[each]
+                made = group.create_dataset(each, shape, dtype)
+                if value is not None:
+                    made[0] = value
+    message = rf"snapshot.hdf5:PartType1/{name}: dtype is .*; must be the dtype of"
+    with pytest.raises(SnapshotError, match=message):
+        particle_files(tmp_path / "snapshot.hdf5")
+    with h5py.File(tmp_path / "light_cone.0.hdf5", "w") as file:
+        for each, shape in {"ScaleFactor": (2,), **shapes}.items():
+            wrong = each == name or (name, each) == ("ParticleIDs", "ScaleFactor")
+            file.create_dataset(each, shape, dtype if wrong else "f4")
+    write_text(tmp_path / "light_cone.json", '{"parts": 1, "light_cone": {}}')
+    with pytest.raises(UnreadableError, match=r"light_cone.0.hdf5:\w+: dtype is"):
+        read_light_cone(tmp_path)
+    with h5py.File(tmp_path / "volume.hdf5", "w") as file:
+        file.create_dataset("density", (2, 2, 2), dtype)
+    with pytest.raises(VolumeError, match=r"volume.hdf5:density holds .*; must be real numbers"):
+        open_volume(tmp_path / "volume.hdf5")
+
+
+@pytest.mark.parametrize("dtype", [object, "V8", "S8", "M8[s]", "c16", [("x", "f8")]])
+def test_arrays_of_numpy_are_numbers(tmp_path, dtype):
+    np.save(tmp_path / "x.npy", np.zeros((2, 2, 2), dtype), allow_pickle=True)
+    with pytest.raises(VolumeError, match=r"x.npy (is not a readable|holds .*; must be real)"):
+        open_volume(tmp_path / "x.npy")
+    with pytest.raises(WhiteNoiseError, match="not a readable .npy file|must be real"):
+        open_white_noise(tmp_path / "x.npy")
+    if dtype is object:
+        np.savez(tmp_path / "x.npz", x=np.zeros(2, dtype))
+        with pytest.raises(UnreadableError, match="x.npz cannot be read"):
+            read_arrays(tmp_path / "x.npz")
+
+
+def test_maps_of_a_light_cone_are_numbers(tmp_path):
+    group = new_group(tmp_path / "lightcone.zarr", {}, {}, complete=True)
+    group.create_array("kappa", shape=(2, 2), dtype="complex64")
+    with pytest.raises(UnreadableError, match=r"lightcone.zarr/kappa: dtype is complex64; must"):
+        load_light_cone(tmp_path)

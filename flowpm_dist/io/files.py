@@ -240,6 +240,48 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
+def number_type(name: Any, where: str, kinds: str = "fiu") -> np.dtype[Any]:
+    """Returns the dtype that a file names, if its values can be read as they lie in the file.
+
+    Values of other kinds can be addresses, which whoever wrote the file has chosen.
+
+    Args:
+        name: the dtype, or its name in the file.
+        where: file and key, for the message.
+        kinds: kinds of NumPy's dtypes: f, i and u are numbers, S is text.
+
+    Raises:
+        UnreadableError: it is of another kind.
+    """
+    try:
+        found = np.dtype(name)
+    except (TypeError, ValueError, SyntaxError):
+        found = None
+    if found is None or found.kind not in kinds:
+        words = {"f": "floating-point", "iu": "whole", "fiu": "real"}.get(kinds, "real")
+        raise UnreadableError(f"{where} is {name}; must be the dtype of {words} numbers")
+    return found
+
+
+def check_numbers(array: Any, where: str, kinds: str, shape: tuple[int, ...] | None = None) -> None:
+    """Checks the dtype and the shape of an array in a file before its values are read.
+
+    Args:
+        array: the array; None if the file lacks it.
+        where: file and name, for the message.
+        kinds: see `number_type`.
+        shape: the shape that it must have.
+
+    Raises:
+        UnreadableError: it is missing, or has another dtype or shape.
+    """
+    if not hasattr(array, "dtype"):
+        raise UnreadableError(f"{where} is missing")
+    number_type(array.dtype, f"{where}: dtype", kinds)
+    if shape is not None and tuple(array.shape) != shape:
+        raise UnreadableError(f"{where}: shape {list(array.shape)}; must be {list(shape)}")
+
+
 def human_size(count: int) -> str:
     """Returns a number of bytes as readable text, such as "1.5 GiB"."""
     if count < 1024:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import CONE_PARTICLES, GENERATOR, LIGHT_CONE, WriteError, write_text
+from flowpm_dist.io.files import (
+    CONE_PARTICLES,
+    GENERATOR,
+    LIGHT_CONE,
+    UnreadableError,
+    WriteError,
+    check_numbers,
+    write_text,
+)
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.snapshot import (
     complete_attributes,
@@ -109,6 +117,7 @@ def load_light_cone(path: str | Path) -> LightConeMaps:
 
     Raises:
         UserError: there are none, their writing was interrupted, or a chunk is missing.
+        UnreadableError: an array does not hold real numbers.
     """
     path = Path(path)
     if path.name != LIGHT_CONE:
@@ -116,7 +125,12 @@ def load_light_cone(path: str | Path) -> LightConeMaps:
     attributes = complete_attributes(path, "holds no maps of a light cone")
     import zarr
 
-    arrays = dict(zarr.open_group(path, mode="r").arrays())
+    try:
+        arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
+    except ValueError as error:  # a codec or a data type that zarr does not know, such as pickle
+        raise UnreadableError(f"{path} holds an array that cannot be read: {error}") from error
+    for name, array in arrays.items():
+        check_numbers(array, f"{path}/{name}", "fiu")
     if lost := missing_chunks(path, arrays):
         raise UserError(f"{lost}: copy the maps again, or run again")
     return LightConeMaps({n: np.asarray(a[...]) for n, a in arrays.items()}, attributes)
@@ -285,6 +299,7 @@ def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str
 
     Raises:
         UserError: there is no complete light cone, or a part is missing.
+        UnreadableError: a part does not hold particles.
     """
     import h5py
 
@@ -306,7 +321,10 @@ def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str
     columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for path in files:
         with h5py.File(path, "r") as file:
+            count = len(file["ScaleFactor"]) if "ScaleFactor" in file else 0
             for name, values in columns.items():
+                shape = (count,) if COLUMNS[name] == 1 else (count, COLUMNS[name])
+                check_numbers(file.get(name), f"{path}:{name}", "f", shape)
                 values.append(file[name][:])
     nothing = {name: np.zeros((0,) if n == 1 else (0, n)) for name, n in COLUMNS.items()}
     return {name: np.concatenate(columns[name] or [nothing[name]]) for name in COLUMNS}, attributes

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowpm_dist.io.files import OF_PARTICLES, SNAPSHOT, snapshot_attributes
+from flowpm_dist.io.files import (
+    OF_PARTICLES,
+    SNAPSHOT,
+    UnreadableError,
+    check_numbers,
+    number_type,
+    snapshot_attributes,
+)
 from flowpm_dist.io.formats import DARK_MATTER, NAMES, UNITS
 from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
 from flowpm_dist.io.snapshot import SnapshotError
@@ -31,6 +38,8 @@ UNORDERED = 0.2
 lattice in the expected order. A random order gives 0.29."""
 BLOCKS = ("ID", "Position", "Velocity")
 """The blocks of bigfile, in the order of `NAMES`."""
+TYPES = (("iu", 1), ("f", 3), ("f", 3))
+"""Kinds of the values in these blocks, and the number of values of a particle."""
 PARAMETERS = {"Omega_m": "Omega0", "h": "HubbleParam", "Omega_b": "OmegaBaryon"}
 """Our names of parameters, and the names in files of Gadget-4 and MP-Gadget."""
 
@@ -257,6 +266,10 @@ def _gadget(path: Path) -> ParticleFiles:
             count = int(header["NumPart_ThisFile"][DARK_MATTER])
             if count and (ids is None or len(ids) != count):
                 raise KeyError(f"{name.name} has no {NAMES[0]} of {count} particles of type 1")
+            for data, (kinds, members) in zip(NAMES, TYPES, strict=True) if count else ():
+                where = f"PartType{DARK_MATTER}/{data}"
+                shape = (count,) if members == 1 else (count, members)
+                check_numbers(file.get(where), f"{name}:{where}", kinds, shape)
         if count:
             parts.append((count, functools.partial(_read_gadget, name)))
     if len(names) != header["NumFilesPerSnapshot"]:
@@ -278,16 +291,21 @@ def _read_gadget(path: Path, begin: int, end: int) -> ParticleSlab:
 def _bigfile(path: Path) -> ParticleFiles:
     """Returns a snapshot in bigfile, whose velocities are peculiar."""
     header: dict[str, Any] = {}
-    for line in (path / "Header" / "attr-v2").read_text().splitlines():
+    attributes = path / "Header" / "attr-v2"
+    for line in attributes.read_text().splitlines():
         name, dtype, _, raw = line.split(" #HUMANE ")[0].split()
-        values = np.frombuffer(bytes.fromhex(raw), dtype)
+        kind = number_type(dtype, f"{attributes}: {name}", "fiuSb")
+        values = np.frombuffer(bytes.fromhex(raw), kind)
         header[name] = values if len(values) > 1 else values[0]
     if not header.get("UsePeculiarVelocity", 1):
         raise ValueError("UsePeculiarVelocity is 0; must be 1")
     if "ScalingFactor" in header:
         header.setdefault("Time", header["ScalingFactor"])
     folders = [path / str(DARK_MATTER) / name for name in BLOCKS]
-    described = [list(_files_of(folder)) for folder in folders]
+    described = [
+        list(_files_of(folder, kinds, members))
+        for folder, (kinds, members) in zip(folders, TYPES, strict=True)
+    ]
     counts = [[count for _, count in files] for files in described]
     if counts[1:] != counts[:-1]:
         raise ValueError(f"the files of {', '.join(BLOCKS)} hold different numbers of particles")
@@ -300,11 +318,36 @@ def _bigfile(path: Path) -> ParticleFiles:
     return ParticleFiles(path, header, parts, 1.0, snapshot_attributes(path))
 
 
-def _files_of(folder: Path) -> Iterator[tuple[Callable[[], np.ndarray], int]]:
-    """Yields for each data file of a block what maps its values [items, members], and the items."""
-    lines = (folder / "header").read_text().splitlines()
-    dtype, members, _ = (line.split(":")[1].strip() for line in lines[:3])
+def _files_of(
+    folder: Path, kinds: str, members: int
+) -> Iterator[tuple[Callable[[], np.ndarray], int]]:
+    """Yields for each data file of a block what maps its values [items, members], and the items.
+
+    Args:
+        folder: the folder of the block.
+        kinds: the kinds of NumPy's dtypes that its values may have.
+        members: the number of values of an item.
+
+    Raises:
+        UnreadableError: the block has other values, or a data file has another size.
+    """
+    header = folder / "header"
+    lines = header.read_text().splitlines()
+    text, count, _ = (line.split(":")[1].strip() for line in lines[:3])
+    dtype = number_type(text, f"{header}: DTYPE", kinds)
+    if count != str(members):
+        raise UnreadableError(f"{header}: NMEMB is {count}; must be {members}")
     for line in lines[3:]:
         name, items = (part.strip() for part in line.split(":")[:2])
-        shape = (int(items), int(members))
+        if not (re.fullmatch("[0-9A-F]{6}", name) and items.isdecimal()):
+            raise UnreadableError(
+                f"{header}: {line!r}; must be the name of a data file, such as 000000, and the "
+                "number of its items"
+            )
+        shape, size = (int(items), members), (folder / name).stat().st_size
+        if size != (wanted := int(items) * members * dtype.itemsize):
+            raise UnreadableError(
+                f"{folder / name} has {size} bytes; must have {wanted}, for {items} items of "
+                f"{members} values of {dtype.str}: copy it again"
+            )
         yield functools.partial(np.memmap, folder / name, dtype, "r", 0, shape), int(items)

@@ -128,7 +128,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
     import zarr
 
     try:
-        arrays = dict(zarr.open_group(path, mode="r").arrays())
+        arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
     except ValueError as error:  # zarr does not know the codec or the data type, such as pickle
         raise SnapshotError(f"{path} holds an array that cannot be read: {error}") from error
     for name, array in arrays.items():

@@ -24,7 +24,13 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import UnreadableError, WriteError, remove, snapshot_attributes
+from flowpm_dist.io.files import (
+    UnreadableError,
+    WriteError,
+    check_numbers,
+    remove,
+    snapshot_attributes,
+)
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import add_array
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
@@ -309,7 +315,9 @@ class FieldCheckpoints:
         import zarr
 
         try:
-            block = np.asarray(zarr.open_array(path / name, mode="r")[place])
+            array = zarr.open_array(path / name, mode="r", zarr_format=3)
+            check_numbers(array, f"{path / name}", "f")
+            block = np.asarray(array[place])
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise CheckpointError(self._damaged(path, f"{name}: {reason}")) from error
