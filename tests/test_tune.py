@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 import tomli_w
 from commands import COMMAND, ROOT, flowpm, flowpm_here, plain
+from full_disk import disk_of
 
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.io.files import UnreadableError, WriteError
 from flowpm_dist.jobs.run_file import ConfigError, read_table
 from flowpm_dist.simulation.estimate import TooLargeError
 from flowpm_dist.studies.process import STOPPED, StopSignals, Subject
@@ -465,6 +467,68 @@ def test_a_stopped_trial_competes_once(here, again):
     values = (1.0, 1.1, 1.2, 1.3, 0.5, 0.6)
     behind = [each.falls_behind(1, value) for each, value in zip(others, values, strict=True)]
     assert behind == [True, True, True, True, False, True]
+
+
+def trials_in(here, **tune):
+    """The trials of a tuning, in a storage of its own."""
+    from flowpm_dist.studies.tuning.trials import Trials
+
+    run_file({"rate": {"low": 0.0, "high": 1.0}}, sampler="random", **tune)
+    options = TuneOptions.load("tune.toml")
+    return lambda: Trials(Path("storage"), Path("runs"), options.tune, options.space, first=1)
+
+
+FOREIGN = ["/home/ada", "..", "../runs", ".", "0000/run", "0000\n", "run", 7, ["0000"], "٠٠٠٠"]
+
+
+@pytest.mark.parametrize("storage", ["journal", "sqlite"])
+def test_a_storage_names_no_folder_but_a_trials_own(here, storage):
+    """What is in a trial's folder may be removed: a run that cannot be resumed, and weights."""
+    open_trials = trials_in(here, storage=storage)
+    trials = open_trials()
+    trial = trials.next()
+    for name in FOREIGN if storage == "journal" else FOREIGN[:1]:
+        trial.asked.set_user_attr("folder", name)
+        message = rf"trial 0 in the storage has the folder {re.escape(repr(name))}; must be"
+        for attempt in (open_trials, lambda: trial.end(STOPPED)):
+            with pytest.raises(UnreadableError, match=message):
+                attempt()
+    trial.asked.set_user_attr("folder", "0000")
+    trials._study.enqueue_trial({"rate": 0.5}, user_attrs={"folder": "../precious"})
+    with pytest.raises(UnreadableError, match=r"trial 1 .* '../precious'"):
+        trials.next()
+    assert [*Path().glob("**/run*")] == [Path("runs")] and not Path("precious").exists()
+
+
+def test_a_full_disk_costs_a_journal_its_last_line_alone(here):
+    """The half line that it leaves would otherwise be continued by the next one."""
+    open_trials, journal = trials_in(here, storage="journal"), Path("storage/journal.log")
+    trials = open_trials()
+    trial = trials.next()
+    whole = journal.read_bytes()
+    with disk_of(len(whole) + 40), pytest.raises(WriteError, match="cannot write .*journal.log: "):
+        trial.asked.set_user_attr("message", "x" * 100)
+    assert journal.read_bytes().startswith(whole) and len(journal.read_bytes()) == len(whole) + 40
+    with pytest.warns(UserWarning, match=f"{journal}: removed a last line"):
+        trial.end("complete", value=1.0, seconds=1.0)
+    assert [json.loads(line) for line in journal.read_bytes()[len(whole) :].splitlines()]
+    with journal.open("a") as file:
+        file.write('{"op_code":')
+    with pytest.warns(UserWarning, match=f"{journal}: removed a last line"):
+        again = open_trials()
+    assert [record.value for record in again.records] == [1.0] and again.next().number == 1
+    assert not Path("storage/journal.log.lock").exists()
+
+
+def test_a_damaged_line_of_a_journal_is_named(here):
+    open_trials, journal = trials_in(here, storage="journal"), Path("storage/journal.log")
+    open_trials().next().claim.give_up()
+    lines = journal.read_text().splitlines(keepends=True)
+    lines[2] = lines[2][:9] + lines[2]
+    journal.write_text("".join(lines))
+    with pytest.raises(UnreadableError, match=f"^{journal}, line 3 is damaged .*--overwrite"):
+        open_trials()
+    assert journal.read_text() == "".join(lines)
 
 
 def test_a_script_without_a_seed_fails_in_its_first_trial(here):

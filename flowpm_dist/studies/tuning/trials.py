@@ -7,6 +7,7 @@ worker has died is not counted: its values wait for a worker again.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from flowpm_dist.io.files import remove
+from flowpm_dist.io.files import UnreadableError, remove
 from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim, alone
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
 from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
+from flowpm_dist.studies.tuning.storage import storage_in
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
@@ -42,6 +44,10 @@ class Trials:
         space: the values that keys may have.
         first: percentage, or place, at which a trial is first compared with others.
         own: the subject's own values, which are tried first; empty if they are outside the space.
+
+    Raises:
+        UnreadableError: the storage is damaged, or names folders that no tuning makes.
+        WriteError: the storage cannot be written.
     """
 
     def __init__(
@@ -59,14 +65,17 @@ class Trials:
         self._distributions = {key: _distribution(values) for key, values in space.items()}
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder):
-            self._storage = _storage(folder, options.storage)
+            self._storage = storage_in(folder, options.storage)
             self._study = optuna.create_study(
                 study_name="tune",
                 storage=self._storage,
                 pruner=_FairPruner(_pruner(options, first)),
                 load_if_exists=True,
             )
-            if own and not self._study.get_trials(deepcopy=False):
+            trials = self._study.get_trials(deepcopy=False)
+            for each in trials:
+                _folder_of(each)
+            if own and not trials:
                 self._study.enqueue_trial(dict(own))
 
     def next(self) -> Trial | None:
@@ -116,7 +125,7 @@ class Trials:
                 value=each.user_attrs.get("value"),
                 values={key: each.params[key] for key in self._distributions if key in each.params},
                 seconds=each.user_attrs.get("seconds", 0.0),
-                folder=each.user_attrs.get("folder", ""),
+                folder=_folder_of(each),
                 message=each.user_attrs.get("message", ""),
             )
             for each in self._study.get_trials(deepcopy=False)
@@ -210,7 +219,7 @@ class Trial:
     def __init__(self, trials: Trials, asked: optuna.Trial, runs: Path) -> None:
         self._trials, self.asked = trials, asked
         self.number, self.values = asked.number, dict(asked.params)
-        name = asked.user_attrs.get("folder") or f"{asked.number:04d}"
+        name = _folder_of(asked)
         asked.set_user_attr("folder", name)
         self.folder, self.claim = runs / name, Claim(runs / name)
         self._reported: set[int] = set()
@@ -278,7 +287,19 @@ def _state(trial: Any) -> str:
 
 
 def _folder_of(trial: Any) -> str:
-    return str(trial.user_attrs.get("folder") or f"{trial.number:04d}")
+    """Returns the name of a trial's folder: its number, or that of an earlier try of its values.
+
+    Raises:
+        UnreadableError: the storage has another name. What is in this folder may be removed.
+    """
+    name = trial.user_attrs.get("folder") or f"{trial.number:04d}"
+    if not (isinstance(name, str) and re.fullmatch(r"[0-9]{4,}", name)):
+        raise UnreadableError(
+            f"trial {trial.number} in the storage has the folder {name!r}; must be the number of a "
+            f"trial, such as {trial.number:04d}: put the storage back as the tuning left it, or "
+            "begin anew with --overwrite"
+        )
+    return name
 
 
 def _distribution(values: Range | Sequence[Any]) -> BaseDistribution:
@@ -289,20 +310,6 @@ def _distribution(values: Range | Sequence[Any]) -> BaseDistribution:
             int(values.low), int(values.high), log=values.log, step=int(values.step or 1)
         )
     return FloatDistribution(values.low, values.high, log=values.log, step=values.step)
-
-
-def _storage(folder: Path, kind: str) -> Any:
-    if kind == "journal":
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        return JournalStorage(JournalFileBackend(str(folder / "journal.log")))
-    from sqlalchemy import URL
-
-    url = URL.create("sqlite", database=str(folder.absolute() / "study.db"))
-    return optuna.storages.RDBStorage(
-        url.render_as_string(), engine_kwargs={"connect_args": {"timeout": 60}}
-    )
 
 
 def _pruner(options: TuneSection, first: int) -> optuna.pruners.BasePruner:

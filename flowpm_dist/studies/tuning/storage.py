@@ -1,0 +1,109 @@
+"""The storage of a tuning's trials: optuna's journal or database, on a disk that may be full."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from flowpm_dist.io.files import UnreadableError, WriteError
+
+
+class JournalLock(JournalFileOpenLock):
+    """The lock of a journal. Who takes it removes a last line that was not written to its end.
+
+    A full disk leaves such a line, and the next one would be appended to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path = path
+
+    def acquire(self) -> bool:
+        """See `JournalFileOpenLock.acquire`."""
+        super().acquire()
+        try:
+            self._cut()
+        except BaseException:
+            self.release()
+            raise
+        return True
+
+    def _cut(self) -> None:
+        with self._path.open("rb+") as file:
+            if not file.seek(0, os.SEEK_END):
+                return
+            file.seek(-1, os.SEEK_END)
+            if file.read() == b"\n":
+                return
+            file.seek(0)
+            rest = file.read().rpartition(b"\n")[2]
+            file.truncate(file.tell() - len(rest))
+        warnings.warn(
+            f"{self._path}: removed a last line that was not written to its end", stacklevel=2
+        )
+
+
+class Journal(JournalFileBackend):
+    """A journal whose errors name the file and the line."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), JournalLock(path))
+        self._path = path
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """See `JournalFileBackend.read_logs`.
+
+        Raises:
+            UnreadableError: a line is damaged.
+        """
+        try:
+            yield from super().read_logs(log_number_from)
+        except ValueError as error:
+            raise UnreadableError(
+                f"{self._path}, line {self._damaged_line()} is damaged ({error}): put a whole copy "
+                "of the file in its place, or begin anew with --overwrite"
+            ) from error
+
+    def _damaged_line(self) -> int:
+        with self._path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    json.loads(line)
+                except ValueError:
+                    return number
+        return 0
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """See `JournalFileBackend.append_logs`.
+
+        Raises:
+            WriteError: the file cannot be written.
+        """
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            raise WriteError.of(self._path, error) from error
+
+
+def storage_in(folder: Path, kind: str) -> optuna.storages.BaseStorage:
+    """Returns the storage of a tuning's trials, which is made if it is missing.
+
+    Args:
+        folder: its folder, which exists.
+        kind: "journal" for a file that workers on several hosts share, or "sqlite".
+    """
+    if kind == "journal":
+        return optuna.storages.JournalStorage(Journal(folder / "journal.log"))
+    from sqlalchemy import URL
+
+    url = URL.create("sqlite", database=str(folder.absolute() / "study.db"))
+    return optuna.storages.RDBStorage(
+        url.render_as_string(), engine_kwargs={"connect_args": {"timeout": 60}}
+    )
