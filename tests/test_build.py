@@ -1,21 +1,45 @@
 """An installed package compiles kernels and Horovod into the user's cache, and finds them there."""
 
+import io
+import os
 import shutil
+import struct
 import subprocess
 import sys
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from commands import flowpm_here
+from commands import flowpm_here, plain
 
-from flowpm_dist.particle_mesh.kernels import build, compiled
+from flowpm_dist.particle_mesh.kernels import build, compiled, nvrtc
 from meshimpl.horovod_wheel import wheel
+from meshimpl.launch import user_cache
 
 ROOT = Path(__file__).parents[1]
 FITTING = build.identity(tf.__version__)
 OTHERS = build.identity("1.0"), FITTING.replace("kernels ", "kernels 0")
+COMPILER = """
+import struct, sys, time
+words = sys.argv[1:]
+out = words[words.index("-o") + 1]
+if "-shared" not in words:
+    named = [word[19:-1] for word in words if word.startswith("-DFLOWPM_IDENTITY")]
+    open(out, "w").write("".join(named))
+    raise SystemExit
+open({links!r}, "a").write("link\\n")
+text = b"".join(open(word, "rb").read() for word in words if word.endswith(".o"))
+library = {library}
+with open(out, "wb") as file:
+    for part in (library[:99], library[99:]):
+        file.write(part)
+        file.flush()
+        time.sleep({seconds})
+"""
 
 
 @pytest.fixture
@@ -31,9 +55,16 @@ load = compiled.load.__wrapped__
 """Without what it remembers."""
 
 
+def library_of(text: str) -> bytes:
+    """A file that has the head of a shared library, a text, and a table of one section."""
+    body = text.encode()
+    head = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q10xHH", 64 + len(body), 64, 1)
+    return head.ljust(64, b"\0") + body + bytes(64)
+
+
 def written(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_bytes(library_of(text))
     return path
 
 
@@ -47,6 +78,10 @@ def test_the_library_of_the_installation_comes_first(places):
     for other in OTHERS:
         written(installed, other)
         assert load() == (cached, None)
+    whole = cached.read_bytes()
+    for cut in (whole[:-1], whole[: 64 + len(FITTING)]):
+        cached.write_bytes(cut)  # the loader would read beyond the end
+        assert load() == (None, "_kernels.so is damaged: its end is missing")
     cached.unlink()
     assert "was built from other sources, or for another TensorFlow" in load()[1]
 
@@ -74,6 +109,129 @@ def test_kernels_are_built_where_they_are_looked_for(places, monkeypatch):
     monkeypatch.setattr(build, "build", broken)
     done = flowpm_here("build", "kernels")
     assert (done.returncode, "no C++ compiler" in done.stderr) == (1, True)
+
+
+def compile_with(places, monkeypatch, library: str, seconds: float = 0.0) -> Path:
+    """Takes a program as the compiler, which links this slowly; returns the list of its links."""
+    links, script = places / "links", places / "compiler.py"
+    script.write_text(COMPILER.format(links=str(links), library=library, seconds=seconds))
+    monkeypatch.setenv("CXX", f"{sys.executable} -I -S {script}")
+    return links
+
+
+def test_two_builds_in_one_cache_leave_one_library(places, monkeypatch):
+    """Who comes second waits, and takes the library; nobody ever sees a part of one."""
+    links = compile_with(places, monkeypatch, repr(library_of(FITTING)), seconds=0.3)
+    path, whole = compiled.cached_path(), library_of(FITTING)
+    with ThreadPoolExecutor(2) as pool:
+        builds = [pool.submit(compiled.build_into_cache) for _ in range(2)]
+        while not all(each.done() for each in builds):
+            assert not path.exists() or path.read_bytes() == whole
+            time.sleep(0.01)
+        assert [each.result() for each in builds] == [path, path]
+    assert path.read_bytes() == whole and links.read_text() == "link\n"
+    assert [*path.parent.iterdir()] == [path]
+    compiled.build_into_cache()
+    assert links.read_text() == 2 * "link\n"  # asked for again, it is built again
+
+
+BROKEN = {
+    "cut": f"{library_of(FITTING)!r}[:-1]",
+    "a third": f"{library_of(FITTING)!r}[:50]",
+    "others": repr(library_of(OTHERS[0])),
+    "empty": "b''",
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_library_that_is_not_whole_is_not_published(places, monkeypatch, kind):
+    """The older one stays, and nothing else does."""
+    compile_with(places, monkeypatch, BROKEN[kind])
+    older = written(compiled.cached_path(), FITTING)
+    with pytest.raises(build.BuildError, match="left a library that (is damaged|was built from)"):
+        compiled.build_into_cache()
+    assert older.read_bytes() == library_of(FITTING) and [*older.parent.iterdir()] == [older]
+
+
+def give_away(path: Path, monkeypatch) -> None:
+    """Lets a path belong to another user."""
+    real = Path.stat
+
+    def stat(self, **options):
+        found = real(self, **options)
+        if self != path:
+            return found
+        return SimpleNamespace(st_mode=found.st_mode, st_uid=os.geteuid() + 1)
+
+    monkeypatch.setattr(Path, "stat", stat)
+
+
+def share(path: Path, monkeypatch) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+FAULTS = {"owner": (give_away, "belongs to another user"), "mode": (share, "other users can write")}
+
+
+@pytest.mark.parametrize("variable", ["FLOWPM_CACHE", "XDG_CACHE_HOME"])
+@pytest.mark.parametrize("level", range(4))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_code_is_not_loaded_from_a_cache_of_others(places, monkeypatch, variable, level, fault):
+    """Neither the file nor a folder of the cache may be another user's; the rest is not looked at.
+
+    The library of the installation may be root's or a colleague's, as the whole installation.
+    """
+    if variable == "XDG_CACHE_HOME":
+        monkeypatch.delenv("FLOWPM_CACHE")
+        monkeypatch.setenv(variable, str(places / "cache"))
+    cached = written(compiled.cached_path(), FITTING)
+    installed = written(compiled.PATH, FITTING)
+    (spoil, words), chain = FAULTS[fault], [cached, *cached.parents]
+    assert load() == (installed, None)
+    installed.unlink()
+    assert load() == (cached, None)
+    spoil(chain[level], monkeypatch)
+    operations, reason = load()
+    assert operations is None and words in reason and f"{chain[level]}" in reason
+    assert "set FLOWPM_CACHE to a folder that only you can write to" in reason
+    written(compiled.PATH, FITTING)
+    spoil(compiled.PATH, monkeypatch)
+    assert load() == (installed, None)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_machine_code_of_gpus_is_not_loaded_from_others(places, monkeypatch, fault):
+    monkeypatch.setattr(nvrtc, "compiled", lambda capability: library_of("own"))
+    assert nvrtc.gpu_code((9, 0)) == library_of("own")
+    (kept,) = (places / "cache").glob("kernels/*/gpu.cubin")
+    kept.write_bytes(library_of("foreign"))
+    assert nvrtc.gpu_code((9, 0)) == library_of("foreign")
+    kept.write_bytes(library_of("foreign")[:-1])
+    assert nvrtc.gpu_code((9, 0)) == library_of("own") == kept.read_bytes()
+    kept.write_bytes(library_of("foreign"))
+    spoil, words = FAULTS[fault]
+    spoil(kept, monkeypatch)
+    with pytest.warns(UserWarning, match=f"compiled again: .*{words}"):
+        assert nvrtc.gpu_code((9, 0)) == library_of("own")
+
+
+def test_a_cache_for_code_is_private_whatever_the_umask(places, monkeypatch):
+    """The user's own folder, which FLOWPM_CACHE names, stays as it is."""
+    compile_with(places, monkeypatch, repr(library_of(FITTING)))
+    before = os.umask(0o002)
+    try:
+        (places / "cache").mkdir()
+        with pytest.raises(build.BuildError, match=f"other users can write to {places}/cache, and"):
+            compiled.build_into_cache()
+        (places / "cache").chmod(0o1777)  # as /tmp
+        compiled.build_into_cache()
+        monkeypatch.delenv("FLOWPM_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(places))
+        (places / "flowpm-dist").mkdir()
+        path = compiled.build_into_cache()
+    finally:
+        os.umask(before)
+    assert load() == (path, None)
 
 
 @pytest.fixture
@@ -108,6 +266,50 @@ def test_horovod_is_built_once(steps):
     steps.clear()
     wheel.install()
     assert steps == [needs, installs]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("level", range(3))
+def test_horovod_is_not_installed_from_others(steps, monkeypatch, fault, level):
+    wheel.install()
+    (built,) = (user_cache() / "horovod").glob("*/horovod-0.whl")
+    spoil, words = FAULTS[fault]
+    spoil([built, *built.parents][level], monkeypatch)
+    steps.clear()
+    done = flowpm_here("build", "horovod")
+    assert done.returncode == 1 and words in plain(done.stderr)
+    assert steps == ["installing what Horovod needs"]
+
+
+def test_a_wheel_that_is_cut_short_is_not_published(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache"))
+    facts = {"flavour": "cpu", "python": "cpython-311", "machine": "x86_64"}
+    target, log = wheel.Target(tmp_path, "openmpi", "cpu"), tmp_path / "log"
+    (tmp_path / "horovod-0").mkdir()
+    log.touch()
+    monkeypatch.setattr(wheel, "PATCHES", ())
+    monkeypatch.setattr(wheel, "_source", lambda *_: log.touch() or tmp_path / "horovod-0")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("horovod.so", bytes(1000))
+
+    def built(content):
+        def run(step, command, **_):
+            folder = Path(command[command.index("--wheel-dir") + 1])
+            folder.mkdir(mode=0o777)
+            (folder / "horovod-0.whl").write_bytes(content)
+
+        monkeypatch.setattr(wheel, "run", run)
+        return wheel.build(target, facts, log)
+
+    with pytest.raises(wheel.BuildError, match="horovod-0.whl was not written to its end"):
+        built(packed.getvalue()[:500])
+    assert [*(tmp_path / "cache/horovod").iterdir()] == []
+    before = os.umask(0o002)
+    try:
+        assert built(packed.getvalue()).read_bytes() == packed.getvalue()
+    finally:
+        os.umask(before)
 
 
 def test_horovod_without_a_compiler(steps, monkeypatch):

@@ -15,11 +15,12 @@ import sys
 import tarfile
 import tempfile
 import time
+import zipfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from meshimpl.horovod_wheel.patches import PATCHES, Patch
-from meshimpl.launch import user_cache
+from meshimpl.launch import make_private, private_folder, user_cache, why_unsafe
 
 HERE = Path(__file__).resolve().parent
 REQUIREMENT = HERE / "requirements-horovod.txt"
@@ -216,19 +217,28 @@ def cache_folder(facts: dict[str, str]) -> Path:
 
 
 def cached_wheel(folder: Path) -> Path | None:
-    """Return the wheel in a cache folder, None when it has not been built."""
-    return next(iter(folder.glob("horovod-*.whl")), None)
+    """Return the wheel in a cache folder, None when it has not been built.
+
+    Raises:
+        BuildError: another user could have put it there.
+    """
+    found = next(iter(folder.glob("horovod-*.whl")), None)
+    if found is not None and (reason := why_unsafe(found)):
+        raise BuildError(reason)
+    return found
 
 
 def build(target: Target, facts: dict[str, str], log: Path) -> Path:
     """Build the wheel and put it in the cache; return its path there.
 
     Raises:
-        BuildError: download or compilation failed, an edit no longer fits Horovod's source, or CUDA
-            is missing.
+        BuildError: download or compilation failed, an edit no longer fits Horovod's source, CUDA is
+            missing, or others can write to the cache.
     """
     folder = cache_folder(facts)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(folder.parent)
+    if reason := why_unsafe(folder.parent):
+        raise BuildError(reason)
     log.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder.parent) as scratch:
         work = Path(scratch)
@@ -249,6 +259,10 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
         )
         (result / "built-against.json").write_text(json.dumps(facts, indent=1))
         shutil.copy(log, result / "build.log")
+        for path in (result, *result.iterdir()):
+            make_private(path)
+            if path.suffix == ".whl" and not zipfile.is_zipfile(path):
+                raise BuildError(f"{path.name} was not written to its end: is the disk full?")
         # A whole folder appears at once; who comes second finds it there and keeps the first.
         try:
             result.rename(folder)

@@ -43,8 +43,11 @@ from meshimpl.launch.rank import (
     configure_threads,
     detect,
     host_memory,
+    make_private,
+    private_folder,
     ranks_on_host,
     threads_per_rank,
     unused_tasks,
     user_cache,
+    why_unsafe,
 )

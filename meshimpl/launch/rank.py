@@ -25,6 +25,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 # Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 WITHOUT_RANKS = "without-ranks"
 """Name of threads that never begin a collective."""
 
@@ -296,9 +297,54 @@ def user_cache() -> Path:
     with contextlib.suppress(FileNotFoundError):
         found = folder.lstat()
         mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if not mine or found.st_mode & OTHERS_WRITE:
             raise LaunchError(
                 f"the cache {folder} is not a folder that belongs to this user, and in which no "
                 "other user can write: set FLOWPM_CACHE to such a folder"
             )
     return folder
+
+
+def why_unsafe(path: Path) -> str:
+    """Returns why code from the user's cache must not be loaded; an empty text if it can be.
+
+    The file, and the folders of the cache that it is in, must belong to this user or to root, and
+    nobody else may write to them. A folder in which others can only add things is fine, as /tmp.
+
+    Args:
+        path: an existing file of the cache, or one of its folders.
+    """
+    cache, fault = user_cache(), ""
+    for each in (path, *(folder for folder in path.parents if folder.is_relative_to(cache))):
+        found = each.stat()
+        shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.geteuid()):
+            fault = f"{each} belongs to another user"
+        elif found.st_mode & OTHERS_WRITE and not shared:
+            fault = f"other users can write to {each}"
+        if fault:
+            return (
+                f"{fault}, and code from the cache is run: set FLOWPM_CACHE to a folder that only "
+                "you can write to"
+            )
+    return ""
+
+
+def private_folder(folder: Path) -> None:
+    """Makes a folder of the user's cache for code, to which no other user can write.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    cache = user_cache()
+    for each in reversed([folder, *(p for p in folder.parents if p.is_relative_to(cache))]):
+        each.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if each != cache or "FLOWPM_CACHE" not in os.environ:  # the user's own folder stays as is
+            make_private(each)
+
+
+def make_private(path: Path) -> None:
+    """Takes the permission to write to a file or folder of this user from all others."""
+    found = path.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & OTHERS_WRITE:
+        path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)

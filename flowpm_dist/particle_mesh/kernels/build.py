@@ -6,13 +6,18 @@ only at import.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
+import secrets
 import shlex
 import shutil
+import struct
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -34,6 +39,27 @@ def identity(tensorflow: str) -> str:
     for source in sources():
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     return f"kernels {digest.hexdigest()[:16]} for TensorFlow {tensorflow};"
+
+
+def fault(library: bytes, tensorflow: str) -> str:
+    """Returns why a library must not be loaded by a version of TensorFlow; empty if it can be."""
+    if identity(tensorflow).encode() not in library:
+        return f"was built from other sources, or for another TensorFlow than this {tensorflow}"
+    return "" if is_whole(library) else "is damaged: its end is missing"
+
+
+def is_whole(binary: bytes) -> bool:
+    """Returns whether a file of machine code (ELF, 64 bits) has its end; the loader does not check.
+
+    The tables of its sections and its segments are written last.
+    """
+    if len(binary) < 64 or binary[:5] != b"\x7fELF\x02":
+        return False
+    order = "<" if binary[5] == 1 else ">"
+    segments, sections = struct.unpack_from(f"{order}QQ", binary, 0x20)
+    sizes = struct.unpack_from(f"{order}HHHH", binary, 0x36)
+    ends = segments + sizes[0] * sizes[1], sections + sizes[2] * sizes[3]
+    return sections > 0 and len(binary) >= max(ends)
 
 
 def compiler() -> list[str]:
@@ -69,8 +95,10 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
 def build(library: Path, objects: Path) -> None:
     """Compiles the sources on all cores, and links the library.
 
+    One process at a time builds a library; one that has waited for another takes the other's.
+
     Args:
-        library: the shared library to write.
+        library: the shared library to write, which is there only as a whole.
         objects: folder for the object files.
 
     Raises:
@@ -78,9 +106,36 @@ def build(library: Path, objects: Path) -> None:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise BuildError("this Python has no TensorFlow to build for")
+    before = _stamp(library)
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(library.parent):
+        if _stamp(library) == before:
+            _build(library, objects)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Returns what changes when a file is replaced; None if there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other process is inside for this folder, where the file system grants locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _build(library: Path, objects: Path) -> None:
     command = compiler()
     objects.mkdir(parents=True, exist_ok=True)
-    library.parent.mkdir(parents=True, exist_ok=True)
     common = [*command, "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"]
     operations = sorted(HERE.glob("ops*.cc"))
     loops = {*HERE.glob("*.cc")} - {*operations}
@@ -100,10 +155,23 @@ def build(library: Path, objects: Path) -> None:
         together.write_text("".join(f'#include "{source}"\n' for source in operations))
         compiled.append(pool.submit(compile_one, together, ["-O2", *compiling]))
         done = [task.result() for task in compiled]
-    partial = library.with_suffix(".partial")
-    _run([*command, "-shared", *done, *linking, "-o", str(partial)])
-    # Processes that use the old library can continue with it.
-    partial.replace(library)
+    _publish(library, [*command, "-shared", *done, *linking])
+
+
+def _publish(library: Path, command: list[str]) -> None:
+    """Links a library under another name, and puts it in place if it is one of these sources."""
+    import tensorflow as tf
+
+    partial = library.with_name(f"{library.stem}.{secrets.token_hex(4)}.partial")
+    try:
+        _run([*command, "-o", str(partial)])
+        if reason := fault(partial.read_bytes(), tf.__version__):
+            raise BuildError(f"{command[0]} left a library that {reason}")
+        partial.chmod(partial.stat().st_mode & 0o755)
+        # Processes that use the old library can continue with it.
+        partial.replace(library)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _run(command: list[str]) -> None:

@@ -21,7 +21,7 @@ from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
 from flowpm_dist.particle_mesh.kernels.nvrtc import GpuCodeError, gpu_code
 from flowpm_dist.particle_mesh.kernels.portable import Portable
-from meshimpl.launch import user_cache
+from meshimpl.launch import private_folder, user_cache, why_unsafe
 
 NAME = "_kernels.so"
 PATH = Path(__file__).with_name(NAME)
@@ -42,10 +42,14 @@ def build_into_cache() -> Path:
     """Builds the library for this TensorFlow and returns its path in the user's cache.
 
     Raises:
-        BuildError: something is missing, or the compiler does not accept the sources.
+        BuildError: something is missing, the compiler does not accept the sources, or others can
+            write to the cache.
         OSError: the cache cannot be written.
     """
     path = cached_path()
+    private_folder(path.parent)
+    if reason := why_unsafe(path.parent):
+        raise build.BuildError(reason)
     with tempfile.TemporaryDirectory(prefix="flowpm-kernels-") as objects:
         build.build(path, Path(objects))
     return path
@@ -58,18 +62,17 @@ def load() -> tuple[Any, str | None]:
     reason = NOT_BUILT
     for path in (PATH, cached_path()):
         if path.exists():
-            operations, reason = _loaded(path)
+            # Who can write to the installation can change this file as well.
+            unsafe = "" if path == PATH else why_unsafe(path)
+            operations, reason = (None, unsafe) if unsafe else _loaded(path)
             if operations is not None:
                 return operations, None
     return None, reason
 
 
 def _loaded(path: Path) -> tuple[Any, str]:
-    if build.identity(tf.__version__).encode() not in path.read_bytes():
-        return None, (
-            f"{path.name} was built from other sources, or for another TensorFlow than this "
-            f"{tf.__version__}"
-        )
+    if fault := build.fault(path.read_bytes(), tf.__version__):
+        return None, f"{path.name} {fault}"
     try:
         return tf.load_op_library(str(path)), ""
     except (tf.errors.OpError, OSError, RuntimeError) as error:

@@ -11,9 +11,11 @@ import functools
 import hashlib
 import importlib.util
 import tempfile
+import warnings
 from pathlib import Path
 
-from meshimpl.launch import user_cache
+from flowpm_dist.particle_mesh.kernels.build import is_whole
+from meshimpl.launch import make_private, private_folder, user_cache, why_unsafe
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "gpu.cu"
@@ -98,12 +100,17 @@ def gpu_code(capability: tuple[int, int]) -> bytes:
         digest.update(path.read_bytes())
     file = user_cache() / "kernels" / digest.hexdigest()[:16] / "gpu.cubin"
     if file.exists():
-        return file.read_bytes()
+        reason, code = why_unsafe(file), file.read_bytes()
+        if not reason and is_whole(code):
+            return code
+        if reason:
+            warnings.warn(f"the GPU's kernels are compiled again: {reason}", stacklevel=2)
     code = compiled(capability)
     with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(file.parent)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             partial = Path(folder) / file.name
             partial.write_bytes(code)
+            make_private(partial)
             partial.replace(file)
     return code
