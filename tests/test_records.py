@@ -363,6 +363,23 @@ def test_an_interrupted_writer_leaves_only_whole_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train-00000.tfrecord"]
 
 
+def test_records_are_not_written_through_links(tmp_path, whole):
+    """At the names of the files, and of temporary ones; copies of a dataset neither."""
+    victim, folder, into = (tmp_path / name for name in ("thesis.tex", "records", "into"))
+    victim.write_text("years of work")
+    for place in (folder, into):
+        place.mkdir()
+        for name in ("train-00000.tfrecord", "dataset.json"):
+            (place / name).symlink_to(tmp_path / "missing")
+            (place / f".{name}.partial").symlink_to(victim)
+    write(folder, make_volumes()[:3], header())
+    stage(whole, into, "train")
+    assert victim.read_text() == "years of work" and not (tmp_path / "missing").exists()
+    for place in (folder, into):
+        assert (place / "train-00000.tfrecord").is_file()
+        assert not (place / "train-00000.tfrecord").is_symlink()
+
+
 def test_values_that_do_not_fit_are_refused_with_the_scale_that_does(tmp_path):
     writer = RecordWriter(tmp_path, "train", header(dtype="int16"))
     volume = make_volumes()[0]

@@ -13,21 +13,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import zarr
 from commands import flowpm_here, folder_with, plain
 from full_disk import disk_of
 from run_files import RUN
 
 import flowpm_dist as fpm
 from flowpm_dist.cli import from_python
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT
 from flowpm_dist.jobs import session as job_session
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import Request, read_record
-from flowpm_dist.jobs.session import FieldCheckpoints, StopRequest
+from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopRequest
 from flowpm_dist.simulate import session as simulation_session
 from flowpm_dist.simulate.folder import FILES, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob
+from meshimpl.process_mesh import ProcessMesh
 
 SHORT = RUN.replace("grid = 16", "grid = 8").replace("size = 64.0", "size = 32.0")
 STEPS = SHORT.replace("steps = 2", "steps = 4")
@@ -262,3 +267,23 @@ def test_python_goes_on_with_a_run(here, monkeypatch):
     monkeypatch.setattr(from_python, "_work", lambda words, *_: flowpm_here(*words))
     found = fpm.run("run.toml", "out", resume=True, quiet=True)
     assert (found.state, found.steps) == ("complete", "4/4 steps")
+
+
+def test_checkpoints_are_not_written_through_links(tmp_path):
+    """At the name of a checkpoint, and of one that is being written; nor are other values read."""
+    box = Box((4, 4, 4), (4.0, 4.0, 4.0), ProcessMesh("row:1,col:1"))
+    victims, folder = tmp_path / "precious", tmp_path / "checkpoints"
+    for path in (victims, folder):
+        path.mkdir()
+    (victims / "thesis.tex").write_text("years of work")
+    for name in ("step-000001.zarr", ".step-000001.zarr.partial", ".step-000000.zarr.partial"):
+        (folder / name).symlink_to(victims)
+    files = FieldCheckpoints(folder, "step", box, keep=1)
+    files.save(1, {"density": Field(tf.ones(box.grid), box)}, {})
+    assert [path.name for path in victims.iterdir()] == ["thesis.tex"]
+    assert [path.name for path in folder.iterdir()] == ["step-000001.zarr"]
+    path, _ = files.latest()
+    np.testing.assert_array_equal(files.block(path, "density"), np.ones(box.grid))
+    zarr.open_group(path).create_array("density", shape=box.grid, dtype="c8", overwrite=True)
+    with pytest.raises(CheckpointError, match="density: .*dtype is complex64; must be the dtype"):
+        files.block(path, "density")
