@@ -280,6 +280,23 @@ def test_there_are_no_fresh_volumes_in_arrays(folder):
     assert "fresh ones cannot be made; leave out --fresh" in plain(refused.stderr)
 
 
+@pytest.mark.parametrize("name", ["evaluation", "predictions", "predictions/one.npy"])
+def test_answers_are_not_written_through_links_in_a_training(folder, name):
+    """Predictions are written only where a posterior was fitted."""
+    training = begun_in(folder)
+    np.save(folder / "one.npy", volumes_of(1)[0])
+    link, posterior = training.path / name, training.posterior("flow")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(folder)
+    posterior.parent.mkdir()
+    posterior.touch()
+    ask = ["predict", str(training.path), str(folder / "one.npy"), "--box-size", "25"]
+    for words in (["evaluate", str(training.path)], ask):
+        refused = flowpm_here(*words, "--check")
+        assert refused.returncode == 2
+        assert f"error: {link} is a symbolic link" in refused.stderr
+
+
 def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):
     """They have seen volumes that are held out now."""
     begun = begun_in(folder)

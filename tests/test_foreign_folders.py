@@ -118,6 +118,7 @@ def test_a_simulation_writes_in_its_own_folder(tmp_path, victims, name, to_folde
     folder.begin(overwrite=True)
     for published in folder.all_contents:
         link_of(folder.path, published, victims, to_folder=to_folder)
+    link_of(folder.path, "density.png", tmp_path / "missing", to_folder=True)
     (folder.partial / "run.toml").write_text("")
     folder.publish()
     assert [path.name for path in folder.path.iterdir()] == ["run.toml"]
