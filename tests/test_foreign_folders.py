@@ -154,6 +154,19 @@ def table(path: Path) -> None:
     rows.close()
 
 
+def test_a_kill_leaves_no_temporary_file_for_long(tmp_path):
+    """A hidden file of the user's stays."""
+    folder = begun(WORK["train"], tmp_path / "out")
+    for name in (".run.toml.0123abcd.partial", ".notes.partial"):
+        (folder.path / name).touch()
+    folder.begin(resume=True)
+    assert {path.name for path in folder.path.iterdir()} == {
+        ".lock",
+        ".notes.partial",
+        "training.json",
+    }
+
+
 WRITERS = {
     "text": lambda path: write_text(path, "new"),
     "arrays": lambda path: save_arrays(path, {"x": [1.0]}),
@@ -210,6 +223,7 @@ def test_a_report_publishes_what_is_in_its_folder(tmp_path, victims, monkeypatch
     (folder.path / "album").symlink_to(secrets)
     write_text(folder.path / "own.csv", "name,value\nown,1\n")
     (folder.path / "again.csv").symlink_to("own.csv")
+    link_of(folder.path, ".report.html.partial", victims, to_folder=False)
     done = flowpm_here("report", "out")
     assert done.returncode == 0, done.stderr
     page = (folder.path / "report.html").read_text()

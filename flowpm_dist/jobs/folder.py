@@ -428,8 +428,9 @@ class WorkFolder(JobFolder):
             self._lock = self._locked(self.path / ".lock", together=resume and self.shared)
             if resume and self.shared:
                 return
-            for path in self.path.glob(".*.partial"):  # of `written_whole`, cut short by a kill
-                remove(path)
+            if self.mark():  # what a kill has left of `written_whole`
+                for path in self.path.glob(".*.????????.partial"):
+                    remove(path)
             if not resume:
                 self.check_contents(overwrite=overwrite)
                 # The mark goes last: should this be interrupted, the rest is known to be ours.

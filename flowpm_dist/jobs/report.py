@@ -188,7 +188,10 @@ def left_out(records: Sequence[RunRecord]) -> str:
     found = [
         str(path)
         for record in records
-        for path in sorted(record.folder.glob("*")) + sorted(record.folder.glob("[!.]*/*"))
+        for path in [
+            *sorted(record.folder.glob("[!.]*")),
+            *sorted(record.folder.glob("[!.]*/[!.]*")),
+        ]
         if path.is_symlink()
         and _is_inside(record.folder, path.parent)
         and not _is_inside(record.folder, path)
