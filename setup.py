@@ -96,6 +96,7 @@ setup(
         "arviz-stats>=0.6",
         "astropy>=6",
         "camb>=1.5",
+        "getdist>=1.7",
         "h5py>=3",
         "healpy>=1.17",
         "zarr>=3",

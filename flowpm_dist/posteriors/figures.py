@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy.ndimage import gaussian_filter
 from scipy.stats import binom
 
 from flowpm_dist.cosmology.options import UniformPriors
@@ -19,6 +19,7 @@ from flowpm_dist.io.figures import (
     MUTED,
     PLAIN_LEGEND,
     SMALL_TITLE,
+    THEORY,
     new_figure,
     style_axes,
     symbol,
@@ -28,8 +29,8 @@ from flowpm_dist.posteriors.calibration import Calibration, band
 BINS = 10
 """Number of bins of a rank histogram."""
 CONTOURS = (0.954, 0.683)
-CELLS = 40
-"""Number of cells along each side of a panel of a corner plot."""
+SHOWN = (0.001, 0.999)
+"""Quantiles of the samples between which the axes of a corner plot extend, before a margin."""
 
 
 def rank_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
@@ -91,15 +92,26 @@ def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
     return figure
 
 
-def corner_figure(samples: np.ndarray, priors: UniformPriors, *, shown: bool = False) -> Figure:
-    """Returns a corner plot of samples: 68 and 95 % contours, medians and 68 % intervals.
+def corner_figure(
+    samples: np.ndarray,
+    priors: UniformPriors,
+    *,
+    truth: np.ndarray | None = None,
+    shown: bool = False,
+) -> Figure:
+    """Returns a corner plot of samples: 68.3 and 95.4 % contours, medians and 68.3 % intervals.
+
+    GetDist estimates the densities (arXiv:1910.13970); it knows the edges of the priors. The axes
+    show the samples, not the whole priors.
 
     Args:
         samples: [sample, p] [physical units].
-        priors: the priors; their ranges are the limits of the axes.
+        priors: the priors.
+        truth: the true parameters [p] [physical units]; lines mark them, and the axes include them.
         shown: see `new_figure`.
     """
     names, count = priors.names, len(priors.names)
+    found, limits = _with_densities(samples, priors), _limits(samples, priors, truth)
     figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4, shown=shown)
     grid = figure.subplots(count, count, squeeze=False, sharex="col")
     for i in range(count):
@@ -109,42 +121,72 @@ def corner_figure(samples: np.ndarray, priors: UniformPriors, *, shown: bool = F
                 axes.set_visible(False)
                 continue
             style_axes(axes)
-            axes.set_xlim(priors.low[j], priors.high[j])
+            axes.set_xlim(limits[j])
             axes.xaxis.set_major_locator(MaxNLocator(3, prune="both"))
+            if truth is not None:
+                axes.axvline(truth[j], color=THEORY, lw=1)
             if j == i:
-                _one(axes, samples[:, i], priors, i)
+                _one(axes, samples[:, i], found.get1DDensity(names[i]), symbol(names[i]))
+                continue
+            _two(axes, samples[:, [j, i]], found, (names[j], names[i]))
+            if truth is not None:
+                axes.axhline(truth[i], color=THEORY, lw=1)
+            axes.set_ylim(limits[i])
+            axes.yaxis.set_major_locator(MaxNLocator(3, prune="both"))
+            if j > 0:
+                axes.tick_params(labelleft=False)
             else:
-                _two(axes, samples[:, [j, i]], priors, (j, i))
-                if j > 0:
-                    axes.tick_params(labelleft=False)
-                else:
-                    axes.set_ylabel(symbol(names[i]))
+                axes.set_ylabel(symbol(names[i]))
         grid[-1, i].set_xlabel(symbol(names[i]))
     return figure
 
 
-def _one(axes: Axes, samples: np.ndarray, priors: UniformPriors, place: int) -> None:
-    ends = priors.low[place], priors.high[place]
-    axes.hist(samples, CELLS, range=ends, density=True, histtype="step", color=MEASURED, lw=1.4)
+def _with_densities(samples: np.ndarray, priors: UniformPriors) -> Any:
+    """Returns GetDist's `MCSamples` of independent samples within uniform priors."""
+    from getdist.mcsamples import MCSamples  # takes most of a second
+
+    names = list(priors.names)
+    with contextlib.redirect_stdout(None):  # it reports that it removed no burn-in
+        found = MCSamples(
+            samples=samples, names=names, ranges=priors.ranges, sampler="uncorrelated"
+        )
+    # It warns where a density is flat, as that of a parameter without information is.
+    found.no_warning_params = names
+    return found
+
+
+def _limits(samples: np.ndarray, priors: UniformPriors, truth: np.ndarray | None) -> np.ndarray:
+    """Returns the limits of the axes [p, 2]: nearly all samples within the priors, and the truth."""
+    low, high = np.quantile(samples, SHOWN, axis=0)
+    margin = np.maximum(0.1 * (high - low), 1e-6 * (priors.high - priors.low))
+    low, high = np.maximum(low - margin, priors.low), np.minimum(high + margin, priors.high)
+    if truth is not None:
+        low, high = np.minimum(low, truth - margin), np.maximum(high, truth + margin)
+    return np.stack([low, high], axis=1)
+
+
+def _one(axes: Axes, samples: np.ndarray, density: Any, name: str) -> None:
+    """Draws the density of one parameter, None if its samples are all equal."""
+    if density is not None:
+        axes.plot(density.x, density.P, color=MEASURED, lw=1.4)
     low, middle, high = np.quantile(samples, [0.1585, 0.5, 0.8415])
     axes.axvspan(low, high, color=MEASURED, alpha=0.12, lw=0)
     axes.axvline(middle, color=MEASURED, lw=1, ls=":")
+    axes.set_ylim(0, 1.08)  # the greatest density is 1
     axes.set_yticks([])
     digits = max(0, 1 - int(np.floor(np.log10(max(high - low, 1e-12)))))
     value = f"{middle:.{digits}f}$^{{+{high - middle:.{digits}f}}}_{{-{middle - low:.{digits}f}}}$"
-    axes.set_title(f"{symbol(priors.names[place])} = {value}", fontsize=9)
+    axes.set_title(f"{name} = {value}", fontsize=9)
 
 
-def _two(axes: Axes, samples: np.ndarray, priors: UniformPriors, places: tuple[int, int]) -> None:
-    ends = [(priors.low[place], priors.high[place]) for place in places]
-    counts, x, y = np.histogram2d(samples[:, 0], samples[:, 1], bins=CELLS, range=ends)
-    density = gaussian_filter(counts, 1.5, mode="reflect")
-    ordered = np.sort(density.ravel())[::-1]
-    share = np.cumsum(ordered) / ordered.sum()
-    levels = [ordered[np.searchsorted(share, level)] for level in CONTOURS]
-    middles = (x[1:] + x[:-1]) / 2, (y[1:] + y[:-1]) / 2
-    if levels[0] < levels[1]:
-        shown = [*levels, density.max() * 1.001]
-        axes.contourf(*middles, density.T, shown, colors=["#b7c4d6", "#6f87a8"])
-    axes.set_ylim(*ends[1])
-    axes.yaxis.set_major_locator(MaxNLocator(3, prune="both"))
+def _two(axes: Axes, samples: np.ndarray, found: Any, names: tuple[str, str]) -> None:
+    """Draws the contours of two parameters, or the samples if they lie on a line."""
+    try:
+        density = found.get2DDensity(*names)
+    except np.linalg.LinAlgError:
+        density = None
+    if density is None:  # one of the parameters is the same in all samples
+        axes.plot(*samples.T, ".", ms=2, color=MEASURED)
+        return
+    levels = [*density.getContourLevels(CONTOURS), density.P.max() * 1.001]
+    axes.contourf(density.x, density.y, density.P, levels, colors=["#b7c4d6", "#6f87a8"])

@@ -145,17 +145,25 @@ class Posterior:
             found.append(z.reshape(len(z), -1, z.shape[-1])[:, :count])
         return bounded(self.priors, np.concatenate(found))
 
-    def plot(self, features: np.ndarray, count: int = 4000, seed: int = 0) -> np.ndarray:
+    def plot(
+        self,
+        features: np.ndarray,
+        count: int = 4000,
+        seed: int = 0,
+        *,
+        truth: np.ndarray | None = None,
+    ) -> np.ndarray:
         """Draws a corner plot of the posterior of one data set, and returns its axes [p, p].
 
         Args:
             features: of the data set, [features] or [1, features].
             count, seed: see `sample`.
+            truth: the true parameters [p] [physical units], which lines mark.
         """
         from flowpm_dist.posteriors.figures import corner_figure
 
         (samples,) = self.sample(np.atleast_2d(features), count, seed)
-        axes = corner_figure(samples, self.priors, shown=True).axes
+        axes = corner_figure(samples, self.priors, truth=truth, shown=True).axes
         return np.array(axes, object).reshape(len(self.priors.names), -1)
 
     def save(self, path: Path) -> None:
