@@ -1,8 +1,5 @@
 """Pictures that carry numbers: the numbers are read back from what is drawn."""
 
-import logging
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.stats import kstwo, norm
@@ -15,9 +12,9 @@ PRIORS = UniformPriors({"Omega_m": (0.1, 0.5), "sigma8": (0.6, 1.0)})
 SAMPLES = 4000
 """The number of samples that `predict` draws."""
 DENSITY_ERROR = 0.02
-"""What the estimate of a density adds to the share of samples in a contour. The best Gaussian kernel
-for so many samples of a Gaussian has a width of N^(-1/6) = 0.25 standard deviations. It widens the
-contour of 68.3 % by 3 %, and 70.5 % of the samples lie within. GetDist's estimate is better.
+"""What the estimate of a density adds to the share of samples in a contour. The best Gaussian
+kernel for so many samples of a Gaussian has a width of N^(-1/6) = 0.25 standard deviations. It
+widens the contour of 68.3 % by 3 %, and 70.5 % of the samples lie within. GetDist's estimate is better.
 """
 
 
@@ -31,7 +28,9 @@ def within_priors(draws):
 
 def gaussian(deviation, centre=(0.3, 0.8), correlation=-0.7):
     covariance = np.array([[1, correlation], [correlation, 1]])
-    return lambda rng, count: centre + deviation * rng.multivariate_normal([0, 0], covariance, count)
+    return lambda rng, count: (
+        centre + deviation * rng.multivariate_normal([0, 0], covariance, count)
+    )
 
 
 def skewed(rng, count):

@@ -59,8 +59,9 @@ def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             else:
                 panel.axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
         column[0].set_title(f"a = {a:g}")
-        column[0].set_ylim(0.5, 1.15)
         column[-1].set_xlabel("k [h/Mpc]")
+    values = [row[f"P {name}"] for row in rows for name in ("plain", "corrected")]
+    axes[0, 0].set_ylim(min(0.5, 0.98 * min(values)), max(1.15, 1.02 * max(values)))
     for panel, quantity in zip(axes[:, 0], quantities, strict=True):
         panel.set_ylabel(LABELS[quantity])
     axes[0, 0].legend(**PLAIN_LEGEND)

@@ -17,7 +17,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.image import imsave
+from matplotlib.image import AxesImage, imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from flowpm_dist.io.files import written_whole
@@ -30,13 +30,18 @@ MEASURED, THEORY, MUTED = "#1f3a5f", "#d1495b", "#7a7a7a"
 COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a03b", "#8d6a9f", "#5b8e3e")
 """Colours of several curves in one panel."""
 
-SMALL_TITLE: dict[str, Any] = {"fontsize": 11}
+SMALL_TITLE: dict[str, Any] = {"fontsize": 11, "wrap": True}
+"""Titles are broken into lines where they are longer than the figure is wide."""
 PLAIN_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9}
 WAVENUMBER = r"$k$  [$h$/Mpc]"
 POWER = r"$P(k)$  [(Mpc/$h$)$^3$]"
 MULTIPOLE = r"multipole $l$"
 POWER_PER_LOG = r"$l\,(l+1)\,C_l\,/\,2\pi$"
 SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
+
+
+LOW_MAP = 0.5
+"""A map is wide and low below this ratio of its height to its width."""
 
 
 def symbol(name: str) -> str:
@@ -75,6 +80,26 @@ def plain_log_ticks(axis: Axis) -> None:
         axis.set_major_locator(LogLocator(subs=(1,) if crowded else (1, 2, 5), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def add_colour_bar(axes: Axes, image: AxesImage, label: str, aspect: float) -> None:
+    """Adds the bar of colours of a map: below a map that is wide and low, otherwise at its right.
+
+    Args:
+        axes: the panel of the map.
+        image: the map.
+        label: the label of the bar.
+        aspect: height of the map divided by its width.
+    """
+    below = aspect < LOW_MAP
+    placement: dict[str, Any] = {"fraction": 0.046 * min(aspect, 1), "pad": 0.02}
+    if below:
+        placement = {"location": "bottom", "aspect": 40}
+    elif aspect > 1:
+        placement["aspect"] = 20 * aspect
+    bar = axes.figure.colorbar(image, ax=axes, extend="both", label=label, **placement)
+    if isinstance(image.norm, LogNorm):
+        plain_log_ticks(bar.ax.xaxis if below else bar.ax.yaxis)
 
 
 def draw_measured(
@@ -223,11 +248,7 @@ def density_figure(
     image = axes.imshow(shown, origin="lower", extent=extent, norm=norm, cmap="inferno")
     axes.set(xlabel=r"$x$  [Mpc/$h$]", ylabel=r"$y$  [Mpc/$h$]")
     axes.set_title(f"a slab of {thickness:.3g} Mpc/$h$ at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
-    placement: dict[str, Any] = {"fraction": 0.046 * aspect, "pad": 0.02}
-    bar = figure.colorbar(
-        image, ax=axes, extend="both", label="density / mean density", **placement
-    )
-    plain_log_ticks(bar.ax.yaxis)
+    add_colour_bar(axes, image, "density / mean density", aspect)
     return figure
 
 
@@ -258,11 +279,11 @@ def power_spectrum_figure(
     top.set(xscale="log", yscale="log", ylabel=POWER)
     top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     ratio = power / linear(k)
+    above = ratio[ratio > 0]
     below.axhline(1, color=THEORY, lw=1.6, zorder=1)
     draw_measured(below, k, ratio, modes)
     below.set(yscale="log", xlabel=WAVENUMBER, ylabel="measured / linear")
-    low, high = 0.9 * min(ratio.min(), 0.6), 1.1 * max(ratio.max(), 1.6)
-    below.set_ylim(max(low, 0.05), min(high, 50))
+    below.set_ylim(0.9 * above.min(initial=0.6), 1.1 * above.max(initial=1.6))
     plain_log_ticks(below.yaxis)
     for axes in (top, below):
         axes.axvline(nyquist, color=MUTED, lw=1, ls=":", label="Nyquist of the grid")

@@ -156,7 +156,7 @@ def _with_densities(samples: np.ndarray, priors: UniformPriors) -> Any:
 
 
 def _limits(samples: np.ndarray, priors: UniformPriors, truth: np.ndarray | None) -> np.ndarray:
-    """Returns the limits of the axes [p, 2]: nearly all samples within the priors, and the truth."""
+    """Returns the limits of axes [p, 2]: of nearly all samples, in the priors, and of the truth."""
     low, high = np.quantile(samples, SHOWN, axis=0)
     margin = np.maximum(0.1 * (high - low), 1e-6 * (priors.high - priors.low))
     low, high = np.maximum(low - margin, priors.low), np.minimum(high + margin, priors.high)

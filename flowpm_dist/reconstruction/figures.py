@@ -10,12 +10,14 @@ from matplotlib.figure import Figure
 
 from flowpm_dist.io.figures import (
     COLOURS,
+    LOW_MAP,
     MEASURED,
     MUTED,
     PLAIN_LEGEND,
     SMALL_TITLE,
     THEORY,
     WAVENUMBER,
+    add_colour_bar,
     draw_measured,
     new_figure,
     plain_log_ticks,
@@ -29,7 +31,7 @@ MOST_MARKED = 12
 """Greatest number of stages of a search for which each has a label."""
 
 Panels = tuple[Mapping[str, np.ndarray], Normalize, str, str]
-"""Maps with one colour bar: maps [x, y] by title, NaN where there is nothing; the colour scale, the
+"""Maps on one colour scale: maps [x, y] by title, NaN where there is nothing; the colour scale, the
 label of the bar, and the name of the colours.
 """
 
@@ -55,7 +57,7 @@ def slabs_figure(
     densities = {n: np.maximum(each, float(norm.vmin or 0)) for n, each in densities.items()}
     most = float(np.nanpercentile(np.abs(residual), 99.5)) or 1.0
     around = Normalize(-most, most)
-    figure = _side_by_side(
+    figure = _panels(
         (
             (densities, norm, "density / mean density", "inferno"),
             ({"data - reconstruction": residual}, around, "difference / mean density", SIGNED),
@@ -83,35 +85,37 @@ def maps_figure(maps: Mapping[str, np.ndarray], field_of_view: float, source: st
     for each in (smooth, noisy):
         most = float(np.percentile(np.abs(np.stack(list(each.values()))), 99.7)) or 1e-12
         groups.append((each, Normalize(-most, most), r"convergence $\kappa$", SIGNED))
-    figure = _side_by_side(groups, (field_of_view, field_of_view), "[deg]")
+    figure = _panels(groups, (field_of_view, field_of_view), "[deg]")
     figure.suptitle(f"sources: {source}", **SMALL_TITLE)
     return figure
 
 
-def _side_by_side(groups: Sequence[Panels], size: tuple[float, float], unit: str) -> Figure:
-    """Returns a figure of groups of maps in a row.
+def _panels(groups: Sequence[Panels], size: tuple[float, float], unit: str) -> Figure:
+    """Returns a figure of groups of maps side by side, or one below the other where they are low.
 
     Args:
-        groups: the groups from left to right.
+        groups: the groups in the order of the panels.
         size: the size of the maps along x and y.
         unit: its unit.
     """
-    count = sum(len(maps) for maps, *_ in groups)
-    figure = new_figure(3.3 * count + 1.6, 3.9)
-    panels = list(figure.subplots(1, count, sharey=True))
-    panels[0].set_ylabel(f"$y$  {unit}")
+    count, aspect = sum(len(maps) for maps, *_ in groups), size[1] / size[0]
+    columns = 1 if aspect < LOW_MAP else 2 if count == 4 and aspect < 2 else count
+    rows = -(-count // columns)
+    width = 9.0 if columns == 1 else 4.2 / np.sqrt(max(aspect, 1))
+    height = float(np.clip(width * aspect, 1.0, 12)) + (1.7 if columns == 1 else 0.7)
+    figure = new_figure((width + 1.3) * columns, height * rows + 0.4)
+    shared = {"sharex": True, "sharey": True}
+    panels = iter(figure.subplots(rows, columns, squeeze=False, **shared).ravel())
     for maps, norm, label, colours in groups:
-        own, panels = panels[: len(maps)], panels[len(maps) :]
-        for axes, (title, values) in zip(own, maps.items(), strict=True):
+        for title, values in maps.items():
+            axes = next(panels)
             axes.set_facecolor("0.8")
             extent = (0, size[0], 0, size[1])
             image = axes.imshow(values.T, colours, norm, origin="lower", extent=extent)
             axes.set_title(title, fontsize=10)
-            axes.set_xlabel(f"$x$  {unit}")
-        bar = figure.colorbar(image, ax=own, extend="both", fraction=0.05, pad=0.01)
-        bar.set_label(label)
-        if isinstance(norm, LogNorm):
-            plain_log_ticks(bar.ax.yaxis)
+            axes.set(xlabel=f"$x$  {unit}", ylabel=f"$y$  {unit}")
+            axes.label_outer()
+            add_colour_bar(axes, image, label, aspect)
     return figure
 
 

@@ -37,9 +37,10 @@ def _panels(count: int, height: float, *, sharey: bool) -> tuple[Figure, list[Ax
     return figure, panels
 
 
-def _legend_above(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, **PLAIN_LEGEND)
+def _legend_above(figure: Figure, panels: Sequence[Axes]) -> None:
+    handles, labels = panels[0].get_legend_handles_labels()
+    columns = min(3, len(panels))  # as many as the width of the figure holds
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, **PLAIN_LEGEND)
 
 
 def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndarray) -> Figure:
@@ -78,7 +79,7 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
             _write(axes, grade, 0.96 - 0.075 * line, (MEASURED, THEORY)[line])
         axes.set(xlabel=f"true {symbol(name)}", ylabel=f"predicted {symbol(name)}")
         axes.xaxis.set_major_locator(MaxNLocator(5))
-    _legend_above(figure, panels[0])
+    _legend_above(figure, panels)
     return figure
 
 
@@ -114,7 +115,7 @@ def learning_curve_figure(curves: Mapping[str, LearningCurve]) -> Figure:
         axes.tick_params(axis="x", which="minor", bottom=False, top=False)
     plain_log_ticks(panels[0].yaxis)
     panels[0].set_ylabel("RMSE / RMSE of the mean predictor")
-    _legend_above(figure, panels[0])
+    _legend_above(figure, panels)
     return figure
 
 
@@ -179,7 +180,7 @@ def calibration_figure(predictions: Predictions) -> Figure:
         axes.set(xlim=(-5, 5), xlabel=r"(predicted $-$ true) / $\sigma$", title=symbol(name))
     panels[0].set_ylim(top=1.25 * panels[0].get_ylim()[1])
     panels[0].set_ylabel("density")
-    _legend_above(figure, panels[0])
+    _legend_above(figure, panels)
     return figure
 
 

@@ -190,7 +190,7 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
     top.set(xscale="log", yscale="log", ylabel=POWER_PER_LOG)
     top.set_title("power of the convergence; bars: scatter of a Gaussian field", **SMALL_TITLE)
     below.set(xlabel=MULTIPOLE, ylabel="measured / halofit")
-    below.set_ylim(0, min(2.5, max(1.6, 1.1 * float(np.max(ratios)))))
+    below.set_ylim(0, max(1.6, 1.1 * float(np.max(ratios))))
     plain_log_ticks(below.xaxis)
     for axes in (top, below):
         style_axes(axes)

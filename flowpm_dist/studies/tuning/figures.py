@@ -46,7 +46,10 @@ def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:
     for number, place in enumerate(others):
         label = "without a value" if number == 0 else None
         axes.axvline(place, color=MUTED, lw=0.8, ls=":", label=label)
-    _show_most(axes, [r.value for r in records if r.value is not None])
+    _show_most(axes, [(r.number, r.value) for r in records if r.value is not None])
+    numbers = [r.number for r in records]
+    if numbers:
+        axes.set_xlim(min(numbers) - 0.5, max(numbers) + 0.5)
     axes.set(xlabel="trial", ylabel=metric)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style_axes(axes)
@@ -55,14 +58,19 @@ def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:
     return figure
 
 
-def _show_most(axes: Axes, values: Sequence[float]) -> None:
-    """Limits an axis to the low values if a few others are far above them."""
-    if len(values) < 5:
+def _show_most(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
+    """Limits an axis to the low values if a few others are far above; arrows mark those."""
+    if len(points) < 5:
         return
+    values = [value for _, value in points]
     low, most = min(values), float(np.quantile(values, SHOWN_SHARE))
     if max(values) - low > 3 * (most - low) > 0:
         margin = 0.1 * (most - low)
-        axes.set_ylim(low - margin, most + 3 * margin)
+        top = most + 3 * margin
+        axes.set_ylim(low - margin, top)
+        above = [number for number, value in points if value > top]
+        heights, style = np.full(len(above), 0.97), {"color": MUTED, "label": "above the axis"}
+        axes.plot(above, heights, "^", ms=6, transform=axes.get_xaxis_transform(), **style)
 
 
 def importances_figure(importances: Mapping[str, float], metric: str) -> Figure:
