@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tensorflow as tf
+from matplotlib import pyplot
 from scipy.stats import multivariate_normal, norm
 
 from flowpm_dist.cosmology.options import UniformPriors
@@ -193,9 +194,12 @@ def test_a_posterior_is_repeatable_and_the_same_when_read_again(tmp_path):
         read.sample(test.features[:3], 7, seed=5), found.sample(test.features[:3], 7, seed=5)
     )
     assert read.loss == found.loss and read.priors == found.priors and read.about == {"step": 3}
-    axes, (samples,) = read.plot(test.features[0], 7, seed=5), read.sample(test.features[:1], 7, 5)
-    middle = np.median(samples[:, -1])  # the dotted line of the last parameter's panel
-    assert axes.shape == (PRIORS.low.size,) * 2 and middle in axes[-1, -1].lines[0].get_xdata()
+    axes = read.plot(test.features[0], 7, seed=5, truth=test.truth[0])
+    (samples,) = read.sample(test.features[:1], 7, 5)
+    assert axes.shape == (PRIORS.low.size,) * 2 and axes[0, 0].figure.number in pyplot.get_fignums()
+    marks = [line.get_xdata()[0] for line in axes[-1, -1].lines if len(line.get_xdata()) == 2]
+    assert marks == [test.truth[0, -1], np.median(samples[:, -1])]
+    pyplot.close("all")
 
 
 def test_what_cannot_be_fitted_is_refused():

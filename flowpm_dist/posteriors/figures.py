@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,7 +112,7 @@ def corner_figure(
         shown: see `new_figure`.
     """
     names, count = priors.names, len(priors.names)
-    found, limits = _with_densities(samples, priors), _limits(samples, priors, truth)
+    densities, limits = _densities(samples, priors), _limits(samples, priors, truth)
     figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4, shown=shown)
     grid = figure.subplots(count, count, squeeze=False, sharex="col")
     for i in range(count):
@@ -126,9 +127,9 @@ def corner_figure(
             if truth is not None:
                 axes.axvline(truth[j], color=THEORY, lw=1)
             if j == i:
-                _one(axes, samples[:, i], found.get1DDensity(names[i]), symbol(names[i]))
+                _one(axes, samples[:, i], densities[i,], symbol(names[i]))
                 continue
-            _two(axes, samples[:, [j, i]], found, (names[j], names[i]))
+            _two(axes, samples[:, [j, i]], densities.get((j, i)))
             if truth is not None:
                 axes.axhline(truth[i], color=THEORY, lw=1)
             axes.set_ylim(limits[i])
@@ -141,17 +142,29 @@ def corner_figure(
     return figure
 
 
-def _with_densities(samples: np.ndarray, priors: UniformPriors) -> Any:
-    """Returns GetDist's `MCSamples` of independent samples within uniform priors."""
+def _densities(samples: np.ndarray, priors: UniformPriors) -> dict[tuple[int, ...], Any]:
+    """Returns GetDist's densities of each parameter (i,) and of each pair (j, i), j < i.
+
+    Where samples are all equal or lie on a line, the density is None or missing.
+    """
     from getdist.mcsamples import MCSamples  # takes most of a second
 
-    names = list(priors.names)
-    with contextlib.redirect_stdout(None):  # it reports that it removed no burn-in
-        found = MCSamples(
-            samples=samples, names=names, ranges=priors.ranges, sampler="uncorrelated"
-        )
-    # It warns where a density is flat, as that of a parameter without information is.
-    found.no_warning_params = names
+    names, found = list(priors.names), dict[tuple[int, ...], Any]()
+    before = logging.root.manager.disable
+    # It reports the burn-in that it did not remove, and each bandwidth that is a fallback.
+    with contextlib.redirect_stdout(None):
+        logging.disable(max(before, logging.WARNING))
+        try:
+            drawn = MCSamples(
+                samples=samples, names=names, ranges=priors.ranges, sampler="uncorrelated"
+            )
+            for i, name in enumerate(names):
+                found[i,] = drawn.get1DDensity(name)
+                for j in range(i):
+                    with contextlib.suppress(np.linalg.LinAlgError):
+                        found[j, i] = drawn.get2DDensity(names[j], name)
+        finally:
+            logging.disable(before)
     return found
 
 
@@ -166,7 +179,7 @@ def _limits(samples: np.ndarray, priors: UniformPriors, truth: np.ndarray | None
 
 
 def _one(axes: Axes, samples: np.ndarray, density: Any, name: str) -> None:
-    """Draws the density of one parameter, None if its samples are all equal."""
+    """Draws the density of one parameter, if there is one, and the interval of its samples."""
     if density is not None:
         axes.plot(density.x, density.P, color=MEASURED, lw=1.4)
     low, middle, high = np.quantile(samples, [0.1585, 0.5, 0.8415])
@@ -179,13 +192,9 @@ def _one(axes: Axes, samples: np.ndarray, density: Any, name: str) -> None:
     axes.set_title(f"{name} = {value}", fontsize=9)
 
 
-def _two(axes: Axes, samples: np.ndarray, found: Any, names: tuple[str, str]) -> None:
-    """Draws the contours of two parameters, or the samples if they lie on a line."""
-    try:
-        density = found.get2DDensity(*names)
-    except np.linalg.LinAlgError:
-        density = None
-    if density is None:  # one of the parameters is the same in all samples
+def _two(axes: Axes, samples: np.ndarray, density: Any) -> None:
+    """Draws the contours of two parameters, or the samples if there is no density."""
+    if density is None:
         axes.plot(*samples.T, ".", ms=2, color=MEASURED)
         return
     levels = [*density.getContourLevels(CONTOURS), density.P.max() * 1.001]

@@ -104,8 +104,8 @@ def _panels(groups: Sequence[Panels], size: tuple[float, float], unit: str) -> F
     width = 9.0 if columns == 1 else 4.2 / np.sqrt(max(aspect, 1))
     height = float(np.clip(width * aspect, 1.0, 12)) + (1.7 if columns == 1 else 0.7)
     figure = new_figure((width + 1.3) * columns, height * rows + 0.4)
-    shared = {"sharex": True, "sharey": True}
-    panels = iter(figure.subplots(rows, columns, squeeze=False, **shared).ravel())
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    panels = iter(grid.ravel())
     for maps, norm, label, colours in groups:
         for title, values in maps.items():
             axes = next(panels)

@@ -47,9 +47,8 @@ def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:
         label = "without a value" if number == 0 else None
         axes.axvline(place, color=MUTED, lw=0.8, ls=":", label=label)
     _show_most(axes, [(r.number, r.value) for r in records if r.value is not None])
-    numbers = [r.number for r in records]
-    if numbers:
-        axes.set_xlim(min(numbers) - 0.5, max(numbers) + 0.5)
+    if records:
+        axes.set_xlim(min(r.number for r in records) - 0.5, max(r.number for r in records) + 0.5)
     axes.set(xlabel="trial", ylabel=metric)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style_axes(axes)
@@ -69,8 +68,9 @@ def _show_most(axes: Axes, points: Sequence[tuple[int, float]]) -> None:
         top = most + 3 * margin
         axes.set_ylim(low - margin, top)
         above = [number for number, value in points if value > top]
-        heights, style = np.full(len(above), 0.97), {"color": MUTED, "label": "above the axis"}
-        axes.plot(above, heights, "^", ms=6, transform=axes.get_xaxis_transform(), **style)
+        style: dict[str, Any] = {"color": MUTED, "ms": 6, "label": "above the axis"}
+        height = np.full(len(above), 0.97)
+        axes.plot(above, height, "^", transform=axes.get_xaxis_transform(), **style)
 
 
 def importances_figure(importances: Mapping[str, float], metric: str) -> Figure:
