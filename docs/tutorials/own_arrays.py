@@ -139,7 +139,7 @@ Image("run-training/evaluation/ranks.png")
 # ## The posterior of a new volume
 #
 # After `evaluate --posteriors`, `predict` answers with samples of the posterior. They are in
-# `samples.npz`, and `corner.png` shows them.
+# `samples.npz`, and `corner.png` shows them. Its contours hold 68.3 and 95.4 % of the samples.
 
 # %%
 np.save("mine.npy", lognormal(spread=1.0, tilt=-1.0))
