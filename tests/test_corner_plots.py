@@ -1,5 +1,6 @@
 """Corner plots: samples are counted in the contours that are drawn."""
 
+import functools
 import logging
 
 import numpy as np
@@ -51,6 +52,12 @@ DRAWS = {
 }
 
 
+@functools.cache
+def corner_of(kind):
+    samples = within_priors(DRAWS[kind])
+    return samples, corner_figure(samples, PRIORS)
+
+
 def contours_of(axes):
     """Whether points [point, 2] lie within the drawn 68.3 % and 95.4 % contours, [2, point]."""
     (drawn,) = axes.collections
@@ -64,11 +71,10 @@ def contours_of(axes):
 
 
 @pytest.mark.parametrize("kind", DRAWS)
-def test_contours_hold_the_shares_of_samples_that_they_state(kind, capfd, caplog):
-    samples = within_priors(DRAWS[kind])
-    figure = corner_figure(samples, PRIORS)
+def test_contours_hold_the_shares_of_samples_that_they_state(kind):
+    samples, figure = corner_of(kind)
     (_, hidden, panel, _) = figure.axes
-    assert not hidden.get_visible() and not capfd.readouterr().out and not caplog.records
+    assert not hidden.get_visible()
     found = contours_of(panel)(samples).mean(axis=1)
     stated = np.array([0.683, 0.954])
     # Three standard errors of a binomial share, and the error of the density.
@@ -78,8 +84,7 @@ def test_contours_hold_the_shares_of_samples_that_they_state(kind, capfd, caplog
 
 @pytest.mark.parametrize("kind", DRAWS)
 def test_a_corner_plot_shows_the_samples_and_their_intervals(kind):
-    samples = within_priors(DRAWS[kind])
-    figure = corner_figure(samples, PRIORS)
+    samples, figure = corner_of(kind)
     panel, deviations = figure.axes[2], samples.std(axis=0)
     limits = np.array([panel.get_xlim(), panel.get_ylim()])
     assert (limits[:, 0] >= PRIORS.low).all() and (limits[:, 1] <= PRIORS.high).all()
@@ -106,8 +111,8 @@ def test_a_corner_plot_shows_the_samples_and_their_intervals(kind):
 
 
 def test_a_truth_outside_of_the_samples_is_visible():
-    samples, truth = within_priors(DRAWS["a deviation of 0.006"]), np.array([0.31, 0.99])
-    alone, figure = corner_figure(samples, PRIORS), corner_figure(samples, PRIORS, truth=truth)
+    (samples, alone), truth = corner_of("a deviation of 0.006"), np.array([0.31, 0.99])
+    figure = corner_figure(samples, PRIORS, truth=truth)
     first, _, panel, second = figure.axes
     assert all(low < x < high for x, (low, high) in zip(truth, limits_of(panel), strict=True))
     assert limits_of(panel)[0] == limits_of(alone.axes[2])[0], "it was visible before"
@@ -119,6 +124,11 @@ def test_a_truth_outside_of_the_samples_is_visible():
 
 def limits_of(axes):
     return axes.get_xlim(), axes.get_ylim()
+
+
+def test_nothing_is_reported_of_a_flat_density(capfd, caplog):
+    corner_figure(within_priors(DRAWS["the prior"])[:500], PRIORS)
+    assert not capfd.readouterr().out and not caplog.records
 
 
 def test_samples_without_a_density_are_drawn_as_points(tmp_path, caplog):
