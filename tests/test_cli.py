@@ -194,13 +194,15 @@ ALL = ("--set", f"output.fields={json.dumps(list(FIELDS))}", "--set", "output.a=
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
-    """The same universe on one rank and on two."""
+    """The same universe on one rank and on two, the latter with a backend that is not installed."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "run.toml").write_text(RUN + CONE)
     done = {}
     for ranks in (1, 2):
         words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}", *ALL]
-        done[ranks] = flowpm(*words, folder=folder, timeout=300)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MPLBACKEND", ["agg", "Qt4Agg"][ranks - 1])
+            done[ranks] = flowpm(*words, folder=folder, timeout=300)
         assert done[ranks].returncode == 0, done[ranks].stderr
     return folder, done
 

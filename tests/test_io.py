@@ -21,6 +21,7 @@ import pytest
 import zarr
 from full_disk import disk_of
 
+from flowpm_dist.grid.field import project
 from flowpm_dist.io import SnapshotError, figures, load_snapshot
 from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import (
@@ -509,7 +510,7 @@ def test_a_folder_without_write_permission(tmp_path):
 def test_a_slab_is_the_mean_over_its_layers(rows, cols):
     whole = whole_fields((8, 4, 6))["density"]
     mesh = ThreadMesh(rows, cols)
-    found = mesh.run(lambda: figures.project(BlockField(whole, mesh), 3))
+    found = mesh.run(lambda: project(BlockField(whole, mesh), 3))
     np.testing.assert_allclose(found[0], whole[:, :, :3].mean(axis=2, dtype=float), rtol=1e-12)
     assert found[1:] == [None] * (mesh.size - 1)
 

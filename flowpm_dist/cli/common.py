@@ -260,9 +260,24 @@ def standard_output() -> Iterator[None]:
     except OSError as error:
         if error.filename is not None or not _is_broken(sys.stdout):
             raise
-        # Otherwise Python would try to write the rest at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         refuse(f"cannot write to the standard output: {error.strerror}", status=1)
+
+
+@contextmanager
+def output_dropped_if_broken() -> Iterator[None]:
+    """Inside, a standard output that takes no more raises an OSError, and is not used any more."""
+    try:
+        yield
+    except OSError:
+        if _is_broken(sys.stdout):
+            _drop_output()
+        raise
+
+
+def _drop_output() -> None:
+    """Drop what is printed from now on; Python writes the rest at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _is_broken(stream: TextIO) -> bool:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from flowpm_dist.cli import common
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.jobs.folder import OutputError, check_room
 from flowpm_dist.jobs.job import JOBS, Job, Request, StopError, job_class
 from flowpm_dist.jobs.progress import Verbosity
@@ -237,8 +237,10 @@ def _work(
             if rank == 0:
                 leave_report(job.folder.path, job.name, job.mesh, progress, job.record, used)
     if rank == 0 and stopped_by is None:
-        print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
-        job.remember(result)
+        with decoration("summary", progress.warn), common.output_dropped_if_broken():
+            print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
+        with decoration("record of the speed", progress.warn):
+            job.remember(result)
     elif rank == 0:
         print(last_words, file=sys.stderr, flush=True)
     # A rank that exits with a status ends the others: all must be printed before.

@@ -241,6 +241,34 @@ class Field:
         return block_of(self.box.impl, "the other operand", value, self._whole_shape, self.dtype)
 
 
+def project(field: Field, cells: int) -> np.ndarray | None:
+    """Returns the mean of a field over the first `cells` layers of z. All ranks call it together.
+
+    Each rank averages its own block, so that ranks send maps only.
+
+    Args:
+        field: [nx, ny, nz].
+        cells: thickness of the slab, from 1 to nz.
+
+    Returns:
+        [nx, ny], float64, on rank 0; None on the others.
+
+    Raises:
+        ValueError: the field has fewer layers than `cells`, or `cells` is below 1.
+    """
+    if not 1 <= cells <= field.grid[2]:
+        raise ValueError(f"a slab of {cells} cells; the field has {field.grid[2]} along z")
+    part = np.asarray(field.block[:, :, :cells], dtype=np.float64).mean(axis=2)
+    parts = field.mesh.gather_to_root(part)
+    places = field.mesh.gather_to_root(np.asarray(field.offset[:2], dtype=np.int64))
+    if parts is None or places is None:
+        return None
+    whole = np.empty(tuple(field.grid[:2]))
+    for (x, y), values in zip(places, parts, strict=True):
+        whole[x : x + values.shape[0], y : y + values.shape[1]] = values
+    return whole
+
+
 def _no_tensor(value: Field, *_: Any, **__: Any) -> Any:
     raise TypeError(
         "a Field is not a tensor: take field.block, this rank's part, or field.numpy(), the whole"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -21,9 +21,6 @@ from matplotlib.image import AxesImage, imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from flowpm_dist.io.files import written_whole
-
-if TYPE_CHECKING:
-    from flowpm_dist.grid.field import Field
 
 MEASURED, THEORY, MUTED = "#1f3a5f", "#d1495b", "#7a7a7a"
 
@@ -173,40 +170,14 @@ def draw_curves(
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a figure as a PNG file, which appears when it is complete.
 
+    Jobs call it inside a `flowpm_dist.io.errors.decoration`.
+
     Raises:
         WriteError: the file cannot be written.
     """
     FigureCanvasAgg(figure)
     with written_whole(path) as aside:
         figure.savefig(aside, format="png", metadata={"Software": "flowpm-dist"})
-
-
-def project(field: Field, cells: int) -> np.ndarray | None:
-    """Returns the mean of a field over the first `cells` layers of z. All ranks call it together.
-
-    Each rank averages its own block, so that ranks send maps only.
-
-    Args:
-        field: [nx, ny, nz].
-        cells: thickness of the slab, from 1 to nz.
-
-    Returns:
-        [nx, ny], float64, on rank 0; None on the others.
-
-    Raises:
-        ValueError: the field has fewer layers than `cells`, or `cells` is below 1.
-    """
-    if not 1 <= cells <= field.grid[2]:
-        raise ValueError(f"a slab of {cells} cells; the field has {field.grid[2]} along z")
-    part = np.asarray(field.block[:, :, :cells], dtype=np.float64).mean(axis=2)
-    parts = field.mesh.gather_to_root(part)
-    places = field.mesh.gather_to_root(np.asarray(field.offset[:2], dtype=np.int64))
-    if parts is None or places is None:
-        return None
-    whole = np.empty(tuple(field.grid[:2]))
-    for (x, y), values in zip(places, parts, strict=True):
-        whole[x : x + values.shape[0], y : y + values.shape[1]] = values
-    return whole
 
 
 def _shades(slab: np.ndarray) -> tuple[np.ndarray, LogNorm]:

@@ -310,6 +310,9 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     def work(self, progress: Progress) -> ResultT:
         """Do this rank's part of the work. The folder exists, and TensorFlow is imported.
 
+        What only shows the results, such as figures, is made when they are complete and marked so,
+        each inside a `flowpm_dist.io.errors.decoration`, and imports matplotlib there.
+
         Raises:
             StopError: a signal stopped the work; the results so far are saved.
         """

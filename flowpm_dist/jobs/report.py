@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import flowpm_dist
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import (
     GENERATOR,
     read_bytes,
@@ -74,7 +74,7 @@ def leave_report(
         read: returns the record of the folder, see `Job.record`.
         usage: energy and memory of the job, see `Usage.of_job`.
     """
-    try:
+    with decoration("report", progress.warn, f"To write it: flowpm-dist report {folder}"):
         about = {
             "generator": GENERATOR,
             "command": command,
@@ -95,8 +95,6 @@ def leave_report(
             # The job still holds its folder, and therefore seems to be running.
             write_page(folder / REPORT, page([dataclasses.replace(record, state="complete")]))
             progress.say(f"report in {folder / REPORT}")
-    except Exception as error:
-        progress.warn(f"no report: {error}")
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 import tensorflow as tf
@@ -14,9 +14,8 @@ import tensorflow as tf
 from flowpm_dist import reconstruction
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.field import Field, project
 from flowpm_dist.initial.conditions import noise_function
-from flowpm_dist.io.figures import project, save_figure
 from flowpm_dist.io.files import remove, written_whole
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import write_light_cone
@@ -27,7 +26,6 @@ from flowpm_dist.observables.observations import Observations, ObservedBlock
 from flowpm_dist.observables.options import CellOptions, ObservationError
 from flowpm_dist.observables.universe_model import Parameters, UniverseModel
 from flowpm_dist.options import nearest, python_object
-from flowpm_dist.reconstruction.figures import maps_figure, slabs_figure
 from flowpm_dist.reconstruction.likelihoods.base import Likelihood, in_dtype_of
 from flowpm_dist.reconstruction.likelihoods.gaussian_maps import GaussianMaps
 from flowpm_dist.reconstruction.options import ReconstructionOptions
@@ -36,6 +34,9 @@ from flowpm_dist.reconstruction.work import FIELDS, MAPS
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 from meshimpl.process_mesh import ProcessMesh
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MAP_MEANINGS = {
     "data": "convergence that was observed, with its noise",
@@ -110,6 +111,8 @@ class Observed(abc.ABC):
         UserError: a file that cannot be read, or does not fit.
     """
 
+    picture: ClassVar[str]
+    """The file of the figure."""
     data: np.ndarray
     likelihood: Likelihood
 
@@ -143,15 +146,21 @@ class Observed(abc.ABC):
 
     @abc.abstractmethod
     def write(self, folder: Path, maps: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
-        """Writes the maps and their figures. On rank 0.
+        """Writes the maps that are results, if any. On rank 0.
 
         Raises:
             WriteError: they cannot be written.
         """
 
+    @abc.abstractmethod
+    def figure(self, maps: dict[str, np.ndarray]) -> Figure:
+        """Returns the figure of the maps. On rank 0."""
+
 
 class ObservedCells(Observed):
     """This rank's block of an observed density or of counts. See `Observed`."""
+
+    picture = "slabs.png"
 
     def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
         super().__init__(options, model)
@@ -207,11 +216,15 @@ class ObservedCells(Observed):
         return slabs
 
     def write(self, folder: Path, maps: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
-        """Writes slabs.png. See `Observed.write`."""
+        """Writes nothing: the fields are in reconstruction.zarr. See `Observed.write`."""
+
+    def figure(self, maps: dict[str, np.ndarray]) -> Figure:
+        """Returns the figure of the slabs. See `Observed.figure`."""
+        from flowpm_dist.reconstruction.figures import slabs_figure
+
         box = self.options.box
         thickness = self._layers * box.size[2] / box.grid[2]
-        figure = slabs_figure(maps, box.size[:2], thickness, self.options.evolution.last)
-        save_figure(figure, folder / "slabs.png")
+        return slabs_figure(maps, box.size[:2], thickness, self.options.evolution.last)
 
     @property
     def _layers(self) -> int:
@@ -273,6 +286,8 @@ class ObservedMaps(Observed):
     See `Observed`.
     """
 
+    picture = MAPS[2]
+
     def __init__(self, options: ReconstructionOptions, model: UniverseModel) -> None:
         super().__init__(options, model)
         assert options.lightcone is not None
@@ -316,9 +331,8 @@ class ObservedMaps(Observed):
         return maps
 
     def write(self, folder: Path, maps: dict[str, np.ndarray], attributes: dict[str, Any]) -> None:
-        """Writes convergence.zarr, convergence.csv and convergence.png. See `Observed.write`."""
-        cone = self._cone
-        group, table, picture = (folder / name for name in MAPS)
+        """Writes convergence.zarr and convergence.csv. See `Observed.write`."""
+        group, table = (folder / name for name in MAPS[:2])
         remove(group, ignore_errors=True)  # of a session that was stopped here
         arrays = {
             name: LabelledArray(
@@ -328,9 +342,14 @@ class ObservedMaps(Observed):
         }
         axes = {"axes": "a map is [y, x], as pictures are; maps in Python are [x, y]"}
         write_light_cone(group, arrays, attributes, axes)
-        write_spectra(table, _spectra(cone, maps))
-        last = {name: each[-1] for name, each in maps.items()}
-        save_figure(maps_figure(last, cone.field_of_view, cone.sources[-1].name), picture)
+        write_spectra(table, _spectra(self._cone, maps))
+
+    def figure(self, maps: dict[str, np.ndarray]) -> Figure:
+        """Returns the figure of the last source's maps. See `Observed.figure`."""
+        from flowpm_dist.reconstruction.figures import maps_figure
+
+        cone, last = self._cone, {name: each[-1] for name, each in maps.items()}
+        return maps_figure(last, cone.field_of_view, cone.sources[-1].name)
 
 
 def _likelihood_of_maps(cone: ConvergenceOptions, box: Box, data: np.ndarray) -> GaussianMaps:

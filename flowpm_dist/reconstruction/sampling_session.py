@@ -7,14 +7,14 @@ import math
 import time
 from collections import deque
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 import zarr
 from scipy.stats import norm
 
-from flowpm_dist.io.figures import save_figure
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import WriteError, remove, write_text
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
 from flowpm_dist.jobs.job import StopError
@@ -31,13 +31,15 @@ from flowpm_dist.reconstruction.diagnostics import (
     usual_energy_error,
     values_of,
 )
-from flowpm_dist.reconstruction.figures import chains_figure
 from flowpm_dist.reconstruction.observed import model_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.unknowns import Unknowns, Use
 from flowpm_dist.reconstruction.work import ReconstructionFolder
 from meshimpl.process_mesh import ProcessMesh
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SHOWN = 4
 """Numbers whose traces are drawn."""
@@ -165,8 +167,11 @@ class SamplingSession:
             whole = json.loads(self.folder.result.read_text())
             text = json.dumps({**whole, "sampling": facts}, indent=1, default=float)
             write_text(self.folder.result, text + "\n")
-            self._draw(rows, truth)
             self.folder.write_mark(complete=True, searched=True)
+            with decoration("chains.png", self.progress.warn):
+                from flowpm_dist.io.figures import save_figure
+
+                save_figure(self._figure(rows, truth), self.folder.path / "chains.png")
         self.mesh.barrier()
         return facts
 
@@ -281,7 +286,9 @@ class SamplingSession:
             **dict(zip(mode_names(), map(float, modes), strict=True)),
         }
 
-    def _draw(self, rows: Rows, truth: dict[str, float] | None) -> None:
+    def _figure(self, rows: Rows, truth: dict[str, float] | None) -> Figure:
+        from flowpm_dist.reconstruction.figures import chains_figure
+
         names = (*self.posterior.space.names, *mode_names())[:SHOWN]
         values, traces, known = values_of(rows, names, self.sampler.chains), {}, {}
         for i, name in enumerate(names):
@@ -290,4 +297,4 @@ class SamplingSession:
             if truth is not None and name in truth:
                 known[label] = truth[name]
         warm_up = sum(phase.moves for phase in self.chains.stages[:-1])
-        save_figure(chains_figure(traces, known, warm_up), self.folder.path / "chains.png")
+        return chains_figure(traces, known, warm_up)

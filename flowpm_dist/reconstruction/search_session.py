@@ -7,12 +7,12 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.figures import power_spectrum_figure, save_figure
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import WriteError, remove, versions, write_text
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.job import StopError
@@ -22,7 +22,6 @@ from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.observables.forward_model import AMPLITUDE
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
-from flowpm_dist.reconstruction.figures import correlation_figure, loss_figure
 from flowpm_dist.reconstruction.lbfgs import LBFGS
 from flowpm_dist.reconstruction.likelihoods.base import Annealing
 from flowpm_dist.reconstruction.observed import Universe, model_of, observed_kind, write_spectra
@@ -34,6 +33,12 @@ from flowpm_dist.reconstruction.work import ReconstructionFolder, outcome_of
 from flowpm_dist.statistics import Comparison, compare, power_spectrum
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Results = tuple[dict[str, np.ndarray], dict[str, Comparison], dict[str, np.ndarray]]
+"""Columns of metrics.csv, comparisons with the truth where it is known, and maps of the data."""
 
 LARGE, SMALL = 0.1, 0.3
 """Wavenumbers near which the correlation with the truth is reported [h/Mpc]."""
@@ -152,9 +157,10 @@ class SearchSession:
             # The median, so that compilation does not count.
             median = np.median(laps / np.maximum(1, np.diff(ends)))
             facts["seconds_per_evaluation"] = float(median)
-        facts = self._write_results(point, facts)
+        facts, results = self._write_results(point, facts)
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=options.sampler is None, searched=True)
+            self._draw(*results)
         return facts
 
     def _after_iteration(self, row: Row, point: Unknowns) -> None:
@@ -196,7 +202,9 @@ class SearchSession:
         names = (f"r({LARGE})", f"r({SMALL})")
         return {n: float(found.correlation[i]) for n, i in zip(names, places, strict=True)}
 
-    def _write_results(self, point: Unknowns, facts: dict[str, Any]) -> dict[str, Any]:
+    def _write_results(
+        self, point: Unknowns, facts: dict[str, Any]
+    ) -> tuple[dict[str, Any], Results]:
         """Writes what was found; the fields are moved into place last. On all ranks together.
 
         Args:
@@ -204,7 +212,7 @@ class SearchSession:
             facts: numbers of the search for result.json.
 
         Returns:
-            The contents of result.json.
+            The contents of result.json, and the arguments of `_draw`.
 
         Raises:
             WriteError: on a rank that cannot write; the job must end then.
@@ -245,7 +253,6 @@ class SearchSession:
         if self.mesh.rank == 0:
             write_spectra(folder.path / "metrics.csv", spectra)
             write_text(folder.result, json.dumps(facts, indent=1, default=float) + "\n")
-            self._draw(spectra, compared)
             observed.write(folder.path, maps, header)
             mark_complete(aside)
             try:
@@ -254,7 +261,7 @@ class SearchSession:
             except OSError as error:
                 raise WriteError.of(final, error) from error
         self.mesh.barrier()
-        return facts
+        return facts, (spectra, compared, maps)
 
     def _fields_of(self, universe: Universe) -> dict[str, Field]:
         state = universe.state
@@ -317,27 +324,51 @@ class SearchSession:
         }
         return columns, {}
 
-    def _draw(self, spectra: dict[str, np.ndarray], compared: dict[str, Comparison]) -> None:
-        box, path, a = self.posterior.space.box, self.folder.path, self.options.evolution.last
-        k, nyquist = spectra[K], min(np.pi / cell for cell in box.cell)
+    def _draw(
+        self,
+        spectra: dict[str, np.ndarray],
+        compared: dict[str, Comparison],
+        maps: dict[str, np.ndarray],
+    ) -> None:
+        """Draws the results, which are complete. On rank 0."""
+        box, path, warn = self.posterior.space.box, self.folder.path, self.progress.warn
+        name = "correlation.png" if compared else "power_spectrum.png"
+        with decoration(name, warn):
+            from flowpm_dist.io.figures import save_figure
+
+            save_figure(self._spectra_figure(spectra, compared), path / name)
+        with decoration("loss.png", warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.reconstruction.figures import loss_figure
+
+            if rows := read_rows(self.folder.iterations):
+                count = max(1, self.posterior.likelihood.count)
+                outcome = outcome_of(self.search.outcome, self.search.progress.left)
+                save_figure(loss_figure(rows, count, box.cells, outcome), path / "loss.png")
+        with decoration(self.observed.picture, warn):
+            from flowpm_dist.io.figures import save_figure
+
+            save_figure(self.observed.figure(maps), path / self.observed.picture)
+
+    def _spectra_figure(
+        self, spectra: dict[str, np.ndarray], compared: dict[str, Comparison]
+    ) -> Figure:
+        from flowpm_dist.io.figures import power_spectrum_figure
+        from flowpm_dist.reconstruction.figures import correlation_figure
+
+        a, power = self.options.evolution.last, self.model.simulation.power
+        k, nyquist = spectra[K], min(np.pi / cell for cell in self.posterior.space.box.cell)
         if compared:
             fields = {name: (c.correlation, c.transfer) for name, c in compared.items()}
-            save_figure(correlation_figure(k, fields, nyquist), path / "correlation.png")
-        else:
-            power = self.model.simulation.power
-            figure = power_spectrum_figure(
-                k,
-                spectra[FINAL_POWER],
-                spectra["modes"],
-                lambda k: np.asarray(power(k, a)),
-                nyquist=nyquist,
-                a=a,
-            )
-            save_figure(figure, path / "power_spectrum.png")
-        if rows := read_rows(self.folder.iterations):
-            count = max(1, self.posterior.likelihood.count)
-            outcome = outcome_of(self.search.outcome, self.search.progress.left)
-            save_figure(loss_figure(rows, count, box.cells, outcome), path / "loss.png")
+            return correlation_figure(k, fields, nyquist)
+        return power_spectrum_figure(
+            k,
+            spectra[FINAL_POWER],
+            spectra["modes"],
+            lambda k: np.asarray(power(k, a)),
+            nyquist=nyquist,
+            a=a,
+        )
 
 
 def _nearest_bin(k: np.ndarray, wanted: float) -> int:

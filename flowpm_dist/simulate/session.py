@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ import numpy as np
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.nbody import MidRun, Particles
-from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.field import Field, project
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import WriteError, remove, versions
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
@@ -23,7 +24,11 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopRequest
 from flowpm_dist.jobs.usage import peak_memory
-from flowpm_dist.observables.light_cone.results import observers_of, write_light_cone_results
+from flowpm_dist.observables.light_cone.results import (
+    draw_light_cone,
+    observers_of,
+    write_light_cone_results,
+)
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
@@ -61,14 +66,16 @@ def write_results(
     options: SimulationOptions,
     state: State,
     linear: LinearPower,
+    warn: Callable[[str], None],
 ) -> Summary | None:
-    """Write all results and move them into place. On all ranks.
+    """Write all results, move them into place, and draw them there. On all ranks.
 
     Args:
         folder: folder of the results; `begin` has been called on rank 0.
         options: the run file.
         state: at the end of the run.
         linear: power spectrum of linear theory.
+        warn: shows a warning, about a figure that cannot be drawn.
 
     Returns:
         A summary on rank 0; None on the others.
@@ -76,36 +83,63 @@ def write_results(
     Raises:
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
-    mesh, grid, size = state.box.mesh, options.box.grid, options.box.size
+    mesh = state.box.mesh
     density, spectrum, theory = write_state(folder.partial, options, state, linear)
-    if options.output.figures:
-        from flowpm_dist.io import figures
-
-        cells = max(1, grid[2] // 8)
-        slab = figures.project(density, cells)
-        if slab is not None:
-            figure = figures.density_figure(slab, size, cells * size[2] / grid[2], state.a)
-            figures.save_figure(figure, folder.partial / "density.png")
-            figure = figures.power_spectrum_figure(
-                spectrum.k,
-                spectrum.power,
-                spectrum.modes,
-                lambda k: np.asarray(linear(k, state.a)),
-                nyquist=min(np.pi * n / length for n, length in zip(grid, size, strict=True)),
-                a=state.a,
-            )
-            figures.save_figure(figure, folder.partial / "power_spectrum.png")
+    layers = max(1, options.box.grid[2] // 8)
+    slab = project(density, layers) if options.output.figures else None
     memory = mesh.gather_to_root(np.array([peak_memory()]))
     summary = None
     if memory is not None:
         peaks = [int(m[0]) for m in memory]
         try:
-            summary = _write_texts(folder.partial, options, state, spectrum, theory, peaks)
+            _write_texts(folder.partial, options, state, peaks)
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder.partial), error) from error
         folder.publish()
+        at = int(np.argmin(np.abs(np.log(spectrum.k / 0.1))))
+        summary = Summary(
+            seconds=float(np.sum(state.timings["steps"])),
+            compile_seconds=float(state.timings["compile"]),
+            ns_per_particle_per_step=float(state.timings["ns_per_particle_per_step"]),
+            peak_memory=peaks,
+            k=float(spectrum.k[at]),
+            ratio=float(spectrum.power[at] / theory[at]),
+        )
+    if slab is not None:
+        _draw(folder.path, options, slab, layers, spectrum, state.a, linear, warn)
     mesh.barrier()
     return summary
+
+
+def _draw(
+    folder: Path,
+    options: SimulationOptions,
+    slab: np.ndarray,
+    layers: int,
+    spectrum: PowerSpectrum,
+    a: float,
+    linear: LinearPower,
+    warn: Callable[[str], None],
+) -> None:
+    """Draws a slab [x, y], a mean over some layers of cells, and the power spectrum. On rank 0."""
+    grid, size = options.box.grid, options.box.size
+    with decoration("density.png", warn):
+        from flowpm_dist.io.figures import density_figure, save_figure
+
+        thickness = layers * size[2] / grid[2]
+        save_figure(density_figure(slab, size, thickness, a), folder / "density.png")
+    with decoration("power_spectrum.png", warn):
+        from flowpm_dist.io.figures import power_spectrum_figure, save_figure
+
+        figure = power_spectrum_figure(
+            spectrum.k,
+            spectrum.power,
+            spectrum.modes,
+            lambda k: np.asarray(linear(k, a)),
+            nyquist=min(np.pi * n / length for n, length in zip(grid, size, strict=True)),
+            a=a,
+        )
+        save_figure(figure, folder / "power_spectrum.png")
 
 
 def write_state(
@@ -171,14 +205,7 @@ def write_power_spectrum(
     np.savetxt(path, table, fmt=formats, delimiter=",", header=header, comments="")
 
 
-def _write_texts(
-    folder: Path,
-    options: SimulationOptions,
-    state: State,
-    spectrum: PowerSpectrum,
-    theory: np.ndarray,
-    peaks: list[int],
-) -> Summary:
+def _write_texts(folder: Path, options: SimulationOptions, state: State, peaks: list[int]) -> None:
     write_run_file(folder / "run.toml", options.resolved())
     timings = {
         **state.timings,
@@ -195,15 +222,6 @@ def _write_texts(
         "versions": versions(),
     }
     (folder / "timings.json").write_text(json.dumps(timings, indent=1, default=float) + "\n")
-    at = int(np.argmin(np.abs(np.log(spectrum.k / 0.1))))
-    return Summary(
-        seconds=float(np.sum(state.timings["steps"])),
-        compile_seconds=float(state.timings["compile"]),
-        ns_per_particle_per_step=float(state.timings["ns_per_particle_per_step"]),
-        peak_memory=peaks,
-        k=float(spectrum.k[at]),
-        ratio=float(spectrum.power[at] / theory[at]),
-    )
 
 
 class SimulationSession:
@@ -282,6 +300,7 @@ class SimulationSession:
             self.progress.note("writing")
             if self._particles is not None:
                 self._particles.complete()
+            shown = None
             if cone is not None and mesh.rank == 0:
                 about = {
                     **state.header(),
@@ -289,12 +308,14 @@ class SimulationSession:
                     "checksums": self._checksums,
                     "versions": versions(),
                 }
-                write_light_cone_results(
-                    self.folder.partial, cone, maps, self.simulation.cosmology, about,
-                    figures=options.output.figures,
-                )  # fmt: skip
+                shown = write_light_cone_results(
+                    self.folder.partial, cone, maps, self.simulation.cosmology, about
+                )
             maps.clear()
-            summary = write_results(self.folder, options, state, self.simulation.power)
+            power, warn = self.simulation.power, self.progress.warn
+            summary = write_results(self.folder, options, state, power, warn)
+            if shown is not None and options.output.figures:
+                draw_light_cone(self.folder.path, shown, warn)
             self.stopped_by = self._stop.name()
             return summary
 

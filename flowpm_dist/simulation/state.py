@@ -17,7 +17,7 @@ from flowpm_dist.evolution.corrections import StateCorrection, force_cell
 from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
-from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.field import Field, project
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.particles import HUBBLE
@@ -324,13 +324,13 @@ class State:
     def _without_picture(self) -> str:
         """Returns why a notebook shows no picture of the density; an empty text if it shows one."""
         if self.box.mesh.size > 1:  # ranks would have to draw it together
-            return "none on several ranks: project(state.density(), ...) of flowpm_dist.io.figures"
+            return "none on several ranks: project(state.density(), ...) of flowpm_dist.grid.field"
         if self.box.batch is not None:
             return "none of a batch"
         return "" if self.box.cells <= MOST_PICTURED else "none of more than 128^3 particles"
 
     def _picture(self) -> bytes | None:
-        from flowpm_dist.io.figures import density_picture, project
+        from flowpm_dist.io.figures import density_picture
 
         slab = None if self._without_picture() else project(self.density(), _slab(self.box))
         return None if slab is None else density_picture(slab)

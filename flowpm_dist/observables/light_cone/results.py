@@ -15,6 +15,7 @@ from flowpm_dist.cosmology.distances import Power
 from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import LightConeFiles, write_light_cone
@@ -84,10 +85,8 @@ def write_light_cone_results(
     results: list[Any],
     cosmology: Cosmology,
     about: dict[str, Any],
-    *,
-    figures: bool = True,
-) -> None:
-    """Writes maps, spectra and figures. On rank 0.
+) -> ShownLightCone:
+    """Writes maps and spectra, and returns what `draw_light_cone` shows of them. On rank 0.
 
     Args:
         folder: the folder to write into.
@@ -95,14 +94,10 @@ def write_light_cone_results(
         results: results of the observers of `observers_of`.
         cosmology: cosmology of the run.
         about: further attributes of the maps.
-        figures: whether to draw figures.
 
     Raises:
         WriteError: they cannot be written.
     """
-    from flowpm_dist.io.figures import save_figure
-    from flowpm_dist.observables.light_cone import pictures
-
     options = plan.options
     born = next((each for each in results if isinstance(each, ConvergenceMaps)), None)
     planes = next((each for each in results if isinstance(each, DensityPlanes)), None)
@@ -111,7 +106,6 @@ def write_light_cone_results(
         "approximation": "ray tracing" if options.ray_tracing else "Born",
         **about,
     }
-    name = options.sources[-1].name
     if isinstance(options, FullSkyLensingOptions):
         assert born is not None
         maps = {"kappa": LabelledArray(born.kappa.numpy(), ("source", "pixel"), "1", "convergence")}
@@ -120,7 +114,7 @@ def write_light_cone_results(
         attributes |= {"ordering": "RING"}
         conventions = FULL_SKY_CONVENTIONS
         kappa = maps["kappa"].values
-        draw = functools.partial(pictures.sky_figure, kappa[-1], name)
+        drawn = ["kappa"]
     else:
         maps = _flat_maps(options, born, planes, cosmology)
         if planes is not None and options.planes:
@@ -129,19 +123,55 @@ def write_light_cone_results(
         of_rays = {"kappa": RAY_KAPPA} if options.ray_tracing else {}
         conventions = FLAT_CONVENTIONS | of_rays
         kappa = _transposed(maps["kappa"].values)
-        shown = [maps[key].values[-1] for key in ("kappa", "gamma1", "gamma2")]
-        draw = functools.partial(pictures.field_figure, shown, options.field_of_view, name)
+        drawn = ["kappa", "gamma1", "gamma2"]
     write_light_cone(folder / LIGHT_CONE, maps, attributes, conventions)
     spectra = measure(kappa, options, cosmology)
     try:
         write_convergence_power(folder / "convergence_power.csv", spectra)
-        if not figures:
-            return
-        save_figure(draw(), folder / "convergence.png")
-        figure = pictures.power_figure(spectra, [source.name for source in options.sources])
-        save_figure(figure, folder / "convergence_power.png")
     except OSError as error:
         raise WriteError.of(Path(error.filename or folder), error) from error
+    return ShownLightCone(options, [maps[key].values[-1].copy() for key in drawn], spectra)
+
+
+@dataclass(frozen=True)
+class ShownLightCone:
+    """What the figures of a light cone show.
+
+    Attributes:
+        options: the light cone.
+        maps: the convergence of the last sources and, on the flat sky, both components of their
+            shear, [y, x] or [pixel] [1] each.
+        spectra: the spectra of all sources.
+    """
+
+    options: LensingOptions
+    maps: list[np.ndarray]
+    spectra: ConvergenceSpectra
+
+
+def draw_light_cone(folder: Path, shown: ShownLightCone, warn: Callable[[str], None]) -> None:
+    """Draws convergence.png and convergence_power.png into a folder. On rank 0.
+
+    Args:
+        folder: the folder of the results, which are complete.
+        shown: see `write_light_cone_results`.
+        warn: shows a warning, about a figure that cannot be drawn.
+    """
+    options, names = shown.options, [source.name for source in shown.options.sources]
+    with decoration("convergence.png", warn):
+        from flowpm_dist.io.figures import save_figure
+        from flowpm_dist.observables.light_cone import pictures
+
+        if isinstance(options, FullSkyLensingOptions):
+            figure = pictures.sky_figure(shown.maps[0], names[-1])
+        else:
+            figure = pictures.field_figure(shown.maps, options.field_of_view, names[-1])
+        save_figure(figure, folder / "convergence.png")
+    with decoration("convergence_power.png", warn):
+        from flowpm_dist.io.figures import save_figure
+        from flowpm_dist.observables.light_cone.pictures import power_figure
+
+        save_figure(power_figure(shown.spectra, names), folder / "convergence_power.png")
 
 
 def attributes_of(
