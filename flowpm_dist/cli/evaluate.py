@@ -15,6 +15,7 @@ from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posteri
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
 from flowpm_dist.cosmoflow.planning.memory import volume_bytes
 from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
 from flowpm_dist.jobs.usage import Usage
@@ -115,7 +116,8 @@ def evaluate(
         used = usage.of_job(gather(ranks_mesh))
         if evaluation is not None:
             written = evaluation.write(output, used)
-            show(evaluation, written)
+            with decoration("summary", progress.warn), common.output_dropped_if_broken():
+                show(evaluation, written)
 
 
 def show(evaluation: Evaluation, folder: Path) -> None:

@@ -89,7 +89,7 @@ def predict(
             needed=output is not None,
         )
         if launch.detect().rank == 0 and found.posterior is not None:
-            found.posterior.write(folder)
+            found.posterior.write(folder, progress.warn)
     if launch.detect().rank == 0:
         print(answer(found, folder))
 

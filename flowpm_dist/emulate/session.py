@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.options import CosmologyOptions
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.emulate.figures import correction_figure, learning_figure
 from flowpm_dist.emulate.job import EmulationFolder
 from flowpm_dist.emulate.learner import Learner
 from flowpm_dist.emulate.options import FINER, KINDS, SPACING, EmulationOptions
@@ -32,7 +31,7 @@ from flowpm_dist.evolution.corrections import (
 from flowpm_dist.evolution.integrators import name_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.figures import save_figure
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import UnreadableError, read_arrays, save_arrays, versions
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
@@ -200,9 +199,18 @@ class EmulationSession:
             self.progress.note("judging")
             best = self._corrected(held_out, tf.constant(self.learner.best))
             scores = self._judge(held_out, plain, best)
-            self._write(scores, last=True)
+            self._write(scores)
         if self.mesh.rank == 0:
             self.folder.write_mark(complete=True, iteration=self.learner.done)
+            if not scores["loss"] < scores["loss of plain runs"]:
+                self.progress.warn("the correction is no better than plain runs")
+            self._draw(scores["rows"])
+            with decoration("learning.png", self.progress.warn):
+                from flowpm_dist.emulate.figures import learning_figure
+                from flowpm_dist.io.figures import save_figure
+
+                figure = learning_figure(read_rows(self.folder.iterations))
+                save_figure(figure, self.folder.path / "learning.png")
         self.mesh.barrier()
         return {
             **scores,
@@ -327,10 +335,10 @@ class EmulationSession:
             row = self._iteration(universe)
             laps.append(time.perf_counter() - begin)
             row |= {"iteration": learner.done, "universe": universe.name, "seconds": laps[-1]}
-            last = learner.done == chosen.iterations
+            last, rows = learner.done == chosen.iterations, None
             state = f"loss {row['loss']:.4g}" if "loss" in row else "failed"
             if last or learner.done % chosen.validate_every == 0:
-                row["held out"] = self._validate(held_out, plain)
+                row["held out"], rows = self._validate(held_out, plain)
                 state += f"  held out {row['held out']:.4g}"
             if table is not None:
                 table.add(row)
@@ -338,6 +346,8 @@ class EmulationSession:
             signal = None if last else self._stop.name()
             if signal is not None or last or learner.done % chosen.checkpoint_every == 0:
                 self._save()
+            if rows is not None and not last:
+                self._draw(rows)
             if signal is not None:
                 raise StopError(signal, f"after iteration {learner.done} of {chosen.iterations}")
         return float(np.median(laps)) if laps else None
@@ -378,16 +388,24 @@ class EmulationSession:
         generator = np.random.default_rng([self.options.emulate.seed, self.learner.done, some])
         return int(generator.integers(some))
 
-    def _validate(self, held_out: Sequence[Universe], plain: Sequence[Compared]) -> float:
-        """Returns the loss of the universes held out; writes the correction if it is the best."""
+    def _validate(
+        self, held_out: Sequence[Universe], plain: Sequence[Compared]
+    ) -> tuple[float, list[dict[str, Any]] | None]:
+        """Writes the correction if it is the best so far.
+
+        Returns:
+            The loss of the universes held out, and the rows of scores.csv if they were written.
+        """
         try:
             corrected = self._corrected(held_out, self.learner.theta)
         except (FloatingPointError, HaloError):
-            return math.inf
+            return math.inf, None
         loss = self._mean_loss(corrected)
-        if self.learner.judged(loss):
-            self._write(self._judge(held_out, plain, corrected))
-        return loss
+        if not self.learner.judged(loss):
+            return loss, None
+        scores = self._judge(held_out, plain, corrected)
+        self._write(scores)
+        return loss, scores["rows"]
 
     def _corrected(self, universes: Sequence[Universe], theta: tf.Tensor) -> list[Compared]:
         return [self._compared(universe, theta) for universe in universes]
@@ -445,8 +463,8 @@ class EmulationSession:
             "shown": _means_at(rows, SHOWN),
         }
 
-    def _write(self, scores: Mapping[str, Any], *, last: bool = False) -> None:
-        """Writes the best correction, with its table and picture, on rank 0."""
+    def _write(self, scores: Mapping[str, Any]) -> None:
+        """Writes the best correction, with its table, on rank 0."""
         if self.mesh.rank:
             return
         rows, folder = scores["rows"], self.folder
@@ -463,11 +481,16 @@ class EmulationSession:
         for number, row in enumerate(rows):
             table.add({"number": number, **row})
         table.close()
-        save_figure(correction_figure(rows), folder.path / "correction.png")
-        if last:
-            save_figure(learning_figure(read_rows(folder.iterations)), folder.path / "learning.png")
-            if not scores["loss"] < scores["loss of plain runs"]:
-                self.progress.warn("the correction is no better than plain runs")
+
+    def _draw(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Draws the scores of the best correction, on rank 0."""
+        if self.mesh.rank:
+            return
+        with decoration("correction.png", self.progress.warn):
+            from flowpm_dist.emulate.figures import correction_figure
+            from flowpm_dist.io.figures import save_figure
+
+            save_figure(correction_figure(rows), self.folder.path / "correction.png")
 
     def _range(self) -> Range:
         """Returns what is learned from."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
 from flowpm_dist.cosmoflow.scores.judging import Difference, MeanDifference
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmology.options import UniformPriors
-from flowpm_dist.io.files import GENERATOR, UnreadableError, read_arrays, save_arrays
+from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.files import GENERATOR, UnreadableError, read_arrays, save_arrays, write_text
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.jobs.folder import OutputError, check_foreign, check_ground
 from flowpm_dist.posteriors.calibration import LEVELS, TOGETHER, Calibration
@@ -162,16 +164,31 @@ class PosteriorResults:
         }
 
     def write_into(self, folder: Path) -> None:
-        """Writes tables, samples and figures into a folder."""
-        from flowpm_dist.io.figures import save_figure
-        from flowpm_dist.posteriors import figures
-
-        (folder / FILES[0]).write_text(self.markdown(), encoding="utf-8")
+        """Writes the samples into a folder."""
         np.savez(folder / FILES[1], **self.arrays)  # type: ignore[arg-type]
-        shown = {f"{n}\n{h}": one for (n, h), one in self.found.items() if h == self.main[1]}
-        save_figure(figures.rank_figure(shown, tested=self.tested), folder / FILES[2])
-        one_line = {name.replace("\n", ", "): one for name, one in shown.items()}
-        save_figure(figures.tarp_figure(one_line, tested=self.tested), folder / FILES[3])
+
+    def decorate(self, folder: Path, warn: Callable[[str], None]) -> None:
+        """Writes the tables in Markdown and draws the figures into a folder of complete results.
+
+        Args:
+            folder: the folder.
+            warn: shows a warning, about a file that cannot be made.
+        """
+        shown = {key: one for key, one in self.found.items() if key[1] == self.main[1]}
+        with decoration(FILES[0], warn):
+            write_text(folder / FILES[0], self.markdown())
+        with decoration(FILES[2], warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.posteriors.figures import rank_figure
+
+            named = {f"{name}\n{head}": one for (name, head), one in shown.items()}
+            save_figure(rank_figure(named, tested=self.tested), folder / FILES[2])
+        with decoration(FILES[3], warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.posteriors.figures import tarp_figure
+
+            named = {f"{name}, {head}": one for (name, head), one in shown.items()}
+            save_figure(tarp_figure(named, tested=self.tested), folder / FILES[3])
 
 
 def _with_error(value: float, error: float) -> str:
@@ -245,22 +262,27 @@ class VolumePosterior(Labelled):
             sentences.append(f"{name}: {intervals}")
         return sentences
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, warn: Callable[[str], object] = warnings.warn) -> None:
         """Writes the samples, as `names` and `samples`, with their origin, and a corner plot.
+
+        Args:
+            folder: the folder.
+            warn: shows a warning, about a corner plot that cannot be drawn.
 
         Raises:
             OutputError: see `check_prediction_folder`.
-            WriteError: a file cannot be written.
+            WriteError: the samples cannot be written.
         """
-        from flowpm_dist.io.figures import save_figure
-        from flowpm_dist.posteriors.figures import corner_figure
-
         check_prediction_folder(folder, self.question)
         arrays = {"names": np.array(self.priors.names), "samples": self.samples}
         about = {"head": self.head, "generator": GENERATOR, "step": self.step}
         about |= {"volume": self.question.volume, "training": self.question.training}
         save_arrays(folder / SAMPLES_FILE, arrays | {k: np.array(v) for k, v in about.items()})
-        save_figure(corner_figure(self.samples, self.priors), folder / CORNER)
+        with decoration(CORNER, warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.posteriors.figures import corner_figure
+
+            save_figure(corner_figure(self.samples, self.priors), folder / CORNER)
 
 
 def check_prediction_folder(folder: Path, question: Question) -> None:

@@ -26,6 +26,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
     Predictions,
     Scores,
 )
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import (
     GENERATOR,
     UnreadableError,
@@ -33,6 +34,7 @@ from flowpm_dist.io.files import (
     read_arrays,
     read_json,
     remove,
+    write_text,
 )
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
 from flowpm_dist.jobs.progress import Progress
@@ -118,8 +120,9 @@ class Evaluation:
         """Writes tables, numbers, figures and a report in place of an older evaluation.
 
         The older evaluation's posteriors are kept if this one has none, and weights and volumes
-        are the same. All files are first written to another place. scores.json is moved last: it
-        shows that the evaluation is complete.
+        are the same. The results are first written to another place. scores.json is moved last: it
+        shows that the evaluation is complete. Tables in Markdown, figures and the report follow; if
+        one cannot be made, that is a warning.
 
         Args:
             folder: created if it is missing; by default a folder of the training.
@@ -151,6 +154,7 @@ class Evaluation:
             aside.rmdir()
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder), error) from error
+        self._decorate(folder)
         about = (self.mesh, self.progress, record_of_evaluation, usage or {})
         leave_report(folder, "evaluate", *about)
         return folder
@@ -173,23 +177,11 @@ class Evaluation:
         return older.get("posteriors") if same_volumes else None
 
     def _write_into(self, folder: Path, kept: Any) -> None:
-        from flowpm_dist.cosmoflow.scores import figures
-        from flowpm_dist.io.figures import save_figure
-
-        (folder / "table.md").write_text(self.markdown(), encoding="utf-8")
         write_csv(self.scores, folder / "table.csv")
         main = self.predictions[self.main]
         arrays: dict[str, Any] = {"names": np.array(main.names), "truth": main.truth}
         arrays |= {"mean": main.mean} | ({} if main.sigma is None else {"sigma": main.sigma})
         np.savez(folder / "predictions.npz", **arrays)
-        networks = set(self.collapse) | {self.main}
-        others = {name: p for name, p in self.predictions.items() if name not in networks}
-        drawn = figures.predicted_figure({self.main: main, **others}, self.train_mean)
-        save_figure(drawn, folder / "predicted.png")
-        if main.sigma is not None:
-            save_figure(figures.calibration_figure(main), folder / "calibration.png")
-        curves = figures.learning_curve_figure(self.curves)
-        save_figure(curves, folder / "learning_curve.png")
         if self.posteriors is not None:
             self.posteriors.write_into(folder)
             kept = self.posteriors.numbers()
@@ -213,6 +205,33 @@ class Evaluation:
         }
         text = json.dumps(plain(numbers), indent=1, allow_nan=False)
         (folder / SCORES).write_text(text + "\n", encoding="utf-8")
+
+    def _decorate(self, folder: Path) -> None:
+        """Writes the tables in Markdown and draws the figures. The results are complete."""
+        warn, main = self.progress.warn, self.predictions[self.main]
+        with decoration("table.md", warn):
+            write_text(folder / "table.md", self.markdown())
+        with decoration("predicted.png", warn):
+            from flowpm_dist.cosmoflow.scores.figures import predicted_figure
+            from flowpm_dist.io.figures import save_figure
+
+            networks = set(self.collapse) | {self.main}
+            others = {name: p for name, p in self.predictions.items() if name not in networks}
+            figure = predicted_figure({self.main: main, **others}, self.train_mean)
+            save_figure(figure, folder / "predicted.png")
+        with decoration("calibration.png", warn):
+            from flowpm_dist.cosmoflow.scores.figures import calibration_figure
+            from flowpm_dist.io.figures import save_figure
+
+            if main.sigma is not None:
+                save_figure(calibration_figure(main), folder / "calibration.png")
+        with decoration("learning_curve.png", warn):
+            from flowpm_dist.cosmoflow.scores.figures import learning_curve_figure
+            from flowpm_dist.io.figures import save_figure
+
+            save_figure(learning_curve_figure(self.curves), folder / "learning_curve.png")
+        if self.posteriors is not None:
+            self.posteriors.decorate(folder, warn)
 
 
 def check_evaluation_folder(folder: Path) -> None:

@@ -28,6 +28,7 @@ from flowpm_dist.cosmoflow.volumes.sources import (
     source_of,
 )
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, draws_of, priors_of
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
@@ -150,6 +151,7 @@ class TrainingSession:
         if self.mesh.rank == 0:
             self._write_phases(outcome)
             self._write_draws(outcome.step)
+            self._draw(outcome)
         if stopped is not None:
             raise StopError(stopped, f"after step {outcome.step} of {outcome.steps}")
         return outcome
@@ -294,13 +296,9 @@ class TrainingSession:
         write_text(self.folder.draws, json.dumps(found, indent=1) + "\n")
 
     def _write_phases(self, outcome: TrainingOutcome) -> None:
-        """Writes phases.json, phases.png and training.png, if a step was made."""
-        from flowpm_dist.cosmoflow.scores.figures import phases_figure, training_figure
-        from flowpm_dist.io.figures import save_figure
-
+        """Writes phases.json, if a step was made."""
         if not any(outcome.phases.values()):
             return
-        path = self.folder.path
         facts = {
             "seconds_per_step": outcome.phases,
             "mesh": str(self.mesh),
@@ -308,7 +306,21 @@ class TrainingSession:
             "threads_per_rank": launch.threads_per_rank(),
             "seconds": outcome.seconds,
         }
-        write_text(path / "phases.json", json.dumps(facts, indent=1) + "\n")
-        save_figure(phases_figure(outcome.phases), path / "phases.png")
-        if rows := read_rows(self.folder.metrics):
-            save_figure(training_figure(rows), path / "training.png")
+        write_text(self.folder.path / "phases.json", json.dumps(facts, indent=1) + "\n")
+
+    def _draw(self, outcome: TrainingOutcome) -> None:
+        """Draws phases.png and training.png, if a step was made."""
+        if not any(outcome.phases.values()):
+            return
+        path, warn = self.folder.path, self.progress.warn
+        with decoration("phases.png", warn):
+            from flowpm_dist.cosmoflow.scores.figures import phases_figure
+            from flowpm_dist.io.figures import save_figure
+
+            save_figure(phases_figure(outcome.phases), path / "phases.png")
+        with decoration("training.png", warn):
+            from flowpm_dist.cosmoflow.scores.figures import training_figure
+            from flowpm_dist.io.figures import save_figure
+
+            if rows := read_rows(self.folder.metrics):
+                save_figure(training_figure(rows), path / "training.png")
