@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,24 +35,24 @@ MOST_CURVES, MOST_BARS = 12, 40
 """The most curves of a panel, and the most bars, that a reader can distinguish."""
 
 
-def figures(groups: Sequence[Group]) -> dict[str, Figure]:
-    """Returns the figures for which there is data, by the name of their file.
+def figures(groups: Sequence[Group]) -> dict[str, Callable[[], Figure]]:
+    """Returns functions that draw the figures for which there is data, by the name of their file.
 
     Args:
         groups: the runs of each point.
     """
-    found: dict[str, Figure] = {}
+    found: dict[str, Callable[[], Figure]] = {}
     timed = [group for group in groups if group.values(STEP)]
     if len({group.ranks for group in timed}) > 1:
-        found[SCALING] = scaling_figure(timed)
+        found[SCALING] = partial(scaling_figure, timed)
     if any(
         name.startswith(PHASE) for group in timed for run in group.runs for name in run.measured
     ):
-        found[PHASES] = phases_figure(timed[:MOST_BARS])
+        found[PHASES] = partial(phases_figure, timed[:MOST_BARS])
     if keys := numeric_keys(timed):
-        found[KEYS] = keys_figure(timed, keys)
+        found[KEYS] = partial(keys_figure, timed, keys)
     if any(group.values(ENERGY) for group in timed):
-        found[ENERGIES] = energy_figure(timed)
+        found[ENERGIES] = partial(energy_figure, timed)
     return found
 
 

@@ -9,12 +9,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import human_size, read_json, remove, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, check_room
 from flowpm_dist.jobs.job import Job, StopError
@@ -54,7 +54,7 @@ WAIT_SECONDS = 5.0
 """Time between two looks at the runs of other workers [s]."""
 GRACE_SECONDS = 20.0
 """Time that a run has to stop; it is made anew later [s]."""
-LARGEST = "largest.csv"
+SUMMARY, LARGEST = "summary.csv", "largest.csv"
 
 
 class StudyFolder(WorkFolder):
@@ -66,7 +66,7 @@ class StudyFolder(WorkFolder):
 
     kind = "study"
     contents = (
-        MARK, "run.toml", CHECKSUMS, "runs", "points.csv", "summary.csv", "summary.md", LARGEST,
+        MARK, "run.toml", CHECKSUMS, "runs", "points.csv", SUMMARY, "summary.md", LARGEST,
         *FIGURES,
     )  # fmt: skip
     begun = MARK
@@ -194,9 +194,15 @@ class StudyJob(Job[StudyOptions, list[Run]]):
 
     @property
     def is_complete(self) -> bool:
-        """See `Job.is_complete`; repetitions may have been added."""
+        """See `Job.is_complete`; repetitions may have been added, or a summary may be missing."""
         searches = self.options.study.largest is not None
-        return super().is_complete and (searches or len(self.folder.ended()) >= len(self._points))
+        whole = searches or len(self.folder.ended()) >= len(self._points)
+        return super().is_complete and whole and all(path.exists() for path in self._summaries)
+
+    @property
+    def _summaries(self) -> list[Path]:
+        names = [SUMMARY] if self.options.study.largest is None else [SUMMARY, LARGEST]
+        return [self.folder.path / name for name in names]
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """See `Job.last_checkpoint`."""
@@ -319,29 +325,38 @@ class StudyJob(Job[StudyOptions, list[Run]]):
 
     def _write(self, progress: Progress, *, complete: bool) -> list[Run]:
         """Writes the tables and the figures; the last worker to end has them all."""
-        from flowpm_dist.io.figures import save_figure
-        from flowpm_dist.studies.figures import figures
-
-        path, largest = self.folder.path, self.options.study.largest
         with alone(self.folder.runs):
             runs = self.folder.ended()
-            groups = groups_of(runs)
             if runs:
-                write_runs(path / "points.csv", runs)
-                write_rows(path / "summary.csv", summary_rows(groups))
-                title = f"{self.options.study.subject.name}: {len(runs)} runs"
-                write_text(path / "summary.md", summary_text(groups, title))
-            if runs and largest:
-                write_rows(path / LARGEST, largest_rows(groups, largest))
-            elif runs:
-                try:
-                    for name, figure in figures(groups).items():
-                        save_figure(figure, path / name)
-                except Exception as error:  # the tables are complete without them
-                    progress.warn(f"a figure cannot be drawn: {error}")
+                write_runs(self.folder.path / "points.csv", runs)
             if complete:
+                for summary in self._summaries:  # of fewer runs
+                    summary.unlink(missing_ok=True)
                 self.folder.write_mark(complete=True)
+            if runs:
+                self._summarise(runs, progress.warn)
         return runs
+
+    def _summarise(self, runs: list[Run], warn: Callable[[str], None]) -> None:
+        """Writes what follows from points.csv: the summaries and the figures."""
+        path, largest = self.folder.path, self.options.study.largest
+        again = "To make it, give --resume."
+        with decoration(SUMMARY, warn, again):
+            write_rows(path / SUMMARY, summary_rows(groups_of(runs)))
+        with decoration("summary.md", warn):
+            title = f"{self.options.study.subject.name}: {len(runs)} runs"
+            write_text(path / "summary.md", summary_text(groups_of(runs), title))
+        if largest:
+            with decoration(LARGEST, warn, again):
+                write_rows(path / LARGEST, largest_rows(groups_of(runs), largest))
+            return
+        with decoration("figures", warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.studies.figures import figures
+
+            for name, draw in figures(groups_of(runs)).items():
+                with decoration(name, warn):
+                    save_figure(draw(), path / name)
 
     def report(self, result: list[Run]) -> str:
         """Returns where to look, and the points."""

@@ -9,13 +9,13 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -227,6 +227,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         result = Tuned(trials.counted, candidates, verdict)
         with alone(folder.repeats):  # each worker writes the same
             self._write(result, trials)
+            self._draw(result, trials, progress.warn)
         return result
 
     @property
@@ -306,25 +307,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
     def _write(self, result: Tuned, trials: Trials) -> None:
         """Writes the results."""
-        from flowpm_dist.io.figures import save_figure
-        from flowpm_dist.studies.tuning.figures import (
-            history_figure,
-            importances_figure,
-            parallel_figure,
-        )
-
         options, folder, metric = self.options, self.folder, self.judge.metric
         self._write_trials(trials)
         if result.candidates:
             results.write_best(folder.repeated, result.candidates, [*options.space])
         results.write_run_file(folder.best, options, result.verdict)
-        figures = (
-            history_figure(result.records, metric),
-            importances_figure(trials.importances(), metric),
-            parallel_figure(result.records, options.space, metric),
-        )
-        for name, figure in zip(FIGURES, figures, strict=True):
-            save_figure(figure, folder.path / name)
         found = {key: getattr(options.tune, key) for key in ENOUGH}
         best = {"name": result.verdict.name, "values": dict(result.verdict.values)}
         folder.write_mark(
@@ -336,6 +323,26 @@ class TuneJob(Job[TuneOptions, Tuned]):
             beats=result.verdict.beats,
             states=_count(result.records),
         )
+
+    def _draw(self, result: Tuned, trials: Trials, warn: Callable[[str], None]) -> None:
+        """Draws the results, which are complete."""
+        path, metric, records = self.folder.path, self.judge.metric, result.records
+        history, importances, parallel = FIGURES
+        with decoration(history, warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.studies.tuning.figures import history_figure
+
+            save_figure(history_figure(records, metric), path / history)
+        with decoration(importances, warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.studies.tuning.figures import importances_figure
+
+            save_figure(importances_figure(trials.importances(), metric), path / importances)
+        with decoration(parallel, warn):
+            from flowpm_dist.io.figures import save_figure
+            from flowpm_dist.studies.tuning.figures import parallel_figure
+
+            save_figure(parallel_figure(records, self.options.space, metric), path / parallel)
 
     def report(self, result: Tuned) -> str:
         """Returns where to look, the best values, and whether they beat the defaults."""
