@@ -308,26 +308,38 @@ def user_cache() -> Path:
 def why_unsafe(path: Path) -> str:
     """Returns why code from the user's cache must not be loaded; an empty text if it can be.
 
-    The file, and the folders of the cache that it is in, must belong to this user or to root, and
-    nobody else may write to them. A folder in which others can only add things is fine, as /tmp.
+    The file and all folders that it is in must belong to this user or to root, and not everybody
+    may write to them. In the cache the group may not write either; above it, a group is trusted. A
+    folder in which others can only add things is fine, as /tmp.
 
     Args:
         path: an existing file of the cache, or one of its folders.
     """
-    cache, fault = user_cache(), ""
-    for each in (path, *(folder for folder in path.parents if folder.is_relative_to(cache))):
+    cache, path = user_cache().resolve(), path.resolve()
+    trusted = {0, os.geteuid(), *_unknown_owners()}
+    for each in (path, *path.parents):
         found = each.stat()
         shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.geteuid()):
-            fault = f"{each} belongs to another user"
-        elif found.st_mode & OTHERS_WRITE and not shared:
-            fault = f"other users can write to {each}"
-        if fault:
-            return (
-                f"{fault}, and code from the cache is run: set FLOWPM_CACHE to a folder that only "
-                "you can write to"
-            )
+        writers = OTHERS_WRITE if each.is_relative_to(cache) else stat.S_IWOTH
+        if found.st_uid not in trusted:
+            fault, remedy = "belongs to another user", "set FLOWPM_CACHE to a folder of your own"
+        elif found.st_mode & writers and not shared:
+            fault, remedy = "can be changed by other users", f"run chmod -R go-w {cache}"
+            if not each.is_relative_to(cache):
+                remedy = "set FLOWPM_CACHE to a folder that only you can write to"
+        else:
+            continue
+        return f"{each} {fault}, and code from the cache is run: {remedy}"
     return ""
+
+
+def _unknown_owners() -> set[int]:
+    """Returns the number of the owners that a container without their numbers shows, if any."""
+    with contextlib.suppress(OSError, ValueError):
+        first, _, count = map(int, Path("/proc/self/uid_map").read_text().split()[:3])
+        if first or count < 2**32 - 1:
+            return {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+    return set()
 
 
 def private_folder(folder: Path) -> None:

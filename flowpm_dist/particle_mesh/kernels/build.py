@@ -108,7 +108,7 @@ def build(library: Path, objects: Path) -> None:
         raise BuildError("this Python has no TensorFlow to build for")
     before = _stamp(library)
     library.parent.mkdir(parents=True, exist_ok=True)
-    with _alone_in(library.parent):
+    with _alone_at(library.with_suffix(".lock")):
         if _stamp(library) == before:
             _build(library, objects)
 
@@ -122,9 +122,9 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Inside, no other process is inside for this folder, where the file system grants locks."""
-    handle = os.open(folder, os.O_RDONLY)
+def _alone_at(path: Path) -> Iterator[None]:
+    """Inside, no other process is inside for this file, where the file system grants locks."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)

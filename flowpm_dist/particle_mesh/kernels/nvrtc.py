@@ -108,6 +108,8 @@ def gpu_code(capability: tuple[int, int]) -> bytes:
     code = compiled(capability)
     with contextlib.suppress(OSError):
         private_folder(file.parent)
+        if why_unsafe(file.parent):
+            return code
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             partial = Path(folder) / file.name
             partial.write_bytes(code)
