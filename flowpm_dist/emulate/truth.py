@@ -184,7 +184,6 @@ class Truth:
         }
         edges = options.truth_steps.edges_of(cosmology)
         solver = {**dict(options.solver), **changes}
-        del solver["deconvolve"]  # it has the default of this mesh, whatever the cheap runs have
         return Simulation(cosmology, box.grid, box.size, edges, mesh=box.mesh, **solver)
 
 

@@ -74,6 +74,7 @@ from flowpm_dist.options import (
     either,
     listed,
 )
+from flowpm_dist.particle_mesh.lattice import LatticeWarning
 from flowpm_dist.simulation.options import SolverOptions
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ class SimulatedRun(RunFile):
         box, edges = self.box, self.evolution.edges_of(cosmology)
         with warnings.catch_warnings():  # the job prints `warnings`
             warnings.simplefilter("ignore", CorrectionWarning)
+            warnings.simplefilter("ignore", LatticeWarning)
             simulation = Simulation(
                 cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver)
             )
@@ -213,23 +215,29 @@ class SimulatedRun(RunFile):
     def warnings(self) -> tuple[str, ...]:
         """What a user should know before the work begins.
 
-        Here it is how far runs lie outside the range of their correction.
+        Here it is a force that is unstable on the lattice, and how far runs lie outside the range
+        of their correction.
         """
         correction, steps = self.evolution.loaded_correction, self.evolution
-        if correction is None or correction.trained is None:
-            return ()
         shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
         values = {name: [value] for name, value in shared.items()}
         if (priors := getattr(self, "priors", None)) is not None:
             values |= {
                 n: v for n in ParameterRanges.model_fields if (v := getattr(priors, n)) is not None
             }
+        first = steps.first or steps.last / steps.step_count  # the first edge above 0, about
+        spacing = [length / n for length, n in zip(self.box.size, self.box.grid, strict=True)]
+        least = {n: min(v) for n, v in values.items()}
+        unstable = self.solver.instability(spacing, (first, steps.last), least)
+        lattice = () if unstable is None else (f"evolution.deconvolve: {unstable}",)
+        if correction is None or correction.trained is None:
+            return lattice
         name, cell = name_of(steps.integrator), force_cell(self.box.size, self.force_cells)
         a = (steps.first, steps.last)
         found = [*correction.trained.outside(name, steps.step_count, a, cell, values)]
         if correction.of_states is not None:
             found += correction.trained.outside_times(self.state_times)
-        return tuple(f"evolution.correction: {each}" for each in found)
+        return (*lattice, *(f"evolution.correction: {each}" for each in found))
 
     def _correction_problems(self) -> Iterator[Problem]:
         """Yields the problems of a correction of states with what else is in the file."""

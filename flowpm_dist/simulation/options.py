@@ -8,7 +8,7 @@ estimates with what runs take.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -46,6 +46,7 @@ from flowpm_dist.grid.decomposition import (
 )
 from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
+from flowpm_dist.particle_mesh.lattice import instability
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
 
 
@@ -82,6 +83,29 @@ class SolverOptions(InitialOptions, CorrectedForceOptions, RunOptions):
     def state_correction(self) -> StateCorrection | None:
         """What corrects the states that leave a run, if anything does."""
         return None if self.correction is None else self.correction.of_states
+
+    @property
+    def brought(self) -> frozenset[str]:
+        """Names of the options that are what the correction was trained with."""
+        if self.correction is None or self.correction.trained is None:
+            return frozenset()
+        trained = self.correction.trained.force
+        return frozenset(name for name, value in trained.items() if getattr(self, name) == value)
+
+    def instability(
+        self, cell: Sequence[float], a: tuple[float, float], values: Mapping[str, float | None]
+    ) -> str | None:
+        """Returns a warning of `lattice.instability`, if there is one.
+
+        Args:
+            cell: sides of a cell of the particle lattice [Mpc/h].
+            a: the first scale factor above 0 and the last one of the steps.
+            values: parameters of the cosmology by name, where they are known.
+        """
+        sigma8, early = values.get("sigma8"), values.get("A_s")
+        if sigma8 is None:  # as in Planck's universe
+            sigma8 = 0.82 * math.sqrt((early or 2.1e-9) / 2.1e-9)
+        return instability(self.part(ForceOptions), cell, a, sigma8)
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

@@ -29,8 +29,7 @@ from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
-from flowpm_dist.particle_mesh.lattice import rest_growth
-from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.particle_mesh.lattice import LatticeWarning
 from flowpm_dist.simulation.compiled_solver import (
     AfterStep,
     Resume,
@@ -65,9 +64,6 @@ from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 ObserverOf = Callable[[Inputs, int], Observer]
 """What makes an observer from the inputs of a run and its halo."""
-MOST_LATTICE_GROWTH = 75.0
-"""How much too much the shortest waves may grow near the lattice, see `lattice.rest_growth`. Runs
-with 65 kept linear theory on large scales as well as other forces, runs with 93 did not."""
 
 
 class Simulation:
@@ -142,31 +138,11 @@ class Simulation:
 
     def _warn_of_lattice(self) -> None:
         """Warns if a force that is unstable on a lattice at rest acts on it for too long."""
-        force = self.options.part(ForceOptions)
-        first, last = self.edges[self.edges > 0][0], self.edges[-1]
-        excess = rest_growth(force) - 1
-        if (last / first) ** excess < MOST_LATTICE_GROWTH:
-            return
-        cell = min(x / n for x, n in zip(self._box_size, self._grid, strict=True))
-        # Linear theory: the scale factor at which the rms displacement along an axis is half a
-        # cell of the force mesh.
-        k = np.geomspace(2 * np.pi / max(self._box_size), np.pi / cell, 200)
-        today = np.sqrt(np.trapezoid(np.asarray(self.power(k, 1.0)), k) / 6) / np.pi
-        a = np.geomspace(first, last, 200)
-        growth = np.asarray(self.growth.d1(a)) / float(self.growth.d1(1.0))
-        near = growth * today < cell / force.mesh_factor / 2
-        if not near[0]:
-            return
-        times = (growth[near][-1] / growth[0]) ** excess
-        if times > MOST_LATTICE_GROWTH:
-            warnings.warn(
-                f"deconvolve = {str(force.deconvolve).lower()} with force_gradient = "
-                f'"{force.force_gradient}": until a = {a[near][-1]:.3g} displacements are below '
-                f"half a cell of the force mesh, and the shortest waves grow {times:.2g} times too "
-                "much from the start. This spoils larger scales, too. Set deconvolve = false, or "
-                "start later",
-                stacklevel=4,
-            )
+        cell = [length / n for length, n in zip(self._box_size, self._grid, strict=True)]
+        steps = float(self.edges[self.edges > 0][0]), float(self.edges[-1])
+        known = {n: known_value(getattr(self.cosmology, n)) for n in self.cosmology.names}
+        if (text := self.options.instability(cell, steps, known)) is not None:
+            warnings.warn(text, LatticeWarning, stacklevel=4)
 
     def _warn_of_correction(self, cosmology: Cosmology) -> None:
         correction = self.options.correction
@@ -266,12 +242,18 @@ class Simulation:
     def with_correction(self, correction: Correction | str | Path | None) -> Simulation:
         """Returns the same simulation with another correction; see `SolverOptions`.
 
+        A correction brings the force that it was trained with, where this simulation was given
+        none. Without a correction the force stays as it is.
+
         Raises:
-            ValueError: it was trained with another force.
+            ValueError: it was trained with another force than the one that was given.
         """
-        other = copy.copy(self)
-        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
-        other.options = constructed(SolverOptions, {**given, "correction": correction})
+        other, options = copy.copy(self), self.options
+        given = options.model_fields_set - options.brought
+        if correction is None:
+            given |= set(options.brought)
+        chosen = {name: getattr(options, name) for name in given}
+        other.options = constructed(SolverOptions, {**chosen, "correction": correction})
         other._warn()
         return other
 

@@ -76,7 +76,7 @@ class Range:
         for name, there in self.force.items():
             if there != ours[name]:
                 text = str(there).lower() if isinstance(there, bool) else repr(there)
-                yield name, f"the correction was trained with {name} = {text}"
+                yield name, f"the correction was trained with {name} = {text}: leave this out"
 
     def outside(
         self,
