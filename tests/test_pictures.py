@@ -60,6 +60,10 @@ CHECKED = {
     "posteriors/figures.py corner_figure": CORNER,
     "posteriors/heads.py Posterior.plot": "test_posteriors.py::"
     "test_a_posterior_is_repeatable_and_the_same_when_read_again",
+    **{
+        f"reconstruction/observed.py {name}.figure": NO_NUMBERS
+        for name in ("Observed", "ObservedCells", "ObservedMaps")
+    },
     "reconstruction/figures.py slabs_figure": "test_slabs",
     "reconstruction/figures.py maps_figure": "test_maps",
     "reconstruction/figures.py correlation_figure": "test_correlations",

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import astropy.cosmology.units as cu
 import astropy.units as u
@@ -128,6 +128,13 @@ def test_quantities_of_other_packages_are_refused_by_name():
             fpm.Simulation(universe(), 8, OtherQuantity(units), [0.1, 1.0])
     # xarray has the units of an array as a text; those of this package are right.
     assert fpm.Simulation(universe(), 8, OtherQuantity("Mpc/h"), [0.1, 1.0]).box.size == (100,) * 3
+
+
+def test_a_column_called_unit_is_no_unit_and_named_tuples_are_looked_into():
+    table = np.rec.array([(1.0, 2.0)], names="unit,other")
+    assert in_unit("k", table, "h/Mpc") is table
+    sides = NamedTuple("Sides", [("x", object), ("y", object)])(32 * u.Mpc / H, 16.0)
+    assert in_unit("box_size", sides, "Mpc/h") == (32.0, 16.0)
 
 
 @pytest.mark.parametrize("unit", [unit for unit in UNITS if UNITS[unit][1]])

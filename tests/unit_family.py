@@ -417,6 +417,8 @@ def of_inference() -> Iterator[Argument]:
     yield from refused("Posterior.gain", posterior().gain, **one)
     sample = dict(features=("", [[0.5]]), count=("", 4), seed=("", 1))
     yield from refused("Posterior.sample", posterior().sample, **sample)
+    plot = dict(features=("", [[0.5]]), count=("", 4), seed=("", 1), truth=("", [0.7]))
+    yield from refused("Posterior.plot", posterior().plot, **plot)
 
 
 def of_trainings() -> Iterator[Argument]:

@@ -32,7 +32,7 @@ where a unit is not in this table.
 """
 
 _PLAIN = frozenset({float, int, bool, str, type(None)})
-_TEXTS = {"": ("", "1"), "redshift": ("", "1")}
+_TEXTS = {"": ("", "1", "dimensionless"), "redshift": ("", "1", "dimensionless")}
 _GIVE = "give plain numbers"
 _FACTORS = {0: "", 1: " * h", 3: " * h**3", -1: " / h"}
 
@@ -61,12 +61,12 @@ def in_unit(name: str, value: Any, unit: str = "") -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
-    if kind in (list, tuple):
+    if isinstance(value, list | tuple):
         if all(type(part) in _PLAIN for part in value):
             return value
         parts = [in_unit(f"{name}[{i}]", part, unit) for i, part in enumerate(value)]
         changed = any(new is not old for new, old in zip(parts, value, strict=True))
-        return kind(parts) if changed else value
+        return (list if isinstance(value, list) else tuple)(parts) if changed else value
     given = _unit_of(value)
     if given is None:
         return value
@@ -97,7 +97,7 @@ def _unit_of(value: Any) -> Any:
         unit = getattr(value, "units", None)
     if unit is None or not (hasattr(value, "__array__") or hasattr(value, "__float__")):
         return None
-    return unit
+    return None if hasattr(unit, "__array__") else unit  # a column of this name
 
 
 def _converted(name: str, value: Any, unit: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from scipy.interpolate import RegularGridInterpolator
 from scipy.stats import binom
 
 from flowpm_dist.cosmology.options import UniformPriors
@@ -102,16 +103,24 @@ def corner_figure(
 ) -> Figure:
     """Returns a corner plot of samples: 68.3 and 95.4 % contours, medians and 68.3 % intervals.
 
-    GetDist estimates the densities (arXiv:1910.13970); it knows the edges of the priors. The axes
-    show the samples, not the whole priors.
+    GetDist estimates the densities (arXiv:1910.13970); it knows the edges of the priors. A contour
+    follows the density and holds its share of the samples. The axes show the samples, not the whole
+    priors.
 
     Args:
         samples: [sample, p] [physical units].
         priors: the priors.
         truth: the true parameters [p] [physical units]; lines mark them, and the axes include them.
         shown: see `new_figure`.
+
+    Raises:
+        ValueError: truth is not a finite number for each parameter.
     """
     names, count = priors.names, len(priors.names)
+    if truth is not None:
+        truth = np.asarray(truth, np.float64)
+        if truth.shape != (count,) or not np.isfinite(truth).all():
+            raise ValueError(f"truth = {truth}: must be {count} finite numbers, one a parameter")
     densities, limits = _densities(samples, priors), _limits(samples, priors, truth)
     figure = new_figure(2.2 * count + 0.6, 2.2 * count + 0.4, shown=shown)
     grid = figure.subplots(count, count, squeeze=False, sharex="col")
@@ -197,5 +206,7 @@ def _two(axes: Axes, samples: np.ndarray, density: Any) -> None:
     if density is None:
         axes.plot(*samples.T, ".", ms=2, color=MEASURED)
         return
-    levels = [*density.getContourLevels(CONTOURS), density.P.max() * 1.001]
+    at = RegularGridInterpolator((density.y, density.x), density.P, bounds_error=False)
+    # The levels that hold these shares of the samples, whatever the width of the estimate's kernel.
+    levels = [*np.quantile(at(samples[:, ::-1]), 1 - np.array(CONTOURS)), density.P.max() * 1.001]
     axes.contourf(density.x, density.y, density.P, levels, colors=["#b7c4d6", "#6f87a8"])

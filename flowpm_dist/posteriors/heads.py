@@ -159,9 +159,13 @@ class Posterior:
             features: of the data set, [features] or [1, features].
             count, seed: see `sample`.
             truth: the true parameters [p] [physical units], which lines mark.
+
+        Raises:
+            ValueError: truth is not a finite number for each parameter.
         """
         from flowpm_dist.posteriors.figures import corner_figure
 
+        truth = in_unit("truth", truth)
         (samples,) = self.sample(np.atleast_2d(features), count, seed)
         axes = corner_figure(samples, self.priors, truth=truth, shown=True).axes
         return np.array(axes, object).reshape(len(self.priors.names), -1)
