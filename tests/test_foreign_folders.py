@@ -109,19 +109,36 @@ def test_a_simulation_writes_in_its_own_folder(tmp_path, victims, name, to_folde
     folder.begin()
     folder.release()
     link = link_of(folder.partial, name, victims, to_folder=to_folder)
-    for resume in (True, False):
-        with pytest.raises(OutputError, match=f"^{link} is a symbolic link"):
-            FOLDERS["simulate"](folder.path).begin(resume=resume, overwrite=True)
+    with pytest.raises(OutputError, match=f"^{link} is a symbolic link"):
+        FOLDERS["simulate"](folder.path).begin(resume=True)
     with pytest.raises(OutputError, match=f"^{link} is a symbolic link"):
         folder.check(resume=True, needed=0)
-    link.unlink()
+    if name == "publishing":
+        link.unlink()
+    folder.check(overwrite=True, needed=0)
     folder.begin(overwrite=True)
+    assert not link.is_symlink()
     for published in folder.all_contents:
         link_of(folder.path, published, victims, to_folder=to_folder)
     link_of(folder.path, "density.png", tmp_path / "missing", to_folder=True)
     (folder.partial / "run.toml").write_text("")
     folder.publish()
     assert [path.name for path in folder.path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize("name", ["", "publishing", "snapshot.zarr", "a_0.5000/x.csv"])
+def test_a_link_that_stays_is_refused_before_any_work(tmp_path, victims, name):
+    """At the place of the partial folder, and among results that are moved into place."""
+    folder = FOLDERS["simulate"](tmp_path / "out")
+    folder.begin()
+    folder.release()
+    (folder.partial / "publishing").touch()
+    link = link_of(folder.partial, name, victims, to_folder=name != "publishing")
+    words = "is a symbolic link" if name else "does not belong to an interrupted run"
+    for act in (folder.check, folder.begin):
+        with pytest.raises(OutputError, match=f"^{link} {words}"):
+            act(overwrite=True, **({"needed": 0} if act == folder.check else {}))
+    assert link.is_symlink()
 
 
 def test_a_folder_may_be_a_link_itself(tmp_path):
@@ -154,17 +171,87 @@ def table(path: Path) -> None:
     rows.close()
 
 
-def test_a_kill_leaves_no_temporary_file_for_long(tmp_path):
-    """A hidden file of the user's stays."""
-    folder = begun(WORK["train"], tmp_path / "out")
-    for name in (".run.toml.0123abcd.partial", ".notes.partial"):
-        (folder.path / name).touch()
-    folder.begin(resume=True)
-    assert {path.name for path in folder.path.iterdir()} == {
-        ".lock",
-        ".notes.partial",
-        "training.json",
-    }
+STAYS = (".notes.partial", ".x.tfrecord.partial", ".run.toml.0123abcg.partial", ".0123abcd.partial")
+"""Names that no temporary file has."""
+
+
+def killed(folder: Path, *inner: str) -> set[Path]:
+    """Makes what kills may leave in a folder and in folders in it; returns what is to stay."""
+    kept = {folder / f".{name}" for name in STAYS} | {folder / ".folder.0123abcd.partial/x"}
+    for path in [*kept, *(folder / name / ".a.png.0123abcd.partial" for name in ("", *inner))]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (link := folder / ".link.0123abcd.partial").symlink_to(STAYS[0])
+    return {*kept, link}
+
+
+def files_in(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+OWN = {
+    "train": ["evaluation", "posterior", "fresh/0/evaluation"],
+    "study": ["runs/0000"],
+    "tune": ["trials/0000"],
+}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("command", WORK)
+def test_a_kill_leaves_no_temporary_file_for_long(tmp_path, command, resume):
+    """Files of the user's stay, and those of a run of a study, which is a job of its own."""
+    folder = begun(WORK[command], tmp_path / "out")
+    stays = killed(folder.path, *OWN.get(command, ()))
+    if resume and folder.inner:
+        run = folder.path / OWN[command][0] / folder.inner / ".a.png.0123abcd.partial"
+        run.parent.mkdir()
+        run.touch()
+        stays.add(run)
+    folder.begin(resume=resume, overwrite=not resume)
+    folder.release()
+    lock_and_mark = {folder.path / ".lock", folder.path / folder.contents[0]}
+    assert files_in(folder.path) == stays | lock_and_mark
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_a_refused_job_removes_nothing(tmp_path, command):
+    """It begins where older work is, or where others are writing."""
+    folder = FOLDERS[command](tmp_path / "out")
+    folder.begin()
+    folder.release()
+    if command == "simulate":
+        (folder.checkpoints / "step-000001.zarr").mkdir(parents=True)
+    killed(folder.path)
+    before = files_in(folder.path)
+    with pytest.raises(OutputError, match="to replace it"):
+        folder.begin()
+    folder.release()
+    assert files_in(folder.path) == before
+
+
+@pytest.mark.parametrize("command", ["study", "tune"])
+def test_temporary_files_of_another_worker_stay(tmp_path, command):
+    folder, other = (WORK[command](tmp_path / "out") for _ in range(2))
+    folder.begin()
+    killed(folder.path, *OWN[command])
+    before = files_in(folder.path)
+    other.begin(resume=True)
+    assert files_in(folder.path) == before
+    with pytest.raises(OutputError, match="is writing in"):
+        WORK[command](tmp_path / "out").begin(overwrite=True)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_simulation_that_was_killed_while_drawing(tmp_path, resume):
+    """It was published; what is not its own stays."""
+    folder = FOLDERS["simulate"](tmp_path / "out")
+    folder.begin()
+    folder.release()
+    (folder.path / "mine").mkdir()
+    (mine := folder.path / "mine/.a.png.0123abcd.partial").touch()
+    stays = killed(folder.path)
+    folder.begin(resume=resume, overwrite=not resume)
+    assert files_in(folder.path) == {*stays, mine, folder.owner}
 
 
 WRITERS = {

@@ -14,8 +14,9 @@ import secrets
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ CONE_PARTICLES = "light_cone_particles"
 """The folder of the particles of a light cone."""
 ABOUT = "flowpm-dist.json"
 """The file with the attributes of a snapshot in a format of particles; it is written last."""
+_ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+"""Names of the temporary files of `written_whole`."""
 
 
 class UnreadableError(WorkError, ValueError):
@@ -193,16 +196,43 @@ def links_in(folder: Path, apart: str = "") -> Iterator[Path]:
         folder: the folder; a file, or what is not there, has no links in it.
         apart: name of the folders in it that are not looked into.
     """
+    return (Path(entry) for entry in _entries(folder, apart) if entry.is_symlink())
+
+
+def remove_unfinished(folder: Path, inner: Iterable[str] = (), apart: str = "") -> None:
+    """Removes the temporary files that killed processes have left of `written_whole`.
+
+    Nobody may be writing there.
+
+    Args:
+        folder: the folder.
+        inner: names of the folders in it that are looked into, with all folders in them.
+        apart: see `links_in`.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    deeper = (_entries(folder / name, apart) for name in inner if not (folder / name).is_symlink())
+    for entry in chain(_listed(folder), *deeper):
+        if _ASIDE.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            os.unlink(entry)
+
+
+def _listed(folder: Path) -> list[os.DirEntry[str]]:
+    """Returns what is in a folder; nothing for a file, or for what is not there."""
     try:
         with os.scandir(folder) as entries:
-            found = list(entries)
+            return list(entries)
     except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in found:
-        if entry.is_symlink():
-            yield folder / entry.name
-        elif entry.is_dir(follow_symlinks=False) and entry.name != apart:
-            yield from links_in(folder / entry.name, apart)
+        return []
+
+
+def _entries(folder: Path, apart: str) -> Iterator[os.DirEntry[str]]:
+    """Yields all in a folder and in the folders in it; no symbolic link is followed below it."""
+    for entry in _listed(folder):
+        yield entry
+        if entry.is_dir(follow_symlinks=False) and entry.name != apart:
+            yield from _entries(Path(entry), apart)
 
 
 def write_text(path: Path, text: str) -> None:

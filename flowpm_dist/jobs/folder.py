@@ -24,6 +24,7 @@ from flowpm_dist.io.files import (
     no_link,
     read_json,
     remove,
+    remove_unfinished,
     write_text,
 )
 
@@ -425,21 +426,27 @@ class WorkFolder(JobFolder):
         with self._being_prepared():
             if resume:
                 self.check_links()
-            self._lock = self._locked(self.path / ".lock", together=resume and self.shared)
-            if resume and self.shared:
+            lock, together = self.path / ".lock", resume and self.shared
+            try:
+                self._lock = self._locked(lock)
+            except OutputError:
+                if not together:
+                    raise
+                self._lock = self._locked(lock, together=True)
                 return
-            if self.mark():  # what a kill has left of `written_whole`
-                for path in self.path.glob(".*.????????.partial"):
-                    remove(path)
             if not resume:
                 self.check_contents(overwrite=overwrite)
+            if self.mark():
+                remove_unfinished(self.path, self.written if resume else (), self.inner)
+            if not resume:
                 # The mark goes last: should this be interrupted, the rest is known to be ours.
                 for name in reversed(self.all_contents):
                     remove(self.path / name)
-            mark = self.mark()
-            self.write_mark(
-                complete=False, **{name: mark[name] for name in self.kept if name in mark}
-            )
+            if not together:
+                mark = self.mark()
+                self.write_mark(
+                    complete=False, **{name: mark[name] for name in self.kept if name in mark}
+                )
             if self.shared:  # from now on others may resume it, too
                 fcntl.flock(self._lock, fcntl.LOCK_SH)
 

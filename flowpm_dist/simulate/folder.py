@@ -24,6 +24,7 @@ from flowpm_dist.io.files import (
     SNAPSHOTS,
     WriteError,
     remove,
+    remove_unfinished,
     snapshot_attributes,
 )
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
@@ -144,6 +145,26 @@ class SimulationFolder(JobFolder):
         ours = _outputs_in(self.path)
         check_foreign(self.path, [name for name in self.outputs if name not in ours])
         super().check_contents(overwrite=overwrite)
+        self._check_partial()
+
+    def _check_partial(self) -> None:
+        """Check that what is in the partial folder, if it is there, can be published or removed.
+
+        Raises:
+            OutputError: it is not ours, or has a symbolic link among results to be published.
+        """
+        if not os.path.lexists(self.partial):
+            return
+        is_folder = self.partial.is_dir() and not self.partial.is_symlink()
+        if not (is_folder and (self.owner.is_file() or not any(self.partial.iterdir()))):
+            raise OutputError(f"{self.partial} does not belong to an interrupted run: move it away")
+        if self.is_publishing:
+            self.check_links()
+
+    @property
+    def is_publishing(self) -> bool:
+        """Whether all results are complete, and moving them into place was interrupted."""
+        return (self.partial / "publishing").exists()
 
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
         """Make the folder to write into, and remove what an interrupted run has left. On rank 0.
@@ -153,11 +174,14 @@ class SimulationFolder(JobFolder):
         with self._being_prepared():
             if not resume:
                 self.check_contents(overwrite=overwrite)
+            ours = self.older_work() is not None
             self._take_partial(resume=resume)
             if not resume:
                 self.check_contents(overwrite=overwrite)
             self.partial.mkdir(exist_ok=True)
             self._lock = self._locked_partial()
+            if ours:  # figures and reports are written beside the results
+                remove_unfinished(self.path)
 
     def _locked_partial(self) -> IO[str]:
         return self._locked(self.owner, generator=GENERATOR)
@@ -165,12 +189,11 @@ class SimulationFolder(JobFolder):
     def _take_partial(self, *, resume: bool) -> None:
         if not os.path.lexists(self.partial):
             return
-        owned = self.owner.is_file()
-        if self.partial.is_symlink() or not (owned or not any(self.partial.iterdir())):
-            raise OutputError(f"{self.partial} does not belong to an interrupted run: move it away")
+        self._check_partial()
         with self._locked_partial():
-            self.check_links()
-            if (self.partial / "publishing").exists():
+            if resume or self.is_publishing:
+                self.check_links()
+            if self.is_publishing:
                 self.publish()
                 if resume:
                     raise OutputError(f"the run in {self.path} is complete: its results are there")
@@ -227,7 +250,7 @@ class SimulationFolder(JobFolder):
         """
         if self._lock is not None and not self.is_held:
             return self.release()
-        if not (self.partial / "publishing").exists():
+        if not self.is_publishing:
             if self.last_step() is None:
                 remove(self.partial, ignore_errors=True)
             else:

@@ -34,6 +34,7 @@ from flowpm_dist.io.files import (
     read_arrays,
     read_json,
     remove,
+    remove_unfinished,
     write_text,
 )
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
@@ -143,6 +144,8 @@ class Evaluation:
         try:
             remove(aside, ignore_errors=True)
             aside.mkdir(parents=True)
+            if (folder / SCORES).exists():  # ours, as was checked
+                remove_unfinished(folder)
             kept = self._kept(folder / SCORES)
             self._write_into(aside, kept)
             for name in (SCORES, *OF_EVERY_JOB):
