@@ -10,7 +10,9 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -32,6 +34,7 @@ from flowpm_dist.cosmoflow.planning.folder import SCORES, TrainingFolder
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, score
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.emulate.job import EmulationFolder
+from flowpm_dist.grid.field import project
 from flowpm_dist.io.errors import WorkError, decoration
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
@@ -133,16 +136,22 @@ def check_same(folder, whole, decorations, *timed):
         assert Path(folder, name).read_bytes() == Path(whole, name).read_bytes(), name
 
 
-def test_simulate(here, breaks):
+def test_simulate(here, breaks, monkeypatch):
+    """What only a figure shows is computed when the results are in place, too."""
     Path("run.toml").write_text(SIMULATION + CONE)
+    safe = []
     figures = ["density.png", "power_spectrum.png", "convergence.png", "convergence_power.png"]
     words = ["simulate", "run.toml", "--output"]
     assert flowpm_here(*words, "whole").returncode == 0
     speed = {"flowpm_dist.simulate.job.SimulationJob.remember": SPEED}
-    tried = breaks("simulate", lambda: SimulationFolder(Path("out")).is_complete, **speed)
+    place = "flowpm_dist.simulate.session.project"
+    tried = breaks(
+        "simulate", is_safe := lambda: SimulationFolder(Path("out")).is_complete, **speed
+    )
+    monkeypatch.setattr(place, lambda *_: safe.append(is_safe()) or project(*_))
     done = flowpm_here(*words, "out")
     check_warned(done, names := [*figures, *OF_JOBS, SPEED])
-    assert tried == dict.fromkeys(names, True)
+    assert tried == dict.fromkeys(names, True) and safe == [True]
     assert "not affected. To write it: flowpm-dist report out\n" in done.stderr
     check_same("out", "whole", figures, "timings.json")
     assert "is complete" in flowpm_here(*words, "out", "--resume").stdout
@@ -226,10 +235,17 @@ def test_train(here, breaks):
     Path("run.toml").write_text(TRAINING)
     figures, words = ["phases.png", "training.png"], ["train", "run.toml", "--output"]
     assert flowpm_here(*words, "whole").returncode == 0
-    tried = breaks("train", lambda: TrainingFolder(Path("out")).is_complete)
-    check_warned(flowpm_here(*words, "out"), names := [*figures, *OF_JOBS])
+    session, logs = (f"flowpm_dist.cosmoflow.training.{name}" for name in ("session", "logs"))
+    shown = {
+        f"{session}.TrainingSession._write_phases": "phases.json",
+        f"{session}.TrainingSession._write_draws": "draws.json",
+        f"{logs}.MLPerfLog.end": "end of mlperf.log",
+    }
+    tried = breaks("train", lambda: TrainingFolder(Path("out")).is_complete, **shown)
+    check_warned(flowpm_here(*words, "out"), names := [*figures, *shown.values(), *OF_JOBS])
     assert tried == dict.fromkeys(names, True)
-    check_same("out", "whole", figures, "phases.json", "metrics.csv", "checkpoints/checkpoint")
+    lacks = [*figures, "phases.json"]  # and draws.json, if the data were not pretended
+    check_same("out", "whole", lacks, "metrics.csv", "checkpoints/checkpoint")
     assert "is complete" in flowpm_here(*words, "out", "--resume").stdout
 
 
@@ -377,6 +393,10 @@ def test_evaluate(here, breaks, monkeypatch):
     check_warned(done, [*written, *OF_JOBS])
     assert tried == dict.fromkeys([*written, *OF_JOBS], True)
     check_same("out", "whole", written)
+    monkeypatch.setattr(Evaluation, "_decorate", lambda *_: None)
+    (killed := Path("out/.predicted.png.0123abcd.partial")).touch()
+    evaluation.write(Path("out"))
+    assert not killed.exists()
 
 
 def test_predict(here, breaks, monkeypatch):
@@ -444,12 +464,28 @@ def test_what_becomes_a_warning():
         with pytest.raises(error), decoration("a.png", warned.append):
             raise error
 
+    assert not warned
+
+
+def test_a_warning_that_cannot_be_shown_ends_nothing():
+    """On a full disk, with a closed standard error, and with Python's option -W error."""
+    shown = []
+
     def full(text):
+        shown.append(text)
         raise OSError(28, "No space left on device")
 
     with decoration("a.png", full):
         raise KeyError("k")
-    assert not warned
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with decoration("a.png"):
+            raise KeyError("k")
+    progress = Progress(stream=(stream := StringIO()))
+    stream.close()
+    with decoration("a.png", progress.warn):
+        raise KeyError("k")
+    assert shown == ["no a.png: KeyError: 'k'. The results are not affected."]
 
 
 def is_decoration(node):

@@ -39,7 +39,7 @@ def decoration(
 
     Args:
         what: what is made, such as "density.png".
-        warn: shows a warning.
+        warn: shows a warning; that it fails costs the warning alone.
         remedy: a sentence on how to make it later.
     """
     try:
@@ -50,7 +50,8 @@ def decoration(
         if not isinstance(error, OSError | UserError | WorkError):
             cause = f"{type(error).__name__}: {cause}".removesuffix(": ")
         message = f"no {what}: {cause}. The results are not affected."
-        with suppress(OSError):  # the standard error may be on a full disk, too
+        # The standard error may be closed or full, and Python may make an error of a warning.
+        with suppress(Exception):
             warn(f"{message} {remedy}".rstrip())
 
 

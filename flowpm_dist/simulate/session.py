@@ -85,8 +85,6 @@ def write_results(
     """
     mesh = state.box.mesh
     density, spectrum, theory = write_state(folder.partial, options, state, linear)
-    layers = max(1, options.box.grid[2] // 8)
-    slab = project(density, layers) if options.output.figures else None
     memory = mesh.gather_to_root(np.array([peak_memory()]))
     summary = None
     if memory is not None:
@@ -105,6 +103,9 @@ def write_results(
             k=float(spectrum.k[at]),
             ratio=float(spectrum.power[at] / theory[at]),
         )
+    # All ranks meet here, and rank 0 only once the results are in place.
+    layers = max(1, options.box.grid[2] // 8)
+    slab = project(density, layers) if options.output.figures else None
     if slab is not None:
         _draw(folder.path, options, slab, layers, spectrum, state.a, linear, warn)
     mesh.barrier()

@@ -149,9 +149,7 @@ class TrainingSession:
             )
             outcome, stopped = self._steps(first, stop, logs)
         if self.mesh.rank == 0:
-            self._write_phases(outcome)
-            self._write_draws(outcome.step)
-            self._draw(outcome)
+            self._show(outcome)
         if stopped is not None:
             raise StopError(stopped, f"after step {outcome.step} of {outcome.steps}")
         return outcome
@@ -223,7 +221,8 @@ class TrainingSession:
             for phase, value in seconds.items():
                 totals[phase] += value
         complete = number >= steps or enough
-        self.mlperf.end(success=complete)
+        with decoration("end of mlperf.log", self.progress.warn):
+            self.mlperf.end(success=complete)
         outcome = TrainingOutcome(
             step=number,
             steps=steps,
@@ -308,11 +307,15 @@ class TrainingSession:
         }
         write_text(self.folder.path / "phases.json", json.dumps(facts, indent=1) + "\n")
 
-    def _draw(self, outcome: TrainingOutcome) -> None:
-        """Draws phases.png and training.png, if a step was made."""
+    def _show(self, outcome: TrainingOutcome) -> None:
+        """Writes and draws what shows a training whose steps are on disk. On rank 0."""
+        path, warn = self.folder.path, self.progress.warn
+        with decoration("phases.json", warn):
+            self._write_phases(outcome)
+        with decoration("draws.json", warn):
+            self._write_draws(outcome.step)
         if not any(outcome.phases.values()):
             return
-        path, warn = self.folder.path, self.progress.warn
         with decoration("phases.png", warn):
             from flowpm_dist.cosmoflow.scores.figures import phases_figure
             from flowpm_dist.io.figures import save_figure
