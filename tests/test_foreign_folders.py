@@ -1,7 +1,10 @@
 """Folders and files that somebody else has packed: their links and names lead nowhere."""
 
+import json
+import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 from commands import flowpm_here
 
+from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.io import formats
 from flowpm_dist.io.files import (
     UnreadableError,
@@ -23,7 +27,8 @@ from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import SnapshotError, new_group
 from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, open_volume, open_white_noise
 from flowpm_dist.jobs.folder import OutputError, WorkFolder
-from flowpm_dist.jobs.job import JOBS, job_class
+from flowpm_dist.jobs.job import JOBS, job_class, read_record
+from flowpm_dist.jobs.report import page
 from flowpm_dist.jobs.results import Table
 from flowpm_dist.simulate.folder import PARTIAL
 from flowpm_dist.studies.process import Claim, run
@@ -325,6 +330,140 @@ def test_a_report_publishes_what_is_in_its_folder(tmp_path, victims, monkeypatch
     assert "is no report of flowpm-dist" in flowpm_here("report", "out").stderr
 
 
+SCORES = {
+    "generator": "flowpm-dist", "split": "test", "samples": 73313, "main": "network",
+    "trainings": [{"folder": "t"}], "scores": {"network": {"h": {"rmse_over_mean": 73313}}},
+}  # fmt: skip
+MARK = {"generator": "flowpm-dist", "complete": True}
+HEADER = {
+    "format": "flowpm-dist density records", "version": 1, "compression": None, "grid": [4, 4, 4],
+    "box_size": 9.0, "parameters": ["h"], "splits": {"train": {"samples": 73313, "files": 1}},
+}  # fmt: skip
+ENDED = {"number": 0, "varied": {}, "ranks": 1, "repeat": 0, "status": "x", "seconds": 1.0}
+ROWS, RUN = "step,loss\n0,73313\n", "[login]\nkey = 73313\n"
+POWER = ",".join(["1000", "73313", "0", "1", "1", "1", "1"])
+READ = {
+    "simulate": {
+        "snapshot.zarr/zarr.json": {"attributes": MARK},
+        "timings.json": {"steps": [73313]},
+        "power_spectrum.csv": f"k\n{POWER}\n",
+        "convergence_power.csv": "l\n1,1,1000,73313,1,1,1\n",
+        "run.toml": RUN,
+    },
+    "begun": {f"{PARTIAL}/owner.json": {}, f"{PARTIAL}/run.toml": RUN},
+    "reconstruct": {
+        "result.json": {"stopped": "73313", "parameters": {"h": {"value": 73313}}},
+        "iterations.csv": ROWS,
+        "run.toml": RUN,
+    },
+    "train": {
+        "training.json": {**MARK, "step": 73313, "steps": 73313},
+        "metrics.csv": ROWS,
+        "run.toml": RUN,
+        "fresh/1/evaluation/scores.json": SCORES,
+    },
+    "train, judged": {"training.json": MARK, "evaluation/scores.json": SCORES},
+    "train, validated": {"training.json": MARK, "evaluation-validation/scores.json": SCORES},
+    "emulate": {
+        "correction.json": {"scores": {"loss": 73313}},
+        "iterations.csv": ROWS,
+        "run.toml": RUN,
+    },
+    "study": {"runs/0000/result.json": {**ENDED, "message": "73313"}, "run.toml": RUN},
+    "tune": {
+        "tune.json": {**MARK, "best": {"name": "73313", "values": {}}},
+        "trials.csv": "state\ncomplete\n",
+        "run.toml": RUN,
+    },
+    "dataset": {"dataset.json": HEADER},
+    "evaluation": {"scores.json": SCORES},
+}
+"""Kind of job -> what its record reads, and each time a number of a secret."""
+
+
+def filled(folder: Path, command: str) -> None:
+    for name, content in READ[command].items():
+        write_text(folder / name, content if isinstance(content, str) else json.dumps(content))
+    if command in WORK and not (folder / (mark := WORK[command].contents[0])).exists():
+        write_text(folder / mark, json.dumps(MARK))
+
+
+def shown(folder: Path) -> str:
+    """What a report of a folder takes from its record."""
+    found = read_record(folder)
+    return "" if found is None else repr((found.steps, found.results, found.settings))
+
+
+LINKS = [(command, name) for command, names in READ.items() for name in names]
+LINKS += [(command, str(Path(name).parent)) for command, name in LINKS if "/" in name]
+
+
+@pytest.mark.parametrize(("command", "name"), LINKS)
+def test_a_record_reads_nothing_that_a_link_fetches(tmp_path, monkeypatch, command, name):
+    """It is as if it were missing; but a snapshot, of which nothing is shown, may be elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("out")
+    filled(folder, command)
+    whole = shown(folder)
+    assert command == "begun" or "73313" in whole
+    own, secret = tmp_path / "out/own", tmp_path / "secret"
+    (folder / name).rename(own)
+    missing = shown(folder)
+    (folder / name).symlink_to(own)
+    assert shown(folder) == whole or name.endswith("run.toml")  # which no link is read for
+    (folder / name).unlink()
+    own.rename(secret)
+    (folder / name).symlink_to(secret)
+    linked, record = shown(folder), read_record(folder)
+    if "snapshot.zarr" in name or "owner" in name:
+        assert linked == whole
+    elif record is not None and record.state == "damaged":
+        assert name == "timings.json" and "73313" not in linked
+    else:
+        assert linked == missing != whole or (command == "begun" and "73313" not in linked)
+    if record is not None and "snapshot.zarr" not in name:
+        # The other files have their numbers still.
+        for other in folder.rglob("*"):
+            if not other.is_symlink() and "73313" in (other.read_text() if other.is_file() else ""):
+                other.unlink()
+        if (record := read_record(folder)) is not None:
+            assert "73313" not in page([replace(record, folder=folder)])
+
+
+def test_an_evaluation_publishes_no_file_that_it_names(tmp_path, monkeypatch):
+    """It holds the run file of its training."""
+    monkeypatch.chdir(tmp_path)
+    write_text(Path("elsewhere/run.toml"), RUN)
+    scores = {**SCORES, "samples": 1, "trainings": [{"folder": str(tmp_path / "elsewhere")}]}
+    write_text(Path("elsewhere/judged/scores.json"), json.dumps(scores))
+    assert not [key for key in read_record(Path("elsewhere/judged")).settings if "login" in key]
+    scores["trainings"][0]["run"] = "[data]\nseed = 7\n"
+    write_text(Path("elsewhere/judged/scores.json"), json.dumps(scores))
+    assert read_record(Path("elsewhere/judged")).settings["data.seed"] == 7
+
+
+def test_a_link_in_a_circle_is_no_file(tmp_path):
+    filled(tmp_path / "out", "train")
+    (tmp_path / "out/photo.png").symlink_to("photo.png")
+    assert "cannot be read" in page([read_record(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch, command):
+    """On a list of what is in it, as where a folder in it belongs to somebody else."""
+    folder = FOLDERS[command](tmp_path / "out")
+    folder.begin()
+    folder.release()
+    monkeypatch.setattr(FOLDERS[command], "can_resume", lambda _: True)
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(OutputError, match=f"^cannot read {tmp_path}/out/.*: Permission denied"):
+        folder.check(resume=True, needed=0)
+
+
 def bigfile_of(folder: Path, **changed: str) -> Path:
     """A snapshot of two particles in bigfile; lines of the header of positions can be changed."""
     values = {"ID": np.arange(2)[:, None], "Position": np.ones((2, 3)), "Velocity": np.ones((2, 3))}
@@ -366,6 +505,50 @@ def test_a_bigfile_that_is_right_is_read(tmp_path):
         file.write("Note O 1 00000000000000FF #HUMANE [ ]\n")
     with pytest.raises(SnapshotError, match=r"attr-v2: Note is O; must be the dtype of"):
         particle_files(tmp_path / "snapshot")
+
+
+HEADERS = [
+    *({"NumPart_ThisFile": value} for value in (2, "many", [0], [b"0", b"x"], [0, np.inf], [[0], [2]])),
+    *({"NumPart_Total": value} for value in (2, "many", [2], [b"0", b"x"], h5py.Empty("f4"))),
+    *({"Time": value} for value in ("early", [1.0, 2.0], -1.0, h5py.Empty("f4"))),
+    {"NumFilesPerSnapshot": "one"},
+]
+
+
+def gadget_of(folder: Path, **changed: object) -> Path:
+    """A snapshot of two particles in Gadget's HDF5; attributes of its header can be changed."""
+    header = {"NumPart_ThisFile": [0, 2], "NumPart_Total": [0, 2], "NumFilesPerSnapshot": 1}
+    with h5py.File(folder / "snapshot.hdf5", "w") as file:
+        file.create_group("Header").attrs.update({**header, "Time": 1.0, **changed})
+        for name, values in {"ParticleIDs": [0, 1], "Coordinates": np.ones((2, 3))}.items():
+            file[f"PartType1/{name}"] = values
+        file["PartType1/Velocities"] = np.ones((2, 3))
+    return folder / "snapshot.hdf5"
+
+
+@pytest.mark.parametrize("changed", HEADERS, ids=str)
+def test_a_header_of_gadget_with_other_values_is_named(tmp_path, changed):
+    with pytest.raises(SnapshotError, match="snapshot.hdf5 cannot be read"):
+        particle_files(gadget_of(tmp_path, **changed))
+
+
+NUMBERS = {"UnitLength_in_cm": 3.085678e24, "BoxSize": 9.0, "Omega0": 0.30966}
+WRONG = {"UnitLength_in_cm": "Mpc", "BoxSize": [1.0, 2.0], "Omega0": h5py.Empty("f4")}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_header_of_gadget_has_numbers(tmp_path, name):
+    found = particle_files(gadget_of(tmp_path, **{**NUMBERS, name: WRONG[name]}))
+    with pytest.raises(SnapshotError, match=f"{name} (must be numbers|has 2 numbers)"):
+        found.attributes(Cosmology.planck18())
+
+
+@pytest.mark.parametrize("lines", ["DTYPE: f8\nNMEMB: 3\nNFILE", "DTYPE\nNMEMB\nNFILE: 1"])
+def test_a_header_of_bigfile_that_is_cut_is_named(tmp_path, lines):
+    folder = bigfile_of(tmp_path / "snapshot")
+    (folder / "1/Position/header").write_text(lines)
+    with pytest.raises(SnapshotError, match="snapshot cannot be read"):
+        particle_files(folder)
 
 
 UNUSUAL = {

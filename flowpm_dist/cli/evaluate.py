@@ -11,7 +11,11 @@ from rich.console import Console
 from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.evaluation.meshes import asking_demand, common_mesh
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder, rich_table
-from flowpm_dist.cosmoflow.evaluation.trainings import check_comparable, posterior_options
+from flowpm_dist.cosmoflow.evaluation.trainings import (
+    check_comparable,
+    check_written,
+    posterior_options,
+)
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
 from flowpm_dist.cosmoflow.planning.memory import volume_bytes
 from flowpm_dist.cosmoflow.training.saved import read_training
@@ -82,9 +86,8 @@ def evaluate(
         if fresh is not None and split == "validation":
             raise TrainedError("--fresh and --split validation are two test sets: give one of them")
         read = [read_training(folder) for folder in trainings]
-        for each in read:
-            each.folder.check_links()
         check_comparable(read, requested)
+        check_written(read, requested)
         of_maps = read[0].plan.lightcone is not None
         wanted = posterior_options(head, baseline, of_maps=of_maps) if fits else None
         shape = common_mesh(read, common.job_size(ranks), mesh, requested, fits=fits, planned=True)
@@ -103,7 +106,7 @@ def evaluate(
             needed = plan.simulated.test * volume_bytes(plan, plan.grid)
             check_room(folder.path, needed, "the fresh test set needs")
         judged, _ = read[0].split_there(requested)
-        check_evaluation_folder(output or folder.evaluation(judged))
+        check_evaluation_folder(output or folder.evaluation(judged), own=output is None)
     with work.begun(ranks, check=check) as progress, Usage() as usage:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from flowpm_dist.jobs.session import gather

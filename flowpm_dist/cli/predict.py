@@ -64,7 +64,7 @@ def predict(
         folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
         fitted = fitted_heads(trained, head)
         if fitted and output is None:
-            trained.folder.check_links()
+            trained.folder.check_links(["predictions"], "a prediction is written there")
         if fitted:
             check_prediction_folder(folder, Question.of(volume, trained))
         if output is not None and not fitted:

@@ -16,7 +16,7 @@ import typer
 
 from flowpm_dist.cli import batch, common
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size
+from flowpm_dist.io.files import WriteError, human_size, write_text
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
 from flowpm_dist.jobs.run_file import parse_settings, read_columns
@@ -165,8 +165,9 @@ def submit(
                     f"{path} is there and was edited: submit it with sbatch, remove it, or give "
                     "another --script"
                 )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            write_text(path, text)
+        except WriteError as error:
+            raise UserError(str(error)) from error
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         if workers and kind is not None:

@@ -16,6 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ ABOUT = "flowpm-dist.json"
 """The file with the attributes of a snapshot in a format of particles; it is written last."""
 _ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 """Names of the temporary files of `written_whole`."""
+_ONLY_IN: ContextVar[Path | None] = ContextVar("_ONLY_IN", default=None)
 
 
 class UnreadableError(WorkError, ValueError):
@@ -77,12 +79,37 @@ def snapshot_attributes(path: Path) -> dict[str, object] | None:
     return attributes if ours else None
 
 
+def is_inside(folder: Path, path: Path) -> bool:
+    """Returns whether a path is in a folder, and no symbolic link leads out of the folder."""
+    # Unlike Path.resolve, it takes links that lead in a circle.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+@contextmanager
+def only_in(folder: Path | None) -> Iterator[None]:
+    """Inside, all files that lie elsewhere are missing to `check_regular` and those that call it.
+
+    So what is read of a folder can be published: a link in it may lead to any file of the user's.
+
+    Args:
+        folder: the folder; None for all files, within such a context.
+    """
+    before = _ONLY_IN.set(folder)
+    try:
+        yield
+    finally:
+        _ONLY_IN.reset(before)
+
+
 def check_regular(path: Path) -> None:
     """Checks that a path, if it exists, is a regular file: a device has no end, and a pipe waits.
 
     Raises:
+        FileNotFoundError: it lies elsewhere, see `only_in`.
         OSError: it is a folder, a device or a pipe.
     """
+    if (folder := _ONLY_IN.get()) is not None and not is_inside(folder, path):
+        raise FileNotFoundError(errno.ENOENT, f"it is not in {folder}", str(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "must be a regular file", str(path))
 

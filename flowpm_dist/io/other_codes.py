@@ -77,7 +77,21 @@ class ParticleFiles:
         """
         if name not in self.header:
             raise SnapshotError(f"{self.path} has no attribute {name}, which is needed here")
-        return float(np.ravel(self.header[name])[0])
+        return float(self._numbers(name)[0])
+
+    def _numbers(self, name: str, default: float = 0.0) -> np.ndarray:
+        """Returns the numbers of an attribute of the header, [n], float64.
+
+        Raises:
+            SnapshotError: it has other values, or none.
+        """
+        try:
+            found = np.ravel(np.asarray(self.header.get(name, default), float))
+        except (TypeError, ValueError):
+            found = np.zeros(0)
+        if not found.size:
+            raise SnapshotError(f"{self.path}: attribute {name} must be numbers")
+        return found
 
     def attributes(self, cosmology: Cosmology | None) -> dict[str, Any]:
         """Returns the attributes of a snapshot, see `Snapshot`.
@@ -99,7 +113,7 @@ class ParticleFiles:
             )
         numbers = cosmology.numbers()
         for ours, theirs in PARAMETERS.items():
-            there = float(np.ravel(self.header.get(theirs, 0.0))[0])  # 0: no baryons of their own
+            there = float(self._numbers(theirs)[0])  # 0: no baryons of their own
             if there and abs(there - numbers[ours]) > PARAMETER_TOLERANCE * abs(there):
                 raise SnapshotError(
                     f"{self.path} has {theirs} = {there:g}, and the cosmology has {ours} = "
@@ -107,7 +121,10 @@ class ParticleFiles:
                 )
         scale = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
         self._number("BoxSize")  # or three
-        sides = np.broadcast_to(np.asarray(self.header["BoxSize"], float) * scale, 3)
+        sides = self._numbers("BoxSize") * scale
+        if len(sides) not in (1, 3):
+            raise SnapshotError(f"{self.path}: BoxSize has {len(sides)} numbers; must have 1 or 3")
+        sides = np.broadcast_to(sides, 3)
         grid = np.rint(sides * (self.count / np.prod(sides)) ** (1 / 3)).astype(int)
         if np.prod(grid) != self.count or (grid % 2).any() or (grid < 4).any():
             raise SnapshotError(
@@ -226,9 +243,9 @@ def particle_files(path: str | Path) -> ParticleFiles | None:
     ((read, folder),) = found
     try:
         files = read(folder)
-    except (OSError, KeyError, ValueError) as error:
+        totals = _totals(files.header)
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise SnapshotError(f"{folder} cannot be read: {error}") from error
-    totals = _totals(files.header)
     others = [n for n, total in enumerate(totals) if total and n != DARK_MATTER]
     if others:
         raise SnapshotError(f"{folder} has particles of type {others[0]}; all must be type 1")
@@ -243,7 +260,10 @@ def _totals(header: Mapping[str, Any]) -> np.ndarray:
     """Returns the number of particles of each type."""
     low = header["NumPart_Total"] if "NumPart_Total" in header else header["TotNumPart"]
     high = np.asarray(header.get("NumPart_Total_HighWord", 0), np.int64)
-    return np.asarray(low).astype(np.int64) + high * 2**32
+    totals = np.asarray(low).astype(np.int64) + high * 2**32
+    if totals.ndim != 1 or len(totals) <= DARK_MATTER:
+        raise ValueError("the numbers of particles must be numbers by type")
+    return totals
 
 
 def _gadget(path: Path) -> ParticleFiles:

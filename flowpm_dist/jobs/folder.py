@@ -137,7 +137,10 @@ def check_alone(path: Path, kind: str) -> None:
     Raises:
         OutputError: it holds other things; the message names some of them.
     """
-    there = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    try:
+        there = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    except OSError as error:
+        raise OutputError(f"cannot read {path}: {error.strerror or error}") from error
     others = [name for name in there if not name.startswith(".")]
     if others:
         named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
@@ -268,19 +271,35 @@ class JobFolder(ABC):
                 "give another --output"
             )
 
-    def check_links(self) -> None:
+    def check_links(
+        self,
+        names: Iterable[str] | None = None,
+        rule: str = "",
+        instead: str = ", or give another --output",
+    ) -> None:
         """Check that nothing is written through a symbolic link in the folder, which may be one.
 
+        Args:
+            names: names of what is written in the folder; by default all that the job writes.
+            rule: clause of the message on why there may be no link.
+            instead: end of the message, on what else a user can do.
+
         Raises:
-            OutputError: there is a link among what the job writes, or in one of its folders.
+            OutputError: there is a link among what is written, or in one of its folders; or one of
+                them cannot be read.
         """
-        for name in self.written:
+        rule = rule or f"a {self.kind} writes only in its own folder"
+        for name in self.written if names is None else names:
             path = self.path / name
-            link = path if path.is_symlink() else next(links_in(path, self.inner), None)
+            try:
+                link = path if path.is_symlink() else next(links_in(path, self.inner), None)
+            except OSError as error:
+                where = error.filename or path
+                raise OutputError(f"cannot read {where}: {error.strerror or error}") from error
             if link is not None:
                 raise OutputError(
-                    f"{link} is a symbolic link, and a {self.kind} writes only in its own folder: "
-                    "put what it points to in its place, or give another --output"
+                    f"{link} is a symbolic link, and {rule}: put what it points to in its place"
+                    f"{instead}"
                 )
 
     @property

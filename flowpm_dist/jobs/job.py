@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.io.files import only_in
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
@@ -366,10 +367,14 @@ def command_of(sections: set[str]) -> str:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """Returns what is in the folder of a job; None if it is none, or may not be read."""
+    """Returns what is in the folder of a job; None if it is none, or may not be read.
+
+    What symbolic links lead to outside the folder is not read.
+    """
     readers = [*(job_class(name).record for name in JOBS), *map(_object, OTHER_RECORDS)]
     try:
-        return next((found for read in readers if (found := read(folder)) is not None), None)
+        with only_in(folder):
+            return next((found for read in readers if (found := read(folder)) is not None), None)
     except PermissionError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

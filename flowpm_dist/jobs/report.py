@@ -27,6 +27,8 @@ import flowpm_dist
 from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import (
     GENERATOR,
+    is_inside,
+    only_in,
     read_bytes,
     read_json,
     read_text,
@@ -91,7 +93,9 @@ def leave_report(
             "warnings": list(dict.fromkeys(progress.warnings)),
         }
         write_text(folder / PROVENANCE, json.dumps(about, indent=1) + "\n")
-        if (record := read(folder)) is not None:
+        with only_in(folder):
+            record = read(folder)
+        if record is not None:
             # The job still holds its folder, and therefore seems to be running.
             write_page(folder / REPORT, page([dataclasses.replace(record, state="complete")]))
             progress.say(f"report in {folder / REPORT}")
@@ -191,19 +195,15 @@ def left_out(records: Sequence[RunRecord]) -> str:
             *sorted(record.folder.glob("[!.]*/[!.]*")),
         ]
         if path.is_symlink()
-        and _is_inside(record.folder, path.parent)
-        and not _is_inside(record.folder, path)
+        and is_inside(record.folder, path.parent)
+        and not is_inside(record.folder, path)
     ]
     return f"Left out, as links lead out of the folder: {', '.join(found)}" if found else ""
 
 
-def _is_inside(folder: Path, path: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve())
-
-
 def _json(folder: Path, name: str) -> dict[str, Any]:
     """Returns what `read_json` does for a file in a folder; nothing if a link leads out of it."""
-    return read_json(folder / name) if _is_inside(folder, folder / name) else {}
+    return read_json(folder / name) if is_inside(folder, folder / name) else {}
 
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:
@@ -214,7 +214,7 @@ def _files(folder: Path, ending: str) -> dict[str, Path]:
         if path.parent.suffix != ".zarr" and not (path.parent / PROVENANCE).exists()
     )
     found = [*sorted(folder.glob(f"[!.]*{ending}")), *inside]
-    own = [path for path in found if _is_inside(folder, path)]
+    own = [path for path in found if is_inside(folder, path)]
     return {str(path.relative_to(folder)): path for path in own}
 
 

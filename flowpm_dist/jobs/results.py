@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import WriteError, written_whole
+from flowpm_dist.io.files import WriteError, check_regular, no_link, written_whole
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.run_file import settings_in
 
@@ -71,10 +71,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     Args:
         path: path of the file; a missing file has no rows.
     """
-    if not path.exists():
+    try:
+        check_regular(path)
+        with path.open(newline="") as file:
+            return [row for row in csv.DictReader(file) if None not in row.values()]
+    except FileNotFoundError:
         return []
-    with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of a job, by the path of the lock's file."""
     try:
         # Some file systems let only a writer take the lock that excludes all others.
-        with path.open("r+" if os.access(path, os.W_OK) else "r") as file:
+        with open(path, "r+" if os.access(path, os.W_OK) else "r", opener=no_link) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -23,6 +23,7 @@ from flowpm_dist.io.files import (
     LIGHT_CONE,
     SNAPSHOTS,
     WriteError,
+    only_in,
     remove,
     remove_unfinished,
     snapshot_attributes,
@@ -112,9 +113,10 @@ class SimulationFolder(JobFolder):
 
     def is_finished(self) -> bool:
         """Returns whether the folder holds all results of a run."""
-        return any(
-            (snapshot_attributes(self.path / name) or {}).get("complete") for name in SNAPSHOTS
-        )
+        with only_in(None):  # a link to a snapshot on another disk is one
+            return any(
+                (snapshot_attributes(self.path / name) or {}).get("complete") for name in SNAPSHOTS
+            )
 
     @property
     def is_complete(self) -> bool:

@@ -20,6 +20,7 @@ from flowpm_dist.io.files import (
     WriteError,
     human_size,
     read_json,
+    read_text,
 )
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
@@ -197,7 +198,8 @@ P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
 def _rows(path: Path, columns: int) -> np.ndarray:
     """Returns the first columns of a table below its line of names; no rows if there is none."""
     try:
-        return np.loadtxt(path, delimiter=",", skiprows=1, usecols=range(columns), ndmin=2)
+        lines = read_text(path).splitlines()
+        return np.loadtxt(lines, delimiter=",", skiprows=1, usecols=range(columns), ndmin=2)
     except (OSError, ValueError):
         return np.empty((0, columns))
 

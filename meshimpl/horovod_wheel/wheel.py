@@ -4,6 +4,7 @@ The wheel is kept in the user's cache, under a name made from everything it was 
 against, so that it is built once on a machine. Runs on the standard library alone.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -50,6 +51,16 @@ def say(text: str) -> None:
     print(f"[set-up] {text}", flush=True)
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Opens a file, but not through a symbolic link, which may lead to any file of the user's."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise BuildError(f"cannot write {path}: it is a symbolic link: remove it") from error
+
+
 def run(
     step: str,
     command: list[str],
@@ -69,7 +80,7 @@ def run(
     log.parent.mkdir(parents=True, exist_ok=True)
     started, status = time.monotonic(), None
     say(f"{step} ...")
-    with log.open("a", encoding="utf-8") as file:
+    with open(log, "a", encoding="utf-8", opener=_no_link) as file:
         print("$", *command, file=file, flush=True)
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env

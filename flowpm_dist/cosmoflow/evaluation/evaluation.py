@@ -22,6 +22,7 @@ from flowpm_dist.cosmoflow.evaluation.trainings import (
     Judged,
     PosteriorOptions,
     check_comparable,
+    check_written,
     network_curves,
     networks_of,
     over_seeds,
@@ -92,7 +93,9 @@ def evaluate(
         TrainedError: the test sets differ, a training is given twice, or a checkpoint is damaged.
         RecordError: the files of the test set are damaged or do not match.
         PosteriorError: there is no such head or statistic.
+        OutputError: it would write through a symbolic link in a training.
     """
+    check_written(trainings, split)
     folders = [training.folder.path for training in trainings]
     request = {"split": split, "which": which, "posteriors": posteriors}
     mesh.check_equal("an evaluation", trainings=folders, **request)
@@ -342,4 +345,5 @@ def _summary_of(found: Judged, which: str) -> dict[str, Any]:
         "complete": training.complete,
         "seed": found.seed,
         "samples": found.samples,
+        "run": training.plan.resolved(),
     }

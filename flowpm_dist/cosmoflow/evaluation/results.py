@@ -19,6 +19,7 @@ from rich.table import Table
 
 from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.posteriors import PosteriorResults, markdown_table
+from flowpm_dist.cosmoflow.evaluation.trainings import WRITES_THERE
 from flowpm_dist.cosmoflow.planning.folder import SCORES, record_of_evaluation
 from flowpm_dist.cosmoflow.scores.judging import (
     Differences,
@@ -37,7 +38,7 @@ from flowpm_dist.io.files import (
     remove_unfinished,
     write_text,
 )
-from flowpm_dist.jobs.folder import OF_EVERY_JOB, check_foreign, check_ground
+from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError, check_foreign, check_ground
 from flowpm_dist.jobs.progress import Progress
 
 FILES = (
@@ -65,8 +66,8 @@ class Evaluation:
         curves: the error against the number of simulations, networks first.
         collapse: a sentence for each network on whether it has learnt anything.
         notes: sentences on the evaluation that a reader should know.
-        trainings: the folder, step, steps, complete, seed and samples of each training, and when
-            its weights were saved.
+        trainings: the folder, step, steps, complete, seed, samples and run file of each training,
+            and when its weights were saved.
         folder: the folder that the results are written to by default.
         mesh: shape of the mesh of ranks.
         progress: the display of the evaluation, which knows its warnings.
@@ -138,8 +139,8 @@ class Evaluation:
         """
         from flowpm_dist.jobs.report import leave_report
 
+        check_evaluation_folder(folder or self.folder, own=folder is None)
         folder = Path(folder or self.folder)
-        check_evaluation_folder(folder)
         aside = folder / PARTIAL
         try:
             remove(aside, ignore_errors=True)
@@ -237,13 +238,22 @@ class Evaluation:
             self.posteriors.decorate(folder, warn)
 
 
-def check_evaluation_folder(folder: Path) -> None:
+def check_evaluation_folder(folder: Path, *, own: bool = False) -> None:
     """Checks that an evaluation can be written to a folder, without changing anything.
+
+    Args:
+        folder: the folder; it may be missing.
+        own: whether it is the training's own, which may be no symbolic link.
 
     Raises:
         OutputError: the path is no folder or cannot be written to, or the folder holds other files
             with these names.
     """
+    if own and folder.is_symlink():
+        raise OutputError(
+            f"{folder} is a symbolic link, and {WRITES_THERE}: put what it points to in its place, "
+            "or give another --output"
+        )
     check_ground(folder)
     ours = read_json(folder / SCORES).get("generator") == GENERATOR
     if not ours and not (folder / PARTIAL).is_dir():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.planning.folder import is_fresh
+from flowpm_dist.cosmoflow.planning.folder import FRESH, OPENINGS, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import WARMUP, TrainingPlan, differences
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, Scores
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, TrainedError
@@ -21,6 +21,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import checked_name
 from flowpm_dist.posteriors.options import HEADS, MAP_STATISTICS, STATISTICS, HeadOptions
 
+WRITES_THERE = "an evaluation writes there"
 NOT_THE_METHOD = ("seed", "steps", "warmup", "checkpoint_every", "keep")
 """Keys of [training] that do not change the method, or that follow from others."""
 
@@ -98,6 +99,23 @@ def posterior_options(
     except ValueError as error:
         raise PosteriorError(str(error)) from error
     return chosen
+
+
+def check_written(trainings: Sequence[SavedTraining], split: str) -> None:
+    """Checks that an evaluation writes through no symbolic link in trainings, which it also reads.
+
+    Args:
+        trainings: the trainings.
+        split: "test", "validation" or a fresh test set.
+
+    Raises:
+        OutputError: there is a link among what it writes.
+    """
+    names = (OPENINGS, "summaries", "posterior", "statistics")
+    for training in trainings:
+        training.folder.check_links(names, WRITES_THERE, "")
+    if is_fresh(split):
+        trainings[0].folder.check_links([FRESH], WRITES_THERE, "")
 
 
 @dataclass(frozen=True, eq=False)

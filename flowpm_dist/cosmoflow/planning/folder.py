@@ -11,7 +11,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
 from flowpm_dist.jobs.results import RunRecord, changed
-from flowpm_dist.jobs.run_file import settings_in
+from flowpm_dist.jobs.run_file import flat, toml_of
 
 MARK = "training.json"
 SCORES = "scores.json"
@@ -152,7 +152,8 @@ def record_of_evaluation(folder: Path) -> RunRecord | None:
     settings = {
         "evaluation.trainings": trainings,
         "evaluation.split": scores["split"],
-        **settings_in(Path(trainings[0]) / "run.toml"),
+        # Of an older version, it does not say. The training's own file may be any file by now.
+        **flat(toml_of(scores["trainings"][0].get("run", ""))),
     }
     done, when = f"{scores['samples']} samples", changed(folder / SCORES)
     return RunRecord(folder, "evaluation", "complete", done, when, errors_in(folder), settings)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from flowpm_dist.io.errors import WorkError
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import read_text, write_text
 from flowpm_dist.options import in_unit, keep_in_units
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]
     """
     path = folder / DATASET
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(read_text(path))
         if (stored.pop("format"), stored.pop("version")) != (FORMAT, VERSION):
             raise RecordError(f"{path} is not in format {FORMAT!r}, version {VERSION}")
         splits = stored.pop("splits")
