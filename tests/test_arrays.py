@@ -10,12 +10,15 @@ import pytest
 from commands import flowpm_here, plain
 
 from flowpm_dist.cosmoflow.evaluation import prediction
-from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
+from flowpm_dist.cosmoflow.evaluation.results import Evaluation, check_evaluation_folder
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, fresh_split
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, TableError, arrays_of, read_table
 from flowpm_dist.cosmoflow.volumes.record_files import Block, RecordError
 from flowpm_dist.cosmoflow.volumes.records import global_order
+from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import ConfigError
 from meshimpl.process_mesh import ProcessMesh
@@ -280,21 +283,64 @@ def test_there_are_no_fresh_volumes_in_arrays(folder):
     assert "fresh ones cannot be made; leave out --fresh" in plain(refused.stderr)
 
 
-@pytest.mark.parametrize("name", ["evaluation", "predictions", "predictions/one.npy"])
+WRITTEN = {
+    "evaluate": ["test-set.json", "summaries", "posterior/a.npz", "statistics", "evaluation"],
+    "predict": ["predictions", "predictions/one.npy"],
+}
+
+
+@pytest.mark.parametrize("name", [*WRITTEN["evaluate"], *WRITTEN["predict"], "tensorboard"])
 def test_answers_are_not_written_through_links_in_a_training(folder, name):
-    """Predictions are written only where a posterior was fitted."""
+    """What a command only reads there may be a link, as to a scratch disk.
+
+    Predictions are written only where a posterior was fitted.
+    """
     training = begun_in(folder)
     np.save(folder / "one.npy", volumes_of(1)[0])
     link, posterior = training.path / name, training.posterior("flow")
-    link.parent.mkdir(exist_ok=True)
-    link.symlink_to(folder)
     posterior.parent.mkdir()
     posterior.touch()
+    link.parent.mkdir(exist_ok=True)
+    (folder / "scratch").mkdir()
+    if name == "posterior/a.npz" or name == "test-set.json":
+        link.symlink_to(folder / "one.npy")
+    else:
+        link.symlink_to(folder / "scratch")
     ask = ["predict", str(training.path), str(folder / "one.npy"), "--box-size", "25"]
+    elsewhere = ["--output", str(folder / "judged")]
     for words in (["evaluate", str(training.path)], ask):
-        refused = flowpm_here(*words, "--check")
-        assert refused.returncode == 2
-        assert f"error: {link} is a symbolic link" in refused.stderr
+        done = flowpm_here(*words, "--check")
+        assert done.returncode == (2 if name in WRITTEN[words[0]] else 0), done.stderr
+        if done.returncode:
+            assert f"error: {link} is a symbolic link, and" in done.stderr
+            there = "written there" if words == ask else "an evaluation writes there"
+            assert there in plain(done.stderr)
+        if words != ask:
+            moved = flowpm_here(*words, *elsewhere, "--check")
+            assert moved.returncode == (done.returncode if name != "evaluation" else 0)
+            assert "--output" not in moved.stderr
+
+
+@pytest.mark.parametrize("name", ["summaries", "posterior", "statistics", "fresh/1"])
+def test_a_script_does_not_judge_through_links_either(folder, name):
+    """It is refused before the ranks meet for the first time."""
+    training = begun_in(folder)
+    other, link = SavedTraining(training, None, True), training.path / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(folder)
+    split = fresh_split(1) if "fresh" in name else "test"
+    with pytest.raises(OutputError, match=f"{link} is a symbolic link, and an evaluation writes"):
+        judge([other], None, None, split=split)
+
+
+def test_a_script_does_not_write_an_evaluation_through_a_link(folder):
+    own, scratch = folder / "evaluation", folder / "scratch"
+    scratch.mkdir()
+    own.symlink_to(scratch)
+    with pytest.raises(OutputError, match=f"{own} is a symbolic link"):
+        Evaluation.write(SimpleNamespace(folder=own))
+    assert not [*scratch.iterdir()]
+    check_evaluation_folder(own)  # which was given
 
 
 def test_weights_of_another_division_of_the_same_volumes_are_refused(folder):

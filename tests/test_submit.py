@@ -360,6 +360,18 @@ def test_an_edited_script_stays(here):
     assert path.read_text().endswith("# mine\n")
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_script_is_not_written_through_a_link(here, there):
+    path, other = here / "run-output.sbatch", here / "other.sbatch"
+    if there:
+        other.write_text(script())
+        path.unlink()
+    path.symlink_to(other)
+    flowpm_here("submit", "simulate", "run.toml", *SIZE, "--dry-run", "--at-once", "0")
+    assert path.is_file() and not path.is_symlink()
+    assert other.exists() == there
+
+
 def test_a_script_as_it_was_written_is_replaced(here):
     script()
     assert directives(script("--time", "1:00:00"))["time"] == "1:00:00"
