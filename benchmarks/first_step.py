@@ -50,7 +50,7 @@ def worker(grid: int, steps: int) -> None:
     import flowpm_dist as fpm
     from flowpm_dist.evolution.integrators import FastPM
     from flowpm_dist.simulation.compiled_solver import compiled_solver
-    from flowpm_dist.simulation.inputs import LocalCosmologies
+    from flowpm_dist.simulation.universes import LocalCosmologies
 
     parts.add("import")
     cosmology, edges = fpm.Cosmology.planck18(), fpm.scale_factor_steps(0.1, 1.0, steps)

@@ -46,7 +46,8 @@ from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
 
 if TYPE_CHECKING:
-    from flowpm_dist.simulation.inputs import Inputs, LocalCosmologies
+    from flowpm_dist.simulation.inputs import Inputs
+    from flowpm_dist.simulation.universes import LocalCosmologies
 
 
 @dataclass

@@ -46,11 +46,8 @@ from flowpm_dist.simulation.estimate import (
     process_bytes,
 )
 from flowpm_dist.simulation.inputs import (
-    CosmologyFactory,
     Given,
-    GrowthOf,
     Inputs,
-    PowerOf,
     Start,
     particles_of,
     source_of,
@@ -58,6 +55,7 @@ from flowpm_dist.simulation.inputs import (
 from flowpm_dist.simulation.options import SolverKeys, SolverOptions, simulation_bytes
 from flowpm_dist.simulation.outputs import Corrected, OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State
+from flowpm_dist.simulation.universes import CosmologyFactory, GrowthOf, PowerOf
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
 from meshimpl.process_mesh import MeshShape, ProcessMesh

@@ -39,11 +39,11 @@ from flowpm_dist.particle_mesh.positions import positions, redshift_space
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.inputs import (
     Inputs,
-    LocalCosmologies,
     Provenance,
     WhiteNoiseSource,
 )
 from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.universes import LocalCosmologies
 from meshimpl import launch
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import MeshShape, ProcessMesh
