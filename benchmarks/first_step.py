@@ -61,13 +61,13 @@ def worker(grid: int, steps: int) -> None:
         def add(name: str, turn: str = turn) -> None:
             parts.add(f"{turn}: {name}")
 
-        local = LocalCosmologies((cosmology,), (sim.growth,), (sim.power,), False)
+        local = LocalCosmologies((sim.theory,), False)
         solver = compiled_solver(sim.box, sim.options)
         noise = solver.initial.white_noise(tf.constant(1, tf.int64))
         add("white noise")
         amplitude = solver.amplitude(local)
         add("linear amplitude")
-        factors = FastPM().initial(sim.growth, float(edges[0]), sim.options.lpt_order)
+        factors = FastPM().initial(sim.theory.growth, float(edges[0]), sim.options.lpt_order)
         x, v, _ = solver.initial.particles(noise, amplitude, factors)
         add("LPT")
         del amplitude

@@ -26,7 +26,8 @@ import tensorflow as tf
 from lensing import COSMOLOGY, Frozen
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.distances import Distances, lensing_weight, limber_power
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.line_of_sight import lensing_weight, limber_power
 from flowpm_dist.observables.lensing import SourcePlane, born, lensing_efficiency
 from flowpm_dist.observables.light_cone import FullSky, LightCone
 from flowpm_dist.statistics import spherical_power, spherical_theory_in_bins

@@ -40,8 +40,9 @@ from scipy.ndimage import map_coordinates
 from scipy.signal.windows import tukey
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.background import Distances
 from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.evolution.integrators import Operation, Schedule
 from flowpm_dist.observables.lensing import (

@@ -15,7 +15,7 @@ import argparse
 import numpy as np
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.background import Distances
 
 HALVINGS = 40
 

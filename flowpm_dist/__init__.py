@@ -17,11 +17,12 @@ from meshimpl.imports import lazy_names
 if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.cli.from_python import run as run
     from flowpm_dist.cosmology.growth import Growth as Growth
-    from flowpm_dist.cosmology.options import growth_steps as growth_steps
-    from flowpm_dist.cosmology.options import logarithmic_steps as logarithmic_steps
-    from flowpm_dist.cosmology.options import scale_factor_steps as scale_factor_steps
     from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
     from flowpm_dist.cosmology.power import LinearPower as LinearPower
+    from flowpm_dist.cosmology.steps import growth_steps as growth_steps
+    from flowpm_dist.cosmology.steps import logarithmic_steps as logarithmic_steps
+    from flowpm_dist.cosmology.steps import scale_factor_steps as scale_factor_steps
+    from flowpm_dist.cosmology.theory import Theory as Theory
     from flowpm_dist.evolution.integrators import COLA as COLA
     from flowpm_dist.evolution.integrators import BullFrog as BullFrog
     from flowpm_dist.evolution.integrators import FastPM as FastPM
@@ -60,18 +61,19 @@ _HOMES = {
     "Progress": "jobs.progress",
     "Simulation": "simulation.simulation",
     "State": "simulation.state",
+    "Theory": "cosmology",
     "compare": "statistics",
     "correlation_coefficient": "statistics",
     "cross_power": "statistics",
     "density_histogram": "statistics",
-    "growth_steps": "cosmology.options",
+    "growth_steps": "cosmology.steps",
     "jacobian": "statistics",
-    "logarithmic_steps": "cosmology.options",
+    "logarithmic_steps": "cosmology.steps",
     "multipoles": "statistics",
     "power_spectrum": "statistics",
     "power_wedges": "statistics",
     "run": "cli.from_python",
-    "scale_factor_steps": "cosmology.options",
+    "scale_factor_steps": "cosmology.steps",
     "transfer_function": "statistics",
 }
 

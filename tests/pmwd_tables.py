@@ -1,9 +1,11 @@
 """Growth and transfer function interpolated linearly in tables, as pmwd does (arXiv:2211.09958)."""
 
+import functools
+
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology import Growth, LinearPower
+from flowpm_dist.cosmology import Growth, LinearPower, Theory
 from flowpm_dist.cosmology.growth import TERMS
 
 PMWD_TRANSFER_NODES = np.logspace(-4.0, 3.0, 897)
@@ -38,6 +40,21 @@ class PmwdPower(LinearPower):
         values = tf.concat([tf.ones([1], tf.float64), beyond_zero], axis=0)
         shape.transfer = lambda k: _interpolate(k, nodes, values)
         return shape
+
+
+def pmwd_theory(nodes):
+    """Returns what makes the theory with pmwd's tables, of growth at these scale factors."""
+
+    class PmwdTheory(Theory):
+        @functools.cached_property
+        def growth(self):
+            return InterpolatedGrowth(Growth(self.background), nodes)
+
+        @functools.cached_property
+        def power(self):
+            return PmwdPower(self.cosmology, self.growth)
+
+    return PmwdTheory
 
 
 def _interpolate(x, nodes, values):

@@ -19,7 +19,7 @@ GOOD = dict(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, A_s=2.1e-9)
         (dict(Omega_m=1.2), "Omega_m must be a number from 0.005 to 1; got 1.2"),
         (dict(Omega_m=float("nan")), "Omega_m must be a number from 0.005 to 1; got nan"),
         (dict(Omega_b=-0.01), "Omega_b must be a number of at least 0"),
-        (dict(Omega_b=0.4), "got Omega_b = 0.4, Omega_m = 0.3"),
+        (dict(Omega_b=0.4), "Omega_b = 0.4: must be below Omega_m = 0.3"),
         (dict(h=67.66), "h must be H0 / (100 km/s/Mpc), above 0.1, below 3; got 67.66"),
         (dict(h=-0.7), "h must be"),
         (dict(n_s=float("inf")), "n_s must be a number above 0, below 3"),

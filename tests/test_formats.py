@@ -260,7 +260,7 @@ def test_the_package_bigfile_reads_it(state, expected, tmp_path):
 def test_no_particle_lies_on_the_far_face():
     """In float32 a position just below 0 is rounded to the size of the box."""
     displacement = np.full((4, 4, 4, 3), -1e-9, np.float32)
-    header = Header(1.0, (4, 4, 4), (64.0,) * 3, {})
+    header = Header(1.0, (4, 4, 4), (64.0,) * 3, {}, 0.7)
     ((_, positions, _),) = ParticleBlock(displacement, displacement, (0, 0, 0), 0, 4).particles(
         header
     )

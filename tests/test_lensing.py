@@ -9,7 +9,7 @@ from derivatives import check_derivative
 from reference import parameters_of, reference, relative_rms
 
 from flowpm_dist.cosmology import Cosmology, Growth
-from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.background import Distances
 from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,

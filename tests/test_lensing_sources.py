@@ -7,7 +7,8 @@ from derivatives import check_derivative
 from reference import parameters_of, reference
 
 from flowpm_dist.cosmology import Cosmology
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.observables.lensing import (
     LensPlanes,

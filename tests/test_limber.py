@@ -16,7 +16,7 @@ from flowpm_dist.cosmology import (
     lensing_weight,
     limber_power,
 )
-from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.background import Distances
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
     LensPlanes,

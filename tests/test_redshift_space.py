@@ -62,7 +62,7 @@ def test_tracers_share_the_velocities_of_matter():
     ratio = (seen[large] * real[large].conj()).real / weight
     (b, f), *_ = np.linalg.lstsq(powers * weight[:, None], ratio)
     assert b == pytest.approx(2, rel=0.05)
-    assert f == pytest.approx(float(sim.growth.f1(1.0)), rel=0.1)
+    assert f == pytest.approx(float(sim.theory.growth.f1(1.0)), rel=0.1)
     with pytest.raises(ValueError, match="distortions by velocities.*b1 = b - 1 = 1 "):
         ForwardModel(sim, "1lpt", redshift_space="z", bias={"b": 2.0})
 
@@ -107,4 +107,4 @@ def test_kaiser_limit_of_a_simulated_density():
     change = ((seen - real) * real.conj()).real[large]
     f = (mu2 * change).sum() / (mu2**2 * np.abs(real[large]) ** 2).sum()
     # Of second order: k times the displacements, squared, is 0.01 on these scales.
-    assert f == pytest.approx(float(sim.growth.f1(a)), rel=0.03)
+    assert f == pytest.approx(float(sim.theory.growth.f1(a)), rel=0.03)

@@ -18,7 +18,7 @@ def main() -> None:
 
     import flowpm_dist as fpm
     from flowpm_dist.cosmology import LinearPower
-    from flowpm_dist.cosmology.distances import Distances
+    from flowpm_dist.cosmology.background import Distances
     from flowpm_dist.observables.lensing import SourcePlane
     from flowpm_dist.observables.light_cone import FlatField, LightCone
 

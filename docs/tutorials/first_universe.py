@@ -100,7 +100,7 @@ measured = [fpm.multipoles(state.density(redshift_space=axis), axis=axis) for ax
 k = measured[0].k
 monopole, quadrupole, _ = np.mean([each.power for each in measured], axis=0)
 
-f = float(sim.growth.f1(1.0))
+f = float(sim.theory.growth.f1(1.0))
 kaiser = np.array([1 + 2 * f / 3 + f**2 / 5, 4 * f / 3 + 4 * f**2 / 7])
 
 figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")

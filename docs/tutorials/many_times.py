@@ -54,7 +54,7 @@ def lowest_bins(state):
 measured = sim.run(seed=42, outputs=times, on_output=lowest_bins)
 k = measured[0][0]
 growth = np.array([power / measured[0][1] for _, power in measured])  # [time, bin]
-linear = np.asarray(sim.growth.d1(times) ** 2 / sim.growth.d1(times[0]) ** 2)
+linear = np.asarray(sim.theory.growth.d1(times) ** 2 / sim.theory.growth.d1(times[0]) ** 2)
 
 figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
 for index, wavenumber in enumerate(k):

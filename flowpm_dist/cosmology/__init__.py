@@ -3,16 +3,18 @@
 from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "Background": "parameters",
+    "Background": "background",
     "Cosmology": "parameters",
-    "Distances": "distances",
+    "Distances": "background",
+    "Fluid": "background",
     "Growth": "growth",
     "Halofit": "nonlinear",
     "LinearPower": "power",
     "NonlinearPower": "nonlinear",
     "TabulatedPower": "nonlinear",
-    "lensing_weight": "distances",
-    "limber_power": "distances",
+    "Theory": "theory",
+    "lensing_weight": "line_of_sight",
+    "limber_power": "line_of_sight",
     "sigma8": "power",
 }
 

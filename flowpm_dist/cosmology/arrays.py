@@ -2,21 +2,27 @@
 
 TensorFlow takes tens of microseconds for an operation on a few numbers, and NumPy takes one.
 Formulas of these functions and of Python's operators are therefore cheap for a cosmology of plain
-numbers, and can be differentiated for a cosmology of tensors.
+numbers, and can be differentiated for a cosmology of tensors. TensorFlow is loaded when the first
+tensor is made: run files are checked without it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import operator
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
-import tensorflow as tf
 
 from flowpm_dist.options import in_unit
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 LARGEST = 2**16
 """Values of an array beyond which TensorFlow, which uses several threads, computes with it."""
@@ -25,9 +31,23 @@ P = ParamSpec("P")
 _nested = ContextVar("nested", default=False)
 
 
+def _tensorflow() -> Any:
+    return importlib.import_module("tensorflow")
+
+
 def is_tensor(value: Any) -> bool:
     """Returns whether a value is a tensor or a variable."""
-    return isinstance(value, (tf.Tensor, tf.Variable))
+    tf = sys.modules.get("tensorflow")
+    return tf is not None and isinstance(value, (tf.Tensor, tf.Variable))
+
+
+def known(value: Any) -> Any:
+    """The array behind a value; None if it is a tensor that a graph has yet to compute."""
+    if not is_tensor(value):
+        return np.asarray(value)
+    if hasattr(value, "read_value"):
+        value = value.read_value()
+    return _tensorflow().get_static_value(value)
 
 
 def as_float64(value: Any, name: str = "value", unit: str = "") -> tf.Tensor:
@@ -37,6 +57,7 @@ def as_float64(value: Any, name: str = "value", unit: str = "") -> tf.Tensor:
         value: the value; a quantity is converted or refused.
         name, unit: see `options.in_unit`.
     """
+    tf = _tensorflow()
     if is_tensor(value):
         return tf.cast(value, tf.float64)
     return tf.constant(np.asarray(in_unit(name, value, unit), dtype=np.float64))
@@ -50,9 +71,9 @@ def as_array(value: Any, name: str = "value", unit: str = "") -> Any:
         name, unit: see `options.in_unit`.
     """
     if is_tensor(value):
-        return tf.cast(value, tf.float64)
+        return _tensorflow().cast(value, np.float64)
     array = np.asarray(in_unit(name, value, unit), dtype=np.float64)
-    return array if array.size <= LARGEST else tf.constant(array)
+    return array if array.size <= LARGEST else _tensorflow().constant(array)
 
 
 @contextmanager
@@ -80,47 +101,55 @@ def gives_tensor(function: Callable[P, Any]) -> Callable[P, tf.Tensor]:
     return call
 
 
-def _either(of_tensors: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+def _either(name: str, of_arrays: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Returns a function of arrays, which is that of TensorFlow with this name for tensors."""
+    of_tensors = operator.attrgetter(name)
+
     def call(*values: Any) -> Any:
-        return (of_tensors if any(map(is_tensor, values)) else of_arrays)(*values)
+        if any(map(is_tensor, values)):
+            return of_tensors(_tensorflow())(*values, **options)
+        return of_arrays(*values)
 
     return call
 
 
-exp = _either(tf.exp, np.exp)
-log = _either(tf.math.log, np.log)
-sqrt = _either(tf.sqrt, np.sqrt)
-square = _either(tf.square, np.square)
-sin = _either(tf.sin, np.sin)
-cos = _either(tf.cos, np.cos)
-arccos = _either(tf.acos, np.arccos)
-floor = _either(tf.floor, np.floor)
-minimum = _either(tf.minimum, np.minimum)
-maximum = _either(tf.maximum, np.maximum)
-clip = _either(tf.clip_by_value, np.clip)
-where = _either(tf.where, np.where)
-reshape = _either(tf.reshape, np.reshape)
-product = _either(tf.linalg.matmul, lambda x, y: np.einsum("ij,jk->ik", x, y))
+exp = _either("exp", np.exp)
+log = _either("math.log", np.log)
+sqrt = _either("sqrt", np.sqrt)
+square = _either("square", np.square)
+sin = _either("sin", np.sin)
+sinh = _either("sinh", np.sinh)
+cos = _either("cos", np.cos)
+arccos = _either("acos", np.arccos)
+floor = _either("floor", np.floor)
+minimum = _either("minimum", np.minimum)
+maximum = _either("maximum", np.maximum)
+clip = _either("clip_by_value", np.clip)
+where = _either("where", np.where)
+reshape = _either("reshape", np.reshape)
+product = _either("linalg.matmul", lambda x, y: np.einsum("ij,jk->ik", x, y))
 """The product of two matrices; that of arrays without BLAS, see `solve`."""
-zeros_like = _either(tf.zeros_like, np.zeros_like)
-ones_like = _either(tf.ones_like, np.ones_like)
-stop_gradient = _either(tf.stop_gradient, lambda value: value)
-total = _either(lambda x: tf.reduce_sum(x, axis=-1), lambda x: np.sum(x, axis=-1))
+zeros_like = _either("zeros_like", np.zeros_like)
+ones_like = _either("ones_like", np.ones_like)
+stop_gradient = _either("stop_gradient", lambda value: value)
+total = _either("reduce_sum", lambda x: np.sum(x, axis=-1), axis=-1)
 """The sum along the last axis."""
 
 
 def stacked(values: Sequence[Any], axis: int) -> Any:
     """Returns arrays or tensors of one shape along a new axis."""
-    return (tf.stack if any(map(is_tensor, values)) else np.stack)(values, axis=axis)
+    return (_tensorflow().stack if any(map(is_tensor, values)) else np.stack)(values, axis=axis)
 
 
 def joined(values: Sequence[Any], axis: int) -> Any:
     """Returns arrays or tensors one after another along an axis."""
-    return (tf.concat if any(map(is_tensor, values)) else np.concatenate)(values, axis=axis)
+    tensors = any(map(is_tensor, values))
+    return (_tensorflow().concat if tensors else np.concatenate)(values, axis=axis)
 
 
 def solve(matrix: Any, right: Any) -> Any:
     """Returns the solution x [n, m] of matrix x = right."""
+    tf = _tensorflow()
     if is_tensor(matrix) or is_tensor(right):
         return tf.linalg.solve(matrix, right)
     # Not NumPy's: the threads of its BLAS keep cores busy while they wait.
@@ -131,5 +160,6 @@ def solve(matrix: Any, right: Any) -> Any:
 def rows(table: np.ndarray, numbers: Any) -> Any:
     """Returns the rows of a table [n, columns] at whole numbers [...], as [..., columns]."""
     if is_tensor(numbers):
+        tf = _tensorflow()
         return tf.gather(table, tf.cast(numbers, tf.int32))
     return table[numbers.astype(np.int64)]

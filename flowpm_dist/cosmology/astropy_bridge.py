@@ -57,17 +57,6 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
     return parameters
 
 
-def comoving_distance(z: float, *, Omega_m: float, w0: float = -1.0, wa: float = 0.0) -> float:
-    """Returns the comoving distance of a redshift [Mpc/h], in a flat universe without radiation.
-
-    `Distances` gives the same, but needs TensorFlow.
-    """
-    from astropy.cosmology import Flatw0waCDM
-
-    universe = Flatw0waCDM(H0=100.0, Om0=Omega_m, w0=w0, wa=wa, Tcmb0=0.0)
-    return float(universe.comoving_distance(z).to_value("Mpc"))
-
-
 def _dark_energy(cosmology: Any) -> tuple[float, float]:
     try:
         from astropy import cosmology as models

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmology.options import K_PIVOT, SHAPE, T_CMB
+from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, affecting
 
 K_MAX = 20.0
 """Largest wavenumber that CAMB computes [1/Mpc]."""
@@ -18,12 +18,12 @@ K_MAX = 20.0
 NEUTRINOS = 3.046
 """Effective number of neutrino species, all massless."""
 
-TRANSFER = tuple(name for name in SHAPE if name not in ("n_s", "k_pivot"))
+TRANSFER = affecting("transfer")
 """The parameters that the transfer function depends on."""
 
 _A_S = 2e-9  # CAMB's spectrum is proportional to A_s, so one table is enough
 _SAMPLES = 4096
-_DEFAULTS = {"w0": -1.0, "wa": 0.0, "T_cmb": T_CMB, "k_pivot": K_PIVOT}
+_DEFAULTS = {name: PARAMETERS[name].default for name in SHAPE if not PARAMETERS[name].required}
 
 
 def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
@@ -34,7 +34,7 @@ def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
     splines are kept.
 
     Args:
-        **parameters: the parameters in `SHAPE`; w0, wa and T_cmb have the defaults of `Cosmology`.
+        **parameters: the parameters in `SHAPE`, which have the defaults of `Cosmology`.
 
     Returns:
         The first ln k (k in h/Mpc), the step in ln k, and the coefficients [cells, 4] of the powers

@@ -16,6 +16,7 @@ computes the field of each.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,10 +29,12 @@ from flowpm_dist.cosmology.arrays import (
     arccos,
     arrays_within,
     as_array,
+    as_float64,
     clip,
     cos,
     gives_tensor,
     is_tensor,
+    known,
     log,
     maximum,
     product,
@@ -41,8 +44,8 @@ from flowpm_dist.cosmology.arrays import (
     total,
     zeros_like,
 )
-from flowpm_dist.cosmology.options import A_MAX
-from flowpm_dist.cosmology.parameters import Background, Cosmology
+from flowpm_dist.cosmology.background import A_MAX, Background, Fluid, background_of
+from flowpm_dist.cosmology.parameters import Cosmology, is_compiled
 from flowpm_dist.options import in_unit
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
@@ -50,7 +53,10 @@ Term = Literal[1, 2, "3a", "3b", "3c"]
 A_MIN = 1e-6
 """Scale factor at which the equations start, from their early-time series. Below, D ~ a^order."""
 
-TERMS: tuple[Term, ...] = (1, 2, "3a", "3b", "3c")
+EINSTEIN_DE_SITTER: dict[Term, float] = {1: 1.0, 2: 3 / 7, "3a": 1 / 3, "3b": 10 / 21, "3c": 1 / 7}
+"""D over a^order of each term in a universe of matter alone, and early in any."""
+
+TERMS: tuple[Term, ...] = tuple(EINSTEIN_DE_SITTER)
 """The terms of Lagrangian perturbation theory, by order; 3c is the transverse one."""
 
 NODES = (128, 256)
@@ -78,10 +84,16 @@ class Growth:
     any number of times.
 
     Growth factors and rates are accurate to 1e-11 for dark energy near w = -1. Anywhere in the
-    ranges of `cosmology.options`, factors are accurate to 1e-7 and rates to 1e-6. The steeper dark
+    ranges of `Cosmology`, factors are accurate to 1e-7 and rates to 1e-6. The steeper dark
     energy rises, the more nodes are needed. The last Chebyshev coefficients measure the accuracy.
     More nodes are tried until these coefficients are small enough. If they stay too large, a
     ValueError is raised.
+
+    Methods that take a wavenumber k [h/Mpc] return an array that broadcasts with it. Here growth
+    does not depend on it; where it does, a subclass replaces these methods.
+
+    Args:
+        universe: the parameters, or the background.
 
     Raises:
         ValueError: dark energy that rises too steeply to be resolved (not checked inside a
@@ -89,19 +101,19 @@ class Growth:
             that is negative or above 2.
     """
 
-    def __init__(self, cosmology: Cosmology) -> None:
-        self.background = Background(cosmology)
+    def __init__(self, universe: Cosmology | Background) -> None:
+        self.background = background_of(universe)
         for nodes in NODES:
             self._grid = _collocation(nodes)
-            self._coefficients = _solved(cosmology, nodes)
+            self._coefficients = _solved(self.background, nodes)
             tail = _tail(self._coefficients)
             if tail is not None and tail <= CONVERGED:
                 break
         if tail is not None and not tail <= RESOLVED:
-            values = {name: float(getattr(cosmology, name)) for name in ("Omega_m", "w0", "wa")}
-            given = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+            values = {name: float(value) for name, value in self.background.values.items()}
+            shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
             raise ValueError(
-                f"{given}: dark energy rises too steeply for its growth functions to be resolved; "
+                f"{shown}: dark energy rises too steeply for its growth functions to be resolved; "
                 "w0 nearer to -1, wa nearer to 0 or more matter would do"
             )
 
@@ -135,13 +147,15 @@ class Growth:
         return rates if order_of(term) == 1 else a ** (order_of(term) - 1) * rates
 
     @gives_tensor
-    def d1(self, a: Any) -> Any:
-        """Returns the first-order growth D1 [1]."""
+    def d1(self, a: Any, k: Any = None) -> Any:
+        """Returns the first-order growth D1 [1]; see `Growth` for k [h/Mpc]."""
+        in_unit("k", k, "h/Mpc")
         return self.factor(a, 1)
 
     @gives_tensor
-    def d1_dlna(self, a: Any) -> Any:
-        """Returns dD1/dlna [1]."""
+    def d1_dlna(self, a: Any, k: Any = None) -> Any:
+        """Returns dD1/dlna [1]; see `Growth` for k [h/Mpc]."""
+        in_unit("k", k, "h/Mpc")
         return self.factor(a, 1, 1)
 
     @gives_tensor
@@ -155,8 +169,9 @@ class Growth:
         return self.factor(a, 2, 1)
 
     @gives_tensor
-    def f1(self, a: Any) -> Any:
-        """Returns the growth rate dlnD1/dlna [1]."""
+    def f1(self, a: Any, k: Any = None) -> Any:
+        """Returns the growth rate dlnD1/dlna [1]; see `Growth` for k [h/Mpc]."""
+        in_unit("k", k, "h/Mpc")
         a = _checked(a)
         return self.ratio(a, 1, 1) / self.ratio(a, 1, 0)
 
@@ -179,10 +194,10 @@ class Growth:
 
 def _tail(coefficients: Any) -> float | None:
     """Returns the last Chebyshev coefficients over the largest; None if they are not known yet."""
-    known = tf.get_static_value(coefficients)
-    if known is None:
+    numbers = known(coefficients)
+    if numbers is None:
         return None
-    sizes = np.abs(known)
+    sizes = np.abs(numbers)
     return float((sizes[-_TAIL:].max(axis=0) / sizes.max(axis=0)).max())
 
 
@@ -220,7 +235,7 @@ _Solution = tuple[Any, Any, Any]
 """A function of ln a and its first two derivatives at the nodes, each [nodes]."""
 
 
-def _coefficients(cosmology: Cosmology, nodes: int) -> Any:
+def _coefficients(background: Background, nodes: int) -> Any:
     """Returns the Chebyshev coefficients of D, dD/dlna and d2D/dlna2 over a^order.
 
     They are [nodes, 15], for all terms in order.
@@ -228,7 +243,7 @@ def _coefficients(cosmology: Cosmology, nodes: int) -> Any:
     grid = _collocation(nodes)
     derivatives = []
     with arrays_within():
-        solutions = _solve(Background(cosmology), grid)
+        solutions = _solve(background, grid)
     for term, (g, dg, ddg) in solutions.items():
         n = order_of(term)
         derivatives += [g, n * g + dg, n**2 * g + 2.0 * n * dg + ddg]
@@ -236,38 +251,40 @@ def _coefficients(cosmology: Cosmology, nodes: int) -> Any:
 
 
 @tf.function(autograph=False)
-def _compiled_coefficients(parameters: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
+def _compiled_coefficients(values: Mapping[str, tf.Tensor], nodes: int) -> tf.Tensor:
     """Returns `_coefficients`; for cosmologies of tensors, which change at every evaluation."""
-    return _coefficients(Cosmology(**parameters), nodes)
+    return _coefficients(Background(values), nodes)
 
 
-def _solved(cosmology: Cosmology, nodes: int) -> Any:
-    """Returns the coefficients of a cosmology; of plain numbers, those found before."""
-    numbers = (cosmology.Omega_m, cosmology.w0, cosmology.wa)
-    if not any(map(is_tensor, numbers)):
-        return _of_numbers(*numbers, nodes)
-    if cosmology.is_compiled:
-        return _compiled_coefficients(cosmology.parameters(), nodes)
-    return _coefficients(cosmology, nodes)
+def _solved(background: Background, nodes: int) -> Any:
+    """Returns the coefficients of a background; those of plain numbers are kept."""
+    values = background.values
+    if type(background) is not Background:
+        return _coefficients(background, nodes)
+    if not any(map(is_tensor, values.values())):
+        return _of_numbers(tuple((name, float(value)) for name, value in values.items()), nodes)
+    if is_compiled(values):
+        tensors = {name: as_float64(value) for name, value in values.items()}
+        return _compiled_coefficients(tensors, nodes)
+    return _coefficients(background, nodes)
 
 
 @functools.lru_cache(maxsize=64)
-def _of_numbers(Omega_m: float, w0: float, wa: float, nodes: int) -> np.ndarray:
-    # The others have no effect.
-    cosmology = Cosmology(Omega_m, 0.1 * Omega_m, h=0.7, n_s=1.0, sigma8=0.8, w0=w0, wa=wa)
-    return _coefficients(cosmology, nodes)
+def _of_numbers(values: tuple[tuple[str, float], ...], nodes: int) -> np.ndarray:
+    return _coefficients(Background(dict(values)), nodes)
 
 
 def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
     """Returns g = D/a^order of every term at the nodes, with its derivatives by ln a."""
     a = np.exp(grid.x)
     solve = functools.partial(_solve_linear, grid)
-    matter, dark = background.omega_m(a), background.omega_de(a)
-    slope, w = background.dlne_dlna(a), background.w(a)
+    matter, slope = background.omega_m(a), background.dlne_dlna(a)
+    # 3 + e - 1.5 Omega_m(a), free of cancellation
+    smooth = [1.5 * share * (1.0 - fluid.w(a)) for fluid, share in background.shares(a)]
     early = _early_times(background)
     first = solve(
         4.0 + slope,
-        1.5 * dark * (1.0 - w),  # 3 + e - 1.5 Om, free of cancellation
+        functools.reduce(operator.add, smooth),
         zeros_like(matter),
         *early[1],
     )
@@ -286,27 +303,31 @@ def _solve(background: Background, grid: _Collocation) -> dict[Term, _Solution]:
 
 
 def _early_times(background: Background) -> dict[Term, tuple[Any, Any]]:
-    """Returns (g, dg/dlna) at A_MIN for every term, to first order in dark energy ~ a^s.
+    """Returns (g, dg/dlna) at A_MIN for every term, to first order in each fluid's Omega ~ a^s.
 
-    g = g0 (1 + c Omega_de), where c follows from the equation's terms that are linear in Omega_de.
+    g = g0 (1 + sum of c Omega), where c follows from the equation's terms that are linear in Omega.
     """
-    w = background.w0 + background.wa
+    early = [_first_order(fluid, share) for fluid, share in background.shares(np.asarray(A_MIN))]
+    return {
+        term: (
+            g0 * functools.reduce(operator.add, (c[term] * share for c, share, _ in early), 1.0),
+            functools.reduce(operator.add, (g0 * c[term] * s * share for c, share, s in early)),
+        )
+        for term, g0 in EINSTEIN_DE_SITTER.items()
+    }
+
+
+def _first_order(fluid: Fluid, share: Any) -> tuple[dict[Term, Any], Any, Any]:
+    """Returns c of each term, the fluid's Omega and its power s of the scale factor."""
+    w = fluid.w(np.asarray(0.0))
     s = -3.0 * w
-    dark = background.omega_de(A_MIN)
     third = s**2 + 6.5 * s
     c1 = -1.5 * (1.0 - w) / (s * (s + 2.5))
     c2 = (3.5 * (2.0 * c1 - 1.0) - 1.5 + 3.0 * w) / (s**2 + 4.5 * s + 3.5)
     c3a = (9.0 * (3.0 * c1 - 1.0) - 1.5 + 4.5 * w) / (third + 9.0)
     c3b = (9.0 * (2.4 * c1 + 0.3 * c2 - 1.0) - 1.5 + 4.5 * w) / (third + 9.0)
     c3c = (10.5 * (3.0 * c1 - 1.0) + 4.5 * w) / (third + 10.5)
-    terms: dict[Term, tuple[float, Any]] = {
-        1: (1.0, c1),
-        2: (3.0 / 7.0, c2),
-        "3a": (1.0 / 3.0, c3a),
-        "3b": (10.0 / 21.0, c3b),
-        "3c": (1.0 / 7.0, c3c),
-    }
-    return {t: (g0 * (1.0 + c * dark), g0 * c * s * dark) for t, (g0, c) in terms.items()}
+    return {1: c1, 2: c2, "3a": c3a, "3b": c3b, "3c": c3c}, share, s
 
 
 def _solve_linear(
@@ -328,7 +349,7 @@ def order_of(term: Term) -> int:
 
 def _checked(a: Any) -> Any:
     a = as_array(a, "a")
-    known = tf.get_static_value(a)
-    if known is not None and not np.all((known >= 0) & (known <= A_MAX)):
-        raise ValueError(f"scale factors must lie between 0 and {A_MAX:g}, got {known}")
+    times = known(a)
+    if times is not None and not np.all((times >= 0) & (times <= A_MAX)):
+        raise ValueError(f"scale factors must lie between 0 and {A_MAX:g}, got {times}")
     return a

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.camb_tables import camb_power_table
-from flowpm_dist.cosmology.options import SHAPE
-from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
+from flowpm_dist.cosmology.parameters import AMPLITUDES, SHAPE, Cosmology
 from flowpm_dist.cosmology.power import LinearPower, known_number, without_gradient
 from flowpm_dist.options import in_unit
 

@@ -1,36 +1,79 @@
-"""The parameters and the expansion of a flat universe of matter and dark energy."""
+"""The parameters of a universe: their table, which is the class `Cosmology` itself.
+
+Ranges, symbols, names in files and what each parameter affects follow from the fields below:
+sections of run files, priors, symbols of figures, headers of snapshots and caches all read them.
+TensorFlow is loaded only by cosmologies made of tensors.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
-import tensorflow as tf
 
-from flowpm_dist.cosmology.arrays import as_array, as_float64, exp, gives_tensor, is_tensor, sqrt
-from flowpm_dist.cosmology.options import (
-    K_PIVOT,
-    LATEST_DARK_ENERGY,
-    PARAMETER_UNITS,
-    RANGES,
-    SHAPE,
-    T_CMB,
-    Transfer,
-    dark_energy_fades,
-)
+from flowpm_dist.cosmology.arrays import as_array, as_float64, is_tensor, known
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
 
-Parameter: TypeAlias = float | tf.Tensor | tf.Variable
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Parameter: TypeAlias = "float | tf.Tensor | tf.Variable"
 """A number, or a scalar floating tensor when gradients are wanted."""
 
-AMPLITUDES = ("A_s", "sigma8")
+Transfer = Literal["eisenstein-hu", "camb"]
+"""Where the transfer function comes from."""
+
+Effect = Literal["background", "growth", "transfer", "primordial", "amplitude"]
+"""What a parameter can change: expansion or Hubble constant, E(a) and with it the growth of
+structure, transfer function, slope of the primordial spectrum, amplitude of the spectrum."""
+
+LATEST_DARK_ENERGY = -0.2
+"""Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
+
 _compiled = ContextVar("compiled", default=False)
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """A row of the table of parameters.
+
+    Attributes:
+        what: the range in words, as in "must be ...".
+        limits: the limits by the names of their comparisons: gt, ge, lt or le.
+        symbol: for figures.
+        affects: what it changes.
+        unit: its unit, see `options.in_unit`.
+        header: its name in the headers of Gadget-4 and MP-Gadget; None where they have none.
+        in_run_files: whether run files have it, in [cosmology] and in [priors].
+        default: its value unless given.
+        required: whether it must be given.
+    """
+
+    what: str
+    limits: dict[str, Any]
+    symbol: str
+    affects: frozenset[Effect]
+    unit: str = ""
+    header: str | None = None
+    in_run_files: bool = True
+    default: Any = None
+    required: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a value lies in the range."""
+        return all(getattr(operator, name)(value, end) for name, end in self.limits.items())
+
+
+def _row(what: str, limits: dict[str, Any], symbol: str, *affects: Effect, **more: Any) -> Any:
+    return {"row": ParameterRow(what, limits, symbol, frozenset(affects), **more)}
 
 
 @contextmanager
@@ -45,6 +88,11 @@ def compiled_cosmologies() -> Iterator[None]:
         yield
     finally:
         _compiled.reset(token)
+
+
+def is_compiled(values: Mapping[str, Any]) -> bool:
+    """Returns whether what follows from these parameters is compiled, see above."""
+    return _compiled.get() and any(map(is_tensor, values.values()))
 
 
 @dataclass(frozen=True)
@@ -67,51 +115,124 @@ class Cosmology:
         k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
 
+    The ranges of Omega_m, w0 and wa are such that growth functions are resolved (`growth.Growth`).
+
     Raises:
         ValueError: a value out of its range, or not exactly one amplitude.
         TypeError: a value that is neither a number nor a scalar floating tensor.
     """
 
-    Omega_m: Parameter
-    Omega_b: Parameter
-    h: Parameter
-    n_s: Parameter
-    A_s: Parameter | None = None
-    sigma8: Parameter | None = None
-    w0: Parameter = -1.0
-    wa: Parameter = 0.0
-    T_cmb: Parameter = T_CMB
-    k_pivot: Parameter = K_PIVOT
+    Omega_m: Parameter = field(
+        metadata=_row(
+            "a number from 0.005 to 1",
+            dict(ge=0.005, le=1),
+            r"$\Omega_m$",
+            "background",
+            "growth",
+            "transfer",
+            header="Omega0",
+        )
+    )
+    Omega_b: Parameter = field(
+        metadata=_row(
+            "a number of at least 0, below Omega_m",
+            dict(ge=0, lt=1),
+            r"$\Omega_b$",
+            "transfer",
+            header="OmegaBaryon",
+        )
+    )
+    h: Parameter = field(
+        metadata=_row(
+            "H0 / (100 km/s/Mpc), above 0.1, below 3",
+            dict(gt=0.1, lt=3),
+            "$h$",
+            "background",
+            "transfer",
+            header="HubbleParam",
+        )
+    )
+    n_s: Parameter = field(
+        metadata=_row("a number above 0, below 3", dict(gt=0, lt=3), "$n_s$", "primordial")
+    )
+    A_s: Parameter | None = field(
+        default=None,
+        metadata=_row(
+            "a number above 0, below 1e-6, such as 2.1e-9",
+            dict(gt=0, lt=1e-6),
+            "$A_s$",
+            "amplitude",
+        ),
+    )
+    sigma8: Parameter | None = field(
+        default=None,
+        metadata=_row("a number above 0, below 10", dict(gt=0, lt=10), r"$\sigma_8$", "amplitude"),
+    )
+    w0: Parameter = field(
+        default=-1.0,
+        metadata=_row(
+            "a number from -3 to below 0",
+            dict(ge=-3, lt=0),
+            "$w_0$",
+            "background",
+            "growth",
+            "transfer",
+        ),
+    )
+    wa: Parameter = field(
+        default=0.0,
+        metadata=_row(
+            "a number from -5 to below 5",
+            dict(ge=-5, lt=5),
+            "$w_a$",
+            "background",
+            "growth",
+            "transfer",
+        ),
+    )
+    T_cmb: Parameter = field(
+        default=2.7255,
+        metadata=_row(
+            "a temperature in kelvin, above 0 and below 100",
+            dict(gt=0, lt=100),
+            r"$T_\mathrm{CMB}$",
+            "background",
+            "transfer",
+            unit="K",
+            in_run_files=False,
+        ),
+    )
+    k_pivot: Parameter = field(
+        default=0.05,
+        metadata=_row(
+            "a wavenumber in 1/Mpc, above 0",
+            dict(gt=0, lt=math.inf),
+            r"$k_\mathrm{pivot}$",
+            "primordial",
+            unit="1/Mpc",
+            in_run_files=False,
+        ),
+    )
     transfer: Transfer = "eisenstein-hu"
 
     def __post_init__(self) -> None:
-        given = [name for name in AMPLITUDES if getattr(self, name) is not None]
-        if len(given) != 1:
+        amplitudes = [name for name in AMPLITUDES if getattr(self, name) is not None]
+        if len(amplitudes) != 1:
             raise ValueError(
                 "exactly one of A_s and sigma8 must be given, got "
-                + ("both" if given else "neither")
+                + ("both" if amplitudes else "neither")
             )
         if self.transfer not in get_args(Transfer):
-            known = ", ".join(map(repr, get_args(Transfer)))
-            raise ValueError(f"transfer must be one of {known}, got {self.transfer!r}")
-        for name in (*SHAPE, *given):
+            choices = ", ".join(map(repr, get_args(Transfer)))
+            raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
+        for name in self.names:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
-        value = {name: known_value(getattr(self, name)) for name in self.names}
-        for name, number in value.items():
-            if number is not None and not RANGES[name].holds(number):
-                raise ValueError(f"{name} must be {RANGES[name].what}; got {number:g}")
-        baryons, matter = value["Omega_b"], value["Omega_m"]
-        if baryons is not None and matter is not None and baryons >= matter:
-            raise ValueError(
-                f"Omega_b must be below Omega_m, which contains it: got Omega_b = {baryons:g}, "
-                f"Omega_m = {matter:g}"
-            )
-        w0, wa = value["w0"], value["wa"]
-        if w0 is not None and wa is not None and not dark_energy_fades(w0, wa):
-            raise ValueError(
-                f"w0 + wa must be at most {LATEST_DARK_ENERGY:g}, so that matter dominates early: "
-                f"got w0 = {w0:g}, wa = {wa:g}"
-            )
+        numbers = {name: known_value(getattr(self, name)) for name in self.names}
+        for name, number in numbers.items():
+            if number is not None and not PARAMETERS[name].holds(number):
+                raise ValueError(f"{name} must be {PARAMETERS[name].what}; got {number:g}")
+        for name, rule in conflicts({n: () if v is None else (v,) for n, v in numbers.items()}):
+            raise ValueError(f"{name} = {numbers[name]:g}: {rule}")
 
     @classmethod
     def planck18(cls) -> Cosmology:
@@ -156,11 +277,6 @@ class Cosmology:
         """Names of the numerical parameters that are set, A_s or sigma8 among them."""
         return SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether growth and power of this cosmology are compiled, see `compiled_cosmologies`."""
-        return _compiled.get() and any(is_tensor(getattr(self, n)) for n in self.names)
-
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
         return {name: as_float64(getattr(self, name)) for name in self.names}
@@ -190,15 +306,63 @@ class Cosmology:
             TypeError: an unknown parameter.
             ValueError: as at construction.
         """
-        known = [field.name for field in dataclasses.fields(self)]
+        names = [each.name for each in dataclasses.fields(self)]
         for name in changes:
-            if name not in known:
-                raise TypeError(f"no cosmological parameter {name!r}: one of {', '.join(known)}")
+            if name not in names:
+                raise TypeError(f"no cosmological parameter {name!r}: one of {', '.join(names)}")
         if changes.get("A_s") is not None:
             changes.setdefault("sigma8", None)
         elif changes.get("sigma8") is not None:
             changes.setdefault("A_s", None)
         return dataclasses.replace(self, **changes)
+
+
+def _row_of(declared: dataclasses.Field[Any]) -> ParameterRow:
+    row: ParameterRow = declared.metadata["row"]
+    if declared.default is dataclasses.MISSING:
+        return dataclasses.replace(row, required=True)
+    return dataclasses.replace(row, default=declared.default)
+
+
+PARAMETERS = {f.name: _row_of(f) for f in dataclasses.fields(Cosmology) if f.metadata}
+"""The table of parameters: each row by its name, see `Cosmology`."""
+
+
+def affecting(*effects: Effect) -> tuple[str, ...]:
+    """Returns the names of the parameters that change any of these, in the order of the table."""
+    return tuple(name for name, row in PARAMETERS.items() if row.affects.intersection(effects))
+
+
+AMPLITUDES = affecting("amplitude")
+"""The parameters of which exactly one is given."""
+
+SHAPE = tuple(name for name in PARAMETERS if name not in AMPLITUDES)
+"""The parameters that determine the shape of the spectrum: all but the amplitude."""
+
+VARIABLE = tuple(n for n, row in PARAMETERS.items() if row.in_run_files and n != "A_s")
+"""Parameters that may vary between the universes of a training."""
+
+HEADERS = {name: row.header for name, row in PARAMETERS.items() if row.header is not None}
+"""Our names of parameters, and those in the files of Gadget-4 and MP-Gadget."""
+
+
+def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]]:
+    """Yields a parameter and what is wrong with it beside others, for values anywhere in ranges.
+
+    Args:
+        ends: by parameter its value, or the ends of its range; empty or missing if not known.
+    """
+
+    def shown(name: str) -> str:
+        return str(list(ends[name]) if len(ends[name]) > 1 else ends[name][0])
+
+    matter, baryons = ends.get("Omega_m"), ends.get("Omega_b")
+    if matter and baryons and max(baryons) >= min(matter):
+        yield "Omega_b", f"must be below Omega_m = {shown('Omega_m')}, which contains it"
+    w0, wa = ends.get("w0"), ends.get("wa")
+    if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY + 1e-12:  # up to rounding of the sum
+        what = f"w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would matter early"
+        yield "wa", f"{what}; w0 = {shown('w0')}"
 
 
 def _scalar(name: str, value: Any) -> Parameter:
@@ -208,7 +372,7 @@ def _scalar(name: str, value: Any) -> Parameter:
         if value.shape.rank not in (0, None):
             raise TypeError(f"{name} must be a scalar, got a tensor of shape {value.shape}")
         return value
-    value = in_unit(name, value, PARAMETER_UNITS.get(name, ""))
+    value = in_unit(name, value, PARAMETERS[name].unit)
     if isinstance(value, (bool, str)) or np.ndim(value) != 0:
         raise TypeError(f"{name} must be a number or a scalar tensor, got {value!r}")
     try:
@@ -219,68 +383,5 @@ def _scalar(name: str, value: Any) -> Parameter:
 
 def known_value(value: Any) -> float | None:
     """The number behind `value`, or None when a graph has yet to compute it."""
-    if is_tensor(value):
-        known = tf.get_static_value(value.read_value() if hasattr(value, "read_value") else value)
-        return None if known is None else float(known)
-    return float(value)
-
-
-class Background:
-    """Expansion rate and matter density as functions of the scale factor.
-
-    Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
-    of that shape, differentiable by the parameters.
-
-    Dark energy follows w(a) = w0 + wa (1 - a) (Chevallier and Polarski 2001, gr-qc/0009008;
-    Linder 2003, astro-ph/0208512).
-    """
-
-    def __init__(self, cosmology: Cosmology) -> None:
-        values = cosmology.values()
-        self.cosmology = cosmology
-        self.Omega_m = values["Omega_m"]
-        self.Omega_de = 1.0 - self.Omega_m
-        self.w0 = values["w0"]
-        self.wa = values["wa"]
-
-    @gives_tensor
-    def e(self, a: Any) -> Any:
-        """Expansion rate E = H/H0 [1]."""
-        return sqrt(self.e2(a))
-
-    @gives_tensor
-    def e2(self, a: Any) -> Any:
-        """E^2 = (H/H0)^2 [1]."""
-        a = as_array(a, "a")
-        return self.a3_e2(a) / a**3
-
-    @gives_tensor
-    def a3_e2(self, a: Any) -> Any:
-        """a^3 E^2 [1], which stays finite at a = 0."""
-        return self.Omega_m + self._dark_energy(as_array(a, "a"))
-
-    @gives_tensor
-    def dlne_dlna(self, a: Any) -> Any:
-        """dlnE/dlna = dlnH/dlna [1]."""
-        a = as_array(a, "a")
-        return -1.5 * (1.0 + self.w(a) * self.omega_de(a))
-
-    @gives_tensor
-    def omega_m(self, a: Any) -> Any:
-        """Matter over the critical density at a [1]."""
-        return self.Omega_m / self.a3_e2(a)
-
-    @gives_tensor
-    def omega_de(self, a: Any) -> Any:
-        """Dark energy over the critical density at a [1]."""
-        dark_energy = self._dark_energy(as_array(a, "a"))
-        return dark_energy / (self.Omega_m + dark_energy)
-
-    @gives_tensor
-    def w(self, a: Any) -> Any:
-        """Equation of state of dark energy, pressure over density [1]."""
-        return self.w0 + self.wa * (1.0 - as_array(a, "a"))
-
-    def _dark_energy(self, a: Any) -> Any:
-        """Density of dark energy times a^3, over the critical density today."""
-        return self.Omega_de * a ** (-3.0 * (self.w0 + self.wa)) * exp(-3.0 * self.wa * (1.0 - a))
+    number = known(value)
+    return None if number is None else float(number)

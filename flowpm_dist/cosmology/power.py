@@ -32,11 +32,10 @@ from flowpm_dist.cosmology.arrays import (
     where,
     zeros_like,
 )
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.camb_tables import camb_spline
-from flowpm_dist.cosmology.distances import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.options import SHAPE
-from flowpm_dist.cosmology.parameters import Cosmology, known_value
+from flowpm_dist.cosmology.parameters import SHAPE, Cosmology, is_compiled, known_value
 
 SIGMA8_RADIUS = 8.0
 """Radius of the spheres that define sigma8 [Mpc/h]."""
@@ -75,7 +74,7 @@ class LinearPower:
         """Returns the power for A_s = 1 and D1 = 1 as a function of k > 0 [h/Mpc]."""
         if cosmology.transfer == "camb":
             return _CambShape(cosmology, self._d1_today)
-        if cosmology.is_compiled:
+        if is_compiled(cosmology.values()):
             parameters = cosmology.parameters()
             return lambda k: _compiled_shape(parameters, as_float64(k))
         return _EisensteinHuShape(cosmology)
@@ -94,7 +93,7 @@ class LinearPower:
     @gives_tensor
     def __call__(self, k: Any, a: Any = 1.0) -> Any:
         """Returns the linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
-        return self.without_growth(k) * self.growth.d1(a) ** 2
+        return self.without_growth(k) * self.growth.d1(a, k) ** 2
 
     @gives_tensor
     def without_growth(self, k: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field
 
-from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges, StepOptions
+from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges
+from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
     Correction,

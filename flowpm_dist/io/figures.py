@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage, imsave
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.io.files import written_whole
 
 MEASURED, THEORY, MUTED = "#1f3a5f", "#d1495b", "#7a7a7a"
@@ -34,7 +35,6 @@ WAVENUMBER = r"$k$  [$h$/Mpc]"
 POWER = r"$P(k)$  [(Mpc/$h$)$^3$]"
 MULTIPOLE = r"multipole $l$"
 POWER_PER_LOG = r"$l\,(l+1)\,C_l\,/\,2\pi$"
-SYMBOLS = {"Omega_m": r"$\Omega_m$", "sigma8": r"$\sigma_8$", "n_s": r"$n_s$"}
 
 
 LOW_MAP = 0.5
@@ -43,7 +43,7 @@ LOW_MAP = 0.5
 
 def symbol(name: str) -> str:
     """Returns the symbol of a parameter for figures."""
-    return SYMBOLS.get(name, name)
+    return PARAMETERS[name].symbol if name in PARAMETERS else name
 
 
 def new_figure(width: float, height: float, *, shown: bool = False) -> Figure:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowpm_dist.cosmology.parameters import HEADERS
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, remove, snapshot_attributes
 from flowpm_dist.io.particles import (
@@ -129,13 +130,11 @@ def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> 
 
 
 def _cosmology(header: Header) -> dict[str, Any]:
-    """Returns the box size and the parameters by their names in Gadget and MP-Gadget."""
+    """Returns box size, parameters and dark energy by their names in Gadget and MP-Gadget."""
     return {
         "BoxSize": header.length,
-        "Omega0": header.cosmology["Omega_m"],
-        "OmegaLambda": 1.0 - header.cosmology["Omega_m"],
-        "OmegaBaryon": header.cosmology["Omega_b"],
-        "HubbleParam": header.cosmology["h"],
+        "OmegaLambda": header.Omega_de,
+        **{theirs: header.cosmology[ours] for ours, theirs in HEADERS.items()},
     }
 
 

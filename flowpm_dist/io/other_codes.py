@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import (
     OF_PARTICLES,
     SNAPSHOT,
@@ -28,7 +29,6 @@ from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
 from flowpm_dist.io.snapshot import SnapshotError
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmology.parameters import Cosmology
     from flowpm_dist.grid.box import Box
 
 PARAMETER_TOLERANCE = 1e-4
@@ -40,8 +40,6 @@ BLOCKS = ("ID", "Position", "Velocity")
 """The blocks of bigfile, in the order of `NAMES`."""
 TYPES = (("iu", 1), ("f", 3), ("f", 3))
 """Kinds of the values in these blocks, and the number of values of a particle."""
-PARAMETERS = {"Omega_m": "Omega0", "h": "HubbleParam", "Omega_b": "OmegaBaryon"}
-"""Our names of parameters, and the names in files of Gadget-4 and MP-Gadget."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class ParticleFiles:
                 f"{self.path} lacks n_s and the amplitude of the power: give cosmology=..."
             )
         numbers = cosmology.numbers()
-        for ours, theirs in PARAMETERS.items():
+        for ours, theirs in HEADERS.items():
             there = float(self._numbers(theirs)[0])  # 0: no baryons of their own
             if there and abs(there - numbers[ours]) > PARAMETER_TOLERANCE * abs(there):
                 raise SnapshotError(

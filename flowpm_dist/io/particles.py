@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.cosmology.background import Background
 from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, write_text
 
 HUBBLE = 100.0
@@ -42,18 +43,22 @@ class Header:
         grid: particles along each side.
         box_size: [Mpc/h].
         cosmology: parameters by name.
+        Omega_de: dark energy today over the critical density.
     """
 
     a: float
     grid: tuple[int, int, int]
     box_size: tuple[float, float, float]
     cosmology: Mapping[str, float]
+    Omega_de: float
 
     @classmethod
     def of(cls, attributes: Mapping[str, Any]) -> Header:
         """Returns the header from the attributes of a snapshot."""
         (nx, ny, nz), (lx, ly, lz) = attributes["grid"], attributes["box_size"]
-        return cls(float(attributes["a"]), (nx, ny, nz), (lx, ly, lz), attributes["cosmology"])
+        a, numbers = float(attributes["a"]), attributes["cosmology"]
+        rest = attributes.get("Omega_de", Background(numbers).Omega_de)  # of a theory of its own
+        return cls(a, (nx, ny, nz), (lx, ly, lz), numbers, float(rest))
 
     @property
     def count(self) -> int:

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
-from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
 from flowpm_dist.observables.light_cone.flat import Layers
@@ -91,12 +90,12 @@ class ConvergenceModel(UniverseModel):
 
         Of this rank's modes [kz, ky, kx] [1].
         """
-        box, cosmology = self.simulation.box, self.simulation.cosmology
-        layers = Layers.of(box, farthest(self._field, cosmology), self._field.tiles)
-        distances, chi, wavenumbers = Distances(cosmology), layers.distances, box.wavenumbers()
+        box, theory = self.simulation.box, self.simulation.theory
+        layers = Layers.of(box, farthest(self._field, theory), self._field.tiles)
+        distances, chi, wavenumbers = theory.line_of_sight, layers.distances, box.wavenumbers()
         a = distances.scale_factor(chi)
-        growth = np.asarray(Growth(cosmology).d1(a))
-        strength = np.asarray(lensing_weight(cosmology, chi, a=a)) * growth * layers.depths
+        growth = np.asarray(theory.growth.d1(a))
+        strength = np.asarray(lensing_weight(theory, chi, a=a)) * growth * layers.depths
         # W D(a) / D(1) d chi [source, layer] [1]
         weights = np.stack([strength * each.efficiency(chi, distances) for each in self.sources])
         squares = [np.zeros(k.shape) for k in wavenumbers]

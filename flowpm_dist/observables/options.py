@@ -21,7 +21,8 @@ from pydantic import (
     ValidationError,
 )
 
-from flowpm_dist.cosmology.options import VARIABLE, PartialCosmologyOptions
+from flowpm_dist.cosmology.options import KEYS
+from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import (
     AnyPath,
@@ -450,7 +451,7 @@ def lacking(section: str, name: str, instead_of: str | None = None) -> str:
 def _no_parameter(name: str, nuisances: Iterable[str]) -> str:
     """Returns what is wrong with a prior that has an unknown name."""
     known = [*VARIABLE, *nuisances]
-    of_cosmology = name in PartialCosmologyOptions.model_fields
+    of_cosmology = name in (*KEYS, "transfer")
     hint = "; it belongs in [cosmology]" if of_cosmology else nearest(name, known)
     return f"is not a parameter{hint} (parameters: {', '.join(known)})"
 

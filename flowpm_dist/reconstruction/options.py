@@ -10,12 +10,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.cosmology.options import (
-    RANGES,
-    CosmologyOptions,
-    ParameterRanges,
-    PrimordialAmplitude,
-)
+from flowpm_dist.cosmology.options import CosmologyOptions, FittedRanges
+from flowpm_dist.cosmology.parameters import AMPLITUDES, VARIABLE, affecting
 from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.grid.options import BatchedMeshOptions
@@ -45,7 +41,6 @@ from flowpm_dist.options import (
     Seed,
     checked_python_name,
     count,
-    limits,
     rows,
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
@@ -106,15 +101,13 @@ class DataOptions(Options):
         return {} if self.add_noise else {"noise_seed": "add_noise = true, not with false"}
 
 
-class FittedPriors(ParameterRanges, NuisanceRanges):
+class FittedPriors(FittedRanges, NuisanceRanges):
     """The parameters that are fitted besides the white noise, each with a uniform prior.
 
     Parameters of a custom likelihood have priors under their own names, too.
     """
 
     __pydantic_extra__: dict[str, Pair[float]] = Field(init=False)
-
-    A_s: Pair[PrimordialAmplitude] | None = limits(RANGES["A_s"].what)
 
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -175,9 +168,6 @@ TAKES: dict[str, Callable[[Kind], bool]] = {
     "data.add_noise": lambda kind: kind.likelihood != "Poisson",
 }
 """Keys that only some kinds of observations take, each with its rule."""
-
-WITHOUT_DERIVATIVE = ("Omega_m", "Omega_b", "h", "w0", "wa")
-"""Parameters for which there are no gradients with CAMB."""
 
 # Memory and disk, in values of a cell; measured, see docs/measurements/memory.md.
 GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
@@ -270,18 +260,18 @@ class ReconstructionOptions(SimulatedRun):
     def _prior_problems(self) -> Iterator[Problem]:
         """Checks that the model has the fitted parameters, and that priors hold a mock's values."""
         ranges, own_values = self.priors.ranges, self.observation.own_values
-        nuisances = [name for name in ranges if name not in ParameterRanges.model_fields]
-        nuisances = [name for name in nuisances if name != "A_s"]
+        nuisances = [name for name in ranges if name not in (*VARIABLE, *AMPLITUDES)]
         yield from self.observation.prior_problems(nuisances, self.likelihood.name)
         for name, (low, high) in ranges.items():
             value = own_values.get(name) if name in nuisances else getattr(self.cosmology, name)
             if value is None and name not in nuisances:
-                other = {"A_s": "sigma8", "sigma8": "A_s"}.get(name)
+                other = next((n for n in AMPLITUDES if n != name), None)
+                other = other if name in AMPLITUDES else None
                 yield Problem(f"priors.{name}", lacking("cosmology", name, instead_of=other))
             elif value is not None and self.is_mock and not low <= value <= high:
                 what = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
                 yield Problem(f"priors.{name}", what)
-            if name in WITHOUT_DERIVATIVE and self.cosmology.transfer == "camb":
+            if name in affecting("transfer") and self.cosmology.transfer == "camb":
                 what = f"is given, but with CAMB there is no gradient with respect to {name}"
                 yield Problem(f"priors.{name}", f'{what}: use transfer = "eisenstein-hu"')
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from flowpm_dist.cosmology.options import (
-    SAME,
     CosmologyOptions,
-    ParameterRanges,
     PartialCosmologyOptions,
-    StepOptions,
     universe_problems,
 )
+from flowpm_dist.cosmology.parameters import VARIABLE
+from flowpm_dist.cosmology.steps import SAME, StepOptions
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
     Correction,
@@ -222,9 +221,7 @@ class SimulatedRun(RunFile):
         shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
         values = {name: [value] for name, value in shared.items()}
         if (priors := getattr(self, "priors", None)) is not None:
-            values |= {
-                n: v for n in ParameterRanges.model_fields if (v := getattr(priors, n)) is not None
-            }
+            values |= {n: v for n in VARIABLE if (v := getattr(priors, n)) is not None}
         first = steps.first or steps.last / steps.step_count  # the first edge above 0, about
         spacing = [length / n for length, n in zip(self.box.size, self.box.grid, strict=True)]
         least = {n: min(v) for n, v in values.items()}
@@ -301,7 +298,11 @@ class SimulatedRun(RunFile):
             yield Problem("evolution.pyramid", wrong)
         if (cone := getattr(self, "lightcone", None)) is not None:
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
-            end = distance_of(cone.z_max, self.cosmology, priors) if known else None
+            try:
+                end = distance_of(cone.z_max, self.cosmology, priors) if known else None
+            except ValueError as error:
+                yield Problem("lightcone", f": {error}")
+                return
             yield from cone.run_problems(self.evolution, self.box.size, end)
 
 

@@ -313,7 +313,7 @@ class SimulationSession:
                     self.folder.partial, cone, maps, self.simulation.cosmology, about
                 )
             maps.clear()
-            power, warn = self.simulation.power, self.progress.warn
+            power, warn = self.simulation.theory.power, self.progress.warn
             summary = write_results(self.folder, options, state, power, warn)
             if shown is not None and options.output.figures:
                 draw_light_cone(self.folder.path, shown, warn)
@@ -327,7 +327,7 @@ class SimulationSession:
             remove(folder, ignore_errors=True)
             folder.mkdir()
         mesh.barrier()
-        write_state(folder, self.options, state, self.simulation.power)
+        write_state(folder, self.options, state, self.simulation.theory.power)
         self._written.append(state.a)
 
     def _after_step(self, here: MidRun) -> None:

@@ -14,10 +14,9 @@ from typing import Any, Unpack, overload
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.options import StepOptions
 from flowpm_dist.cosmology.parameters import Cosmology, known_value
-from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.cosmology.steps import StepOptions
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import LPT_ONLY, Correction, CorrectionWarning, force_cell
 from flowpm_dist.evolution.integrators import FastPM, Integrator, name_of
 from flowpm_dist.evolution.nbody import Clock, StepCallback
@@ -55,7 +54,7 @@ from flowpm_dist.simulation.inputs import (
 from flowpm_dist.simulation.options import SolverKeys, SolverOptions, simulation_bytes
 from flowpm_dist.simulation.outputs import Corrected, OnOutput, Outputs, check_outputs
 from flowpm_dist.simulation.state import State
-from flowpm_dist.simulation.universes import CosmologyFactory, GrowthOf, PowerOf
+from flowpm_dist.simulation.universes import CosmologyFactory, TheoryOf
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
 from meshimpl.process_mesh import MeshShape, ProcessMesh
@@ -72,10 +71,10 @@ class Simulation:
         grid: particles along each side: one even number or three.
         box_size: [Mpc/h], one number or three.
         steps: edges of the steps in scale factor, increasing, from 0 to 2 (see
-            `cosmology.options`).
+            `StepOptions`).
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
-        growth, power: functions that make the growth and the linear power of a cosmology; replace
-            them to reproduce another code's tables.
+        theory: what makes the theory of a cosmology: `Theory`, or a subclass with other physics or
+            with another code's tables.
         **options: the options of `SolverOptions`, by name.
 
     Attributes:
@@ -99,8 +98,7 @@ class Simulation:
         steps: Sequence[float] | np.ndarray,
         *,
         mesh: ProcessMesh | MeshShape | None = None,
-        growth: GrowthOf = Growth,
-        power: PowerOf = LinearPower,
+        theory: TheoryOf = Theory,
         **options: Unpack[SolverKeys],
     ) -> None:
         cells, box_size = np.asarray(in_unit("grid", grid)), in_unit("box_size", box_size, "Mpc/h")
@@ -126,7 +124,7 @@ class Simulation:
             self.options.pyramid, finer.grid, dict(mesh.axes), finer.size
         ):
             raise ValueError(f"pyramid {problem}")
-        self._cosmologies = CosmologyFactory(cosmology, growth, power)
+        self._cosmologies = CosmologyFactory(cosmology, theory)
         self._warn()
 
     def _warn(self) -> None:
@@ -194,14 +192,9 @@ class Simulation:
         return self._cosmologies.cosmology
 
     @property
-    def growth(self) -> Growth:
-        """The growth of the simulation's own cosmology."""
-        return self._cosmologies.own.growths[0]
-
-    @property
-    def power(self) -> LinearPower:
-        """The linear power of the simulation's own cosmology."""
-        return self._cosmologies.own.powers[0]
+    def theory(self) -> Theory:
+        """The theory of the simulation's own cosmology: background, growth, power, distances."""
+        return self._cosmologies.own.theories[0]
 
     @property
     def spacing(self) -> float:

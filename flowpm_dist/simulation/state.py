@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import StateCorrection, force_cell
 from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box, check_same_box
@@ -43,7 +44,7 @@ from flowpm_dist.simulation.inputs import (
     WhiteNoiseSource,
 )
 from flowpm_dist.simulation.options import SolverOptions
-from flowpm_dist.simulation.universes import LocalCosmologies
+from flowpm_dist.simulation.universes import LocalCosmologies, TheoryOf
 from meshimpl import launch
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import MeshShape, ProcessMesh
@@ -59,8 +60,8 @@ class State:
     """A universe at one scale factor, or a batch of them.
 
     A state does not need its simulation: it can be pickled (each rank its own part), written to a
-    snapshot and read back. If a state has its own `growth` or `power`, its pickle stores only their
-    names. If a state was read from a snapshot, its pickle holds this rank's part of the snapshot.
+    snapshot and read back. If a state has a theory of its own, its pickle stores only the name of
+    what made it. If a state was read from a snapshot, its pickle holds this rank's part of it.
 
     Attributes:
         displacement: comoving, from the Lagrangian lattice [Mpc/h].
@@ -120,14 +121,14 @@ class State:
         *,
         mesh: ProcessMesh | MeshShape | None = None,
         cosmology: Cosmology | None = None,
+        theory: TheoryOf = Theory,
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
 
         The state has the halo of its run, and the options for initial conditions and force. A
-        snapshot does not hold `growth`, `power`, integrator and adjoint of the simulation. The
-        state takes growth and power from its cosmology; the others do not affect what a state
-        measures. If the snapshot has only the seed, white noise and linear field are computed again
-        from it.
+        snapshot does not hold integrator and adjoint of the simulation, which do not affect what a
+        state measures, nor a theory of its own: give it again. If the snapshot has only the seed,
+        white noise and linear field are computed again from it.
 
         Snapshots of other codes, in Gadget-4's HDF5 or in bigfile, are read by the ids of the
         particles, which must number the sites of a lattice, (ix ny + iy) nz + iz, from 0 or 1.
@@ -139,6 +140,7 @@ class State:
                 the snapshot.
             cosmology: the cosmology of another code's files, which lack some parameters; Omega_m, h
                 and Omega_b must be those of the files.
+            theory: what makes the theory of the cosmology, as for `Simulation`.
 
         Raises:
             SnapshotError: there is no complete snapshot, it lacks the particles, or files of
@@ -169,7 +171,7 @@ class State:
             else files.blocks(box)
         )
         particles = Particles(*(tf.convert_to_tensor(b.astype(precision)) for b in blocks))
-        local = LocalCosmologies.of([Cosmology(**about["cosmology"])], batched=False)
+        local = LocalCosmologies.of([Cosmology(**about["cosmology"])], False, theory)
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
         halo = int(about.get("halo", 1))
         provenance = Provenance(options, local, halo, WhiteNoiseSource.of_snapshot(snapshot))
@@ -253,6 +255,7 @@ class State:
             "box_size_units": "Mpc/h",
             "grid": list(self.box.grid),
             "cosmology": self.cosmology.numbers(),
+            "Omega_de": float(self._provenance.cosmologies.theories[0].background.Omega_de),
             "seed": source.seed,
             "paired": source.paired,
             "halo": self.halo,

@@ -10,19 +10,17 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.box import Box
 from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
 
 S = TypeVar("S")
 T = TypeVar("T")
-GrowthOf = Callable[[Cosmology], Growth]
-PowerOf = Callable[[Cosmology, Growth], LinearPower]
-
-WITHOUT_GROWTH = ("Omega_b", "n_s", *AMPLITUDES)
-"""Parameters that the growth of structure on large scales does not depend on."""
+TheoryOf = Callable[[Cosmology], Theory]
+"""What makes the theory of a cosmology: `Theory` itself, or a subclass."""
 
 
 @dataclass(frozen=True)
@@ -30,40 +28,59 @@ class LocalCosmologies:
     """One universe, or the universes of a batch of which this rank has a block.
 
     Attributes:
-        cosmologies: the parameters of each.
-        growths: the growth of each.
-        powers: the linear power of each.
+        theories: the theory of each.
         batched: whether tensors of theirs have a batch dimension.
-        makers: how growth and power are made.
+        theory_of: how a theory is made.
     """
 
-    cosmologies: tuple[Cosmology, ...]
-    growths: tuple[Growth, ...]
-    powers: tuple[LinearPower, ...]
+    theories: tuple[Theory, ...]
     batched: bool
-    makers: tuple[GrowthOf, PowerOf] = (Growth, LinearPower)
+    theory_of: TheoryOf = Theory
 
     @classmethod
     def of(
         cls,
         cosmologies: Sequence[Cosmology],
         batched: bool,
-        growth: GrowthOf = Growth,
-        power: PowerOf = LinearPower,
+        theory_of: TheoryOf = Theory,
+        like: Theory | None = None,
     ) -> LocalCosmologies:
-        """Returns what follows from cosmologies, one for each universe of this rank."""
-        made = {}
+        """Returns what follows from cosmologies, one for each universe of this rank.
+
+        Args:
+            cosmologies: the parameters.
+            batched: see `LocalCosmologies`.
+            theory_of: how a theory is made.
+            like: a theory with which the others share what does not differ.
+        """
+        theories: dict[int, Theory] = {}
         for cosmology in cosmologies:
-            if id(cosmology) not in made:
-                grown = growth(cosmology)
-                made[id(cosmology)] = grown, power(cosmology, grown)
-        growths, powers = zip(*(made[id(cosmology)] for cosmology in cosmologies), strict=True)
-        return cls(tuple(cosmologies), growths, powers, batched, (growth, power))
+            if id(cosmology) not in theories:
+                theory = theories[id(cosmology)] = theory_of(cosmology)
+                if like is not None:
+                    theory.share(like)
+                theory.prepare()
+        return cls(tuple(theories[id(c)] for c in cosmologies), batched, theory_of)
 
     def __reduce__(self) -> tuple[Any, ...]:
         numbers = {id(c): Cosmology(**c.numbers()) for c in self.cosmologies}
         cosmologies = [numbers[id(c)] for c in self.cosmologies]
-        return LocalCosmologies.of, (cosmologies, self.batched, *self.makers)
+        return LocalCosmologies.of, (cosmologies, self.batched, self.theory_of)
+
+    @property
+    def cosmologies(self) -> tuple[Cosmology, ...]:
+        """The parameters of each universe."""
+        return tuple(theory.cosmology for theory in self.theories)
+
+    @property
+    def growths(self) -> tuple[Growth, ...]:
+        """The growth of each universe."""
+        return tuple(theory.growth for theory in self.theories)
+
+    @property
+    def powers(self) -> tuple[LinearPower, ...]:
+        """The linear power of each universe."""
+        return tuple(theory.power for theory in self.theories)
 
     def tensors(self) -> tuple[tf.Tensor, ...]:
         """Returns the parameters that are tensors, by which the universes can be differentiated."""
@@ -78,7 +95,7 @@ class LocalCosmologies:
             changes.setdefault(id(cosmology), {})[name] = value
         by_id = {id(c): c.replace(**changes.get(id(c), {})) for c in self.cosmologies}
         changed = [by_id[id(c)] for c in self.cosmologies]
-        return LocalCosmologies.of(changed, self.batched, *self.makers)
+        return LocalCosmologies.of(changed, self.batched, self.theory_of)
 
     def _tensor_names(self) -> list[tuple[Cosmology, str]]:
         each = {id(c): c for c in self.cosmologies}.values()
@@ -87,13 +104,7 @@ class LocalCosmologies:
 
     def repeated(self, count: int) -> LocalCosmologies:
         """Returns a batch of `count` universes of this one's cosmology."""
-        return replace(
-            self,
-            cosmologies=self.cosmologies * count,
-            growths=self.growths * count,
-            powers=self.powers * count,
-            batched=True,
-        )
+        return replace(self, theories=self.theories * count, batched=True)
 
     def stack(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the tensors of all universes as one, with a dimension for a batch if any."""
@@ -106,6 +117,12 @@ class LocalCosmologies:
     def of_powers(self, function: Callable[[LinearPower], T]) -> list[T]:
         """Returns what a function makes of each power; called once for all that share one."""
         return _of_each(function, self.powers)
+
+    def of_theories(self, function: Callable[[Theory], T]) -> list[T]:
+        """Returns what a function makes of each growth; called once for all that share one."""
+        first = {id(theory.growth): theory for theory in reversed(self.theories)}
+        made = {key: function(theory) for key, theory in reversed(first.items())}
+        return [made[id(growth)] for growth in self.growths]
 
     def growth_between(self, edges: np.ndarray) -> np.ndarray:
         """Returns how much linear displacements grow at most from each edge to the last, [n]."""
@@ -123,16 +140,16 @@ def _of_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
 
 
 class CosmologyFactory:
-    """Growth and linear power of cosmologies; what they share with the first one is made once.
+    """Theories of cosmologies; what they share with the first one is made once.
 
     Args:
         cosmology: the first one, a simulation's own.
-        growth, power: how a cosmology's are made.
+        theory_of: how the theory of a cosmology is made.
     """
 
-    def __init__(self, cosmology: Cosmology, growth: GrowthOf, power: PowerOf) -> None:
-        self.cosmology, self.growth, self.power = cosmology, growth, power
-        self.own = LocalCosmologies.of([cosmology], False, growth, power)
+    def __init__(self, cosmology: Cosmology, theory_of: TheoryOf) -> None:
+        self.cosmology = cosmology
+        self.own = LocalCosmologies.of([cosmology], False, theory_of)
 
     def local(self, given: Cosmology | Sequence[Cosmology] | None, box: Box) -> LocalCosmologies:
         """Returns the cosmologies of this rank's universes.
@@ -154,33 +171,8 @@ class CosmologyFactory:
                 )
             return self.own if box.batch is None else self.own.repeated(box.local_batch[0])
         several = [given] if isinstance(given, Cosmology) else list(given)
-        local = of_this_rank(several, box)
-        found = LocalCosmologies.of(
-            local, box.batch is not None, self._growth_sharing, self._power_sharing
-        )
-        return replace(found, makers=self.own.makers)
-
-    def _growth_sharing(self, cosmology: Cosmology) -> Growth:
-        if self._differs_only_in(WITHOUT_GROWTH, cosmology):
-            return self.own.growths[0]
-        return self.growth(cosmology)
-
-    def _power_sharing(self, cosmology: Cosmology, growth: Growth) -> LinearPower:
-        own = self.cosmology
-        same = (cosmology.names, cosmology.transfer) == (own.names, own.transfer)
-        if same and self._differs_only_in(AMPLITUDES, cosmology):
-            return self.own.powers[0].rescaled(cosmology)
-        return self.power(cosmology, growth)
-
-    def _differs_only_in(self, names: tuple[str, ...], cosmology: Cosmology) -> bool:
-        """Returns whether a cosmology differs from the first one in no others than these.
-
-        A cosmology that has passed `of_this_rank` holds the same numbers, but no tensors that are
-        the first one's: what is differentiated by is never taken for the same.
-        """
-        own = self.cosmology
-        others = [n for n in {*own.names, *cosmology.names} if n not in names]
-        return all(getattr(own, n, None) is getattr(cosmology, n, None) for n in others)
+        batched, first = box.batch is not None, self.own.theories[0]
+        return LocalCosmologies.of(of_this_rank(several, box), batched, self.own.theory_of, first)
 
 
 def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:

@@ -12,7 +12,7 @@ from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, solo
 from test_reconstruction import block_of
 
 from flowpm_dist import Simulation
-from flowpm_dist.cosmology.distances import Distances
+from flowpm_dist.cosmology.background import Distances
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.io.snapshot import load_snapshot
 from flowpm_dist.jobs.progress import Progress

@@ -13,7 +13,8 @@ from scipy.ndimage import map_coordinates
 from scipy.spatial import cKDTree
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, linear_response, matter, solo
 
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import read_light_cone
 from flowpm_dist.io.light_cone import LightConeFiles

@@ -20,7 +20,8 @@ from sky_runs import (
 )
 
 from flowpm_dist.cosmology import Growth
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
 from flowpm_dist.evolution.corrections import ResidualNetwork
 from flowpm_dist.io.files import WriteError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from conftest import OTHER_SPLITS, SHAPES, SIZE, by_rank_zero, process_mesh
-from pmwd_tables import InterpolatedGrowth, PmwdPower
+from pmwd_tables import pmwd_theory
 from reference import pmwd_parameters, recipe, reference, relative_rms
 
 import flowpm_dist as fpm
@@ -41,8 +41,7 @@ def pmwd_simulation(data, mesh, precision, **options):
         mesh_factor=int(data["mesh"][0]) // 32,
         mesh=mesh,
         precision=precision,
-        growth=lambda cosmology: InterpolatedGrowth(Growth(cosmology), data["a_nbody"]),
-        power=PmwdPower,
+        theory=pmwd_theory(data["a_nbody"]),
         **recipe("like_pmwd"),
         **options,
     )

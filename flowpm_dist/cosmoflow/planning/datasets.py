@@ -24,7 +24,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     read_header,
     split_files,
 )
-from flowpm_dist.cosmology.options import VARIABLE
+from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.observables.record import ATTRIBUTE, ObservationRecord
 from flowpm_dist.options import Problem, three
 

@@ -20,7 +20,8 @@ from pydantic import (
 
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.volumes.draws import Sampling, most_filled
-from flowpm_dist.cosmology.options import VARIABLE, ParameterRanges
+from flowpm_dist.cosmology.options import ParameterRanges
+from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.observables.options import NuisanceRanges
 from flowpm_dist.options import (
     A_SEED,

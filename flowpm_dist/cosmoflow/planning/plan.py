@@ -33,12 +33,8 @@ from flowpm_dist.cosmoflow.planning.options import (
 )
 from flowpm_dist.cosmoflow.planning.presets import with_preset
 from flowpm_dist.cosmoflow.volumes.draws import most_filled
-from flowpm_dist.cosmology.options import (
-    RANGES,
-    VARIABLE,
-    CosmologyOptions,
-    PartialCosmologyOptions,
-)
+from flowpm_dist.cosmology.options import REQUIRED, CosmologyOptions, PartialCosmologyOptions
+from flowpm_dist.cosmology.parameters import AMPLITUDES, PARAMETERS, VARIABLE
 from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
@@ -65,8 +61,6 @@ CALIBRATE = 64
 FILL = 64
 """Simulations made before the first step, unless four batches are more."""
 
-MUST_BE_KNOWN = ("Omega_m", "Omega_b", "h", "n_s")
-"""Parameters without a default: a run file fixes them or gives them a prior."""
 OF_DENSITIES = ("log1p", "log1p-counts")
 """Inputs of a network that do not allow values below 0."""
 FEWEST_PIXELS = 6
@@ -375,12 +369,12 @@ class TrainingPlan(SimulatedRun):
             yield Problem("priors", f"is empty: give [low, high] to at least one of {known}")
         for name in VARIABLE:
             fixed = self.is_given(f"cosmology.{name}")
-            if name != "sigma8" and fixed and name in varied:
+            if name not in AMPLITUDES and fixed and name in varied:
                 what = f"is given, and cosmology.{name}, too: fix it, or give it a prior"
                 yield Problem(f"priors.{name}", what)
-            elif name in MUST_BE_KNOWN and not fixed and name not in varied:
-                what = f"is missing: fix it at {RANGES[name].what}, or give it a range in [priors]"
-                yield Problem(f"cosmology.{name}", what)
+            elif name in REQUIRED and not fixed and name not in varied:
+                what = f"is missing: fix it at {PARAMETERS[name].what}, or give it a range in "
+                yield Problem(f"cosmology.{name}", f"{what}[priors]")
         yield from self.exactly_one("cosmology.sigma8", "cosmology.A_s", "priors.sigma8")
 
     def _of_the_network(self, dataset: Dataset | None) -> Iterator[Problem]:

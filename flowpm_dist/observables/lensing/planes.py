@@ -11,10 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
-from flowpm_dist.cosmology.distances import Distances, Power, lensing_weight, limber_power
-from flowpm_dist.cosmology.nonlinear import Halofit
-from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.line_of_sight import Power, lensing_weight, limber_power
+from flowpm_dist.cosmology.theory import Universe, theory_of
 from flowpm_dist.observables.lensing.sources import (
     IntrinsicAlignment,
     SourcePlane,
@@ -112,13 +111,14 @@ class LensPlanes:
         """Returns the scale factors of the planes [plane] [1]."""
         return distances.scale_factor(self.chi) if self.a is None else self.a
 
-    def strength(self, cosmology: Cosmology) -> tf.Tensor:
+    def strength(self, cosmology: Universe) -> tf.Tensor:
         """Returns W dchi of each plane for sources at infinity [plane] [1].
 
         Half the Laplacian of a plane's deflection potential is its strength times its overdensity.
         """
-        a = self.scale_factor(Distances(cosmology))
-        return lensing_weight(cosmology, self.chi, a=a) * self.widths
+        theory = theory_of(cosmology)
+        a = self.scale_factor(theory.line_of_sight)
+        return lensing_weight(theory, self.chi, a=a) * self.widths
 
     def check(self, delta: tf.Tensor) -> None:
         """Raises ValueError if a tensor [plane, ...] has not as many planes, or is not floating."""
@@ -184,7 +184,7 @@ def efficiency_of_planes(
 def plane_weights(
     planes: LensPlanes,
     sources: Sequence[Sources],
-    cosmology: Cosmology,
+    cosmology: Universe,
     alignment: IntrinsicAlignment | None = None,
 ) -> tf.Tensor:
     """Returns the weights of planes' overdensities in the convergence of each source.
@@ -195,7 +195,7 @@ def plane_weights(
     Args:
         planes: their geometry.
         sources: the populations.
-        cosmology: the parameters.
+        cosmology: the parameters, or the theory.
         alignment: alignment of the sources' shapes with the matter around them.
 
     Returns:
@@ -203,12 +203,13 @@ def plane_weights(
 
     Warns (`UserWarning`) of sources behind the last edge, if their efficiency there is above 1 %.
     """
-    distances = Distances(cosmology)
+    theory = theory_of(cosmology)
+    distances = theory.line_of_sight
     efficiency = efficiency_of_planes(planes, sources, distances, stacklevel=3)
-    weights = planes.strength(cosmology) * efficiency
+    weights = planes.strength(theory) * efficiency
     if alignment is not None:
         shares = tf.stack([source.fractions(planes.edges, distances) for source in sources])
-        weights += alignment.response(planes.scale_factor(distances), cosmology) * shares
+        weights += alignment.response(planes.scale_factor(distances), theory) * shares
     return weights
 
 
@@ -216,7 +217,7 @@ def born(
     delta: Any,
     planes: LensPlanes,
     sources: Sequence[Sources],
-    cosmology: Cosmology,
+    cosmology: Universe,
     *,
     alignment: IntrinsicAlignment | None = None,
 ) -> tf.Tensor:
@@ -230,7 +231,7 @@ def born(
             the universe's, not the map's.
         planes: their distances.
         sources: the populations.
-        cosmology: the parameters.
+        cosmology: the parameters, or the theory.
         alignment: intrinsic alignments, which add to what lensing does; none by default.
 
     Returns:
@@ -248,7 +249,7 @@ def born(
 def convergence_power(
     ell: Any,
     sources: Sequence[Sources],
-    cosmology: Cosmology,
+    cosmology: Universe,
     power: Power | None = None,
     *,
     alignment: IntrinsicAlignment | None = None,
@@ -262,9 +263,9 @@ def convergence_power(
     Args:
         ell: multipoles [ell] [1], or a number.
         sources: the populations; with alignment, none of them at one redshift.
-        cosmology: the parameters.
-        power: the matter power P(k, a), such as `LinearPower(cosmology)`, the default, or
-            `Halofit(LinearPower(cosmology))`.
+        cosmology: the parameters, or the theory.
+        power: the matter power P(k, a), by default the linear power of the theory; or
+            `Halofit(theory.power)`, or a table.
         alignment: intrinsic alignments; none by default.
         panels: panels of the quadrature, with 16 nodes each, between the observer and each
             plane of sources.
@@ -276,7 +277,8 @@ def convergence_power(
         ValueError: no sources, or alignment of sources at one redshift.
     """
     check_sources(sources)
-    distances = Distances(cosmology)
+    theory = theory_of(cosmology)
+    distances = theory.line_of_sight
     # Narrower panels near the observer, where wavenumbers vary fast; breaks where a kernel has one.
     reaches = tf.stack([source.farthest(distances) for source in sources])
     behind = np.flatnonzero([isinstance(source, SourcePlane) for source in sources])
@@ -286,10 +288,9 @@ def convergence_power(
     chi = tf.reshape(edges[:-1, tf.newaxis] + half * (1.0 + _NODES), [-1])
     widths = tf.reshape(half * _WEIGHTS, [-1])
     a = distances.scale_factor(chi)
-    power = LinearPower(cosmology) if power is None else power
-    kernels = lensing_weight(cosmology, chi, a=a) * lensing_efficiency(sources, chi, distances)
+    power = theory.power if power is None else power
+    kernels = lensing_weight(theory, chi, a=a) * lensing_efficiency(sources, chi, distances)
     if alignment is not None:
         density = tf.stack([source.density(chi, distances) for source in sources])
-        growth = power.growth if isinstance(power, (LinearPower, Halofit)) else None
-        kernels += alignment.response(a, cosmology, growth) * density
+        kernels += alignment.response(a, theory) * density
     return limber_power(ell, chi, a, widths, kernels, power)

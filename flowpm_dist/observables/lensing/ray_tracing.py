@@ -24,8 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.theory import Universe, theory_of
 from flowpm_dist.grid.flat_sky import FlatSky, SkyFilter, filter_maps, inverse_square, mixed_product
 from flowpm_dist.observables.lensing.planes import LensPlanes, efficiency_of_planes
 from flowpm_dist.observables.lensing.sources import Sources
@@ -72,7 +71,7 @@ def ray_trace(
     delta: Any,
     planes: LensPlanes,
     sources: Sequence[Sources],
-    cosmology: Cosmology,
+    cosmology: Universe,
     fov: Any,
     positions: Any | None = None,
 ) -> RayTracing:
@@ -92,7 +91,7 @@ def ray_trace(
         planes: their distances.
         sources: the populations. For those with a distribution of redshifts, position and Jacobian
             are the means over it.
-        cosmology: the parameters.
+        cosmology: the parameters, or the theory.
         fov: field of view of each plane [rad], one number or those along x and y. The corner of the
             map is at 0.
         positions: angles theta [..., 2] [rad] at which the rays reach the observer, by default the
@@ -114,8 +113,9 @@ def ray_trace(
     theta = tf.cast(sky.centres() if positions is None else positions, delta.dtype)
     if not theta.shape.is_fully_defined() or theta.shape[-1:] != (2,):
         raise ValueError(f"positions are a tensor [..., 2] of known shape: got {theta.shape}")
-    strength = planes.strength(cosmology)
-    efficiency = efficiency_of_planes(planes, sources, Distances(cosmology), stacklevel=2)
+    theory = theory_of(cosmology)
+    strength = planes.strength(theory)
+    efficiency = efficiency_of_planes(planes, sources, theory.line_of_sight, stacklevel=2)
     undistorted = tf.constant([1.0, 0.0, 0.0, 1.0], delta.dtype)
     rays = tf.concat([theta, tf.broadcast_to(undistorted, [*theta.shape[:-1], 4])], axis=-1)
     lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
-from flowpm_dist.cosmology.distances import HUBBLE_DISTANCE, Distances
-from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.parameters import Cosmology, Parameter
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
+from flowpm_dist.cosmology.parameters import Parameter
+from flowpm_dist.cosmology.theory import Universe, theory_of
 from flowpm_dist.observables.lensing.options import (
     NODES,
     WEIGHTS,
@@ -357,17 +357,16 @@ class IntrinsicAlignment:
     def __post_init__(self) -> None:
         keep_in_units(self, amplitude="", eta="", z_pivot="redshift")
 
-    def response(self, a: Any, cosmology: Cosmology, growth: Growth | None = None) -> tf.Tensor:
+    def response(self, a: Any, cosmology: Universe) -> tf.Tensor:
         """Returns F [1] at scale factors a [1] of any shape; float64, differentiable.
 
         Args:
             a: the scale factors.
-            cosmology: the parameters.
-            growth: growth of the cosmology, if it exists already.
+            cosmology: the parameters, or the theory.
         """
         a = as_float64(a, "a")
-        growth = Growth(cosmology) if growth is None else growth
-        relative = growth.d1(a) / growth.d1(1.0)
+        theory = theory_of(cosmology)
+        relative = theory.growth.d1(a) / theory.growth.d1(1.0)
         stretch = (a * (1.0 + self.z_pivot)) ** -as_float64(self.eta)
-        matter = C1_RHO_CRIT * as_float64(cosmology.Omega_m)
+        matter = C1_RHO_CRIT * as_float64(theory.background.Omega_m)
         return -as_float64(self.amplitude) * stretch * matter / relative

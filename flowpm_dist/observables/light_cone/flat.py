@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.particles import HUBBLE
@@ -172,10 +171,10 @@ class FlatGeometry(Geometry):
         self.check_latest(layers.distances[0])
         self.step = self.depth = float(layers.depths[0])
 
-    def _times(self, growth: Growth) -> tf.Tensor:
+    def _times(self, theory: Theory) -> tf.Tensor:
         """Returns when light leaves the layers, and then those that are farther [layer + 1] [1]."""
         chi = np.append(self.layers.distances, self.end)
-        a = Distances(growth.background.cosmology).scale_factor(chi)
+        a = theory.line_of_sight.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
     def slab_edges(self, given: np.ndarray) -> np.ndarray:
@@ -194,13 +193,13 @@ class FlatGeometry(Geometry):
         self.paint_between(edges, 2 if amounts_of is None else 1)
         one = tf.ones([2, 1], tf.float64)
 
-        def of_growth(growth: Growth) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
-            a = self._times(growth)
+        def of_theory(theory: Theory) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
+            a = self._times(theory)
             with reaching(a[-1]):
-                kicks, factors = self.integrator.since_kick(growth, self.steps, a)
-            return kicks, factors, one if amounts_of is None else amounts_of(growth)
+                kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
+            return kicks, factors, one if amounts_of is None else amounts_of(theory)
 
-        found = self.inputs.cosmologies.of_growths(of_growth)
+        found = self.inputs.cosmologies.of_theories(of_theory)
         inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
         return inputs, _crossings([kicks for kicks, _, _ in found])
 
@@ -276,10 +275,10 @@ class FlatGeometry(Geometry):
 
     def recording(self) -> dict[int, list[LayerCrossing]]:
         """See `Geometry.recording`."""
-        growth = self.inputs.cosmologies.growths[0]
-        self._a = a = self._times(growth).numpy()
+        theory = self.inputs.cosmologies.theories[0]
+        self._a = a = self._times(theory).numpy()
         with reaching(a[-1]):
-            found = self.integrator.interpolation(growth, self.steps, a.tolist())
+            found = self.integrator.interpolation(theory.growth, self.steps, a.tolist())
         # Factors of the velocities before and after the kick, and of the LPT fields.
         self._moved, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
         # a dx/dt is the canonical velocity over a.

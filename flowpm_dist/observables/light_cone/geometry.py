@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.theory import Theory, Universe, theory_of
 from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.options import SkyOptions
@@ -32,8 +30,8 @@ Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""
 Painting = tuple[tuple[tf.Tensor, ...], dict[int, list[Any]]]
 """What `Geometry.painting` returns."""
-AmountsOf = Callable[[Growth], tf.Tensor]
-"""From the growth of a universe to what its particles add to maps, see `Geometry.amounts`."""
+AmountsOf = Callable[[Theory], tf.Tensor]
+"""From the theory of a universe to what its particles add to maps, see `Geometry.amounts`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class Geometry(abc.ABC):
     def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
         self.sky, self.inputs, self.box = sky, inputs, inputs.box
         self.integrator, self.steps = inputs.options.integrator, inputs.edges.tolist()
-        ends = [farthest(sky, cosmology) for cosmology in inputs.cosmologies.cosmologies]
+        ends = [farthest(sky, theory) for theory in inputs.cosmologies.theories]
         world = self.box.mesh.world
         self.end = float(world.allreduce(tf.constant(max(ends), tf.float64), "max"))
         problems = *sky.begin_problems(inputs.edges[0]), *sky.box_problems(self.box.size, self.end)
@@ -98,8 +96,8 @@ class Geometry(abc.ABC):
             ValueError: it ends before.
         """
         stop = self.inputs.edges[-1]
-        for growth in self.inputs.cosmologies.growths:
-            latest = float(Distances(growth.background.cosmology).scale_factor(nearest))
+        for theory in self.inputs.cosmologies.theories:
+            latest = float(theory.line_of_sight.scale_factor(nearest))
             if latest > stop:
                 raise ValueError(
                     f"the run ends at a = {stop:g}: a light cone to an observer today needs one "
@@ -281,9 +279,9 @@ class Geometry(abc.ABC):
         """
 
 
-def farthest(sky: SkyOptions, cosmology: Cosmology) -> float:
+def farthest(sky: SkyOptions, cosmology: Universe) -> float:
     """Returns the comoving distance of z_max [Mpc/h]."""
-    return float(Distances(cosmology).comoving(sky.earliest))
+    return float(theory_of(cosmology).line_of_sight.comoving(sky.earliest))
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances
 from flowpm_dist.io.light_cone import LightConeFiles, holds_light_cone
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources, check_sources
 from flowpm_dist.observables.light_cone.flat import FlatGeometry
@@ -84,7 +83,7 @@ class LightCone:
                 z_max. Also any error of `Simulation.run`.
         """
         if launch.detect().rank == 0 and sources:
-            distances = Distances(simulation.cosmology)
+            distances = simulation.theory.line_of_sight
             half = 0.5 * max(float(source.farthest(distances)) for source in sources)
             cell = simulation.spacing / simulation.options.mesh_factor
             if message := self.sky.fine_pixels_warning(half, cell):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances, lensing_weight
-from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.line_of_sight import lensing_weight
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer
 from flowpm_dist.grid.box import Box
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
@@ -269,10 +269,9 @@ class ConvergencePainter(MapPainter):
         sources = [_with_shared_tensors(source, mesh) for source in sources]
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
-        def amounts(growth: Growth) -> tf.Tensor:
-            cosmology = growth.background.cosmology
-            distances = Distances(cosmology)
-            end = farthest(geometry.sky, cosmology)
+        def amounts(theory: Theory) -> tf.Tensor:
+            distances = theory.line_of_sight
+            end = farthest(geometry.sky, theory)
             for number, source in enumerate(sources):
                 reach = float(source.farthest(distances))
                 if reach > end * (1 + 1e-6):
@@ -283,21 +282,23 @@ class ConvergencePainter(MapPainter):
                     )
             nodes = geometry.nodes()
             a = distances.scale_factor(nodes.chi)
-            strength = lensing_weight(cosmology, nodes.chi, a=a)
+            strength = lensing_weight(theory, nodes.chi, a=a)
             weights = [strength * s.efficiency(nodes.chi, distances) for s in sources]
             if alignment is not None:
-                response = alignment.response(a, cosmology, growth)
+                response = alignment.response(a, theory)
                 weights = [
                     weight + response * source.fractions(nodes.edges, distances) / nodes.widths
                     for weight, source in zip(weights, sources, strict=True)
                 ]
-            means[id(growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
+            means[id(theory.growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
             amounts = tf.stack([weight / nodes.chi for weight in weights], axis=-1)
             return amounts / geometry.particles_in_pixel
 
         super().__init__(geometry, len(sources), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies
-        self._means = cosmologies.stack([means[id(growth)] for growth in cosmologies.growths])
+        self._means = cosmologies.stack(
+            [means[id(theory.growth)] for theory in cosmologies.theories]
+        )
 
     def results(self, measured: Measured) -> ConvergenceMaps:
         """See `Observer.results`; the mean convergence of the universe is subtracted."""

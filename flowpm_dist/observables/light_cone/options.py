@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from flowpm_dist.cosmology.options import StepOptions
+from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.options import (
     A_SEED,

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmology.distances import Power
+from flowpm_dist.cosmology.line_of_sight import Power
 from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.cosmology.theory import theory_of
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.labelled import LabelledArray
@@ -309,12 +309,14 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
         return means[tuple(zip(*pairs, strict=True))]
 
     sources, alignment = options.population()
-    linear = LinearPower(cosmology)
+    universe = theory_of(cosmology)
 
     def spectra(power: Power, ell: Any) -> np.ndarray:
-        return convergence_power(ell, sources, cosmology, power, alignment=alignment).numpy()
+        return convergence_power(ell, sources, universe, power, alignment=alignment).numpy()
 
-    theories = [functools.partial(spectra, power) for power in (linear, Halofit(linear))]
+    theories = [
+        functools.partial(spectra, power) for power in (universe.power, Halofit(universe.power))
+    ]
     fine, each = np.geomspace(ell[0], ell[-1], 100), np.arange(count)
     return ConvergenceSpectra(
         pairs,

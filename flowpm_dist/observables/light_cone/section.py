@@ -5,14 +5,15 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from flowpm_dist.cosmology.astropy_bridge import comoving_distance
+from flowpm_dist.cosmology.arrays import arrays_within
+from flowpm_dist.cosmology.background import GROWTH, Background
 from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.observables.lensing.options import (
@@ -222,11 +223,14 @@ def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None
         cosmology: parameters of the run.
         priors: (lowest, highest) value of each parameter that varies, as attributes. The result is
             then the largest distance.
+
+    Raises:
+        ValueError: space is curved.
     """
-    names = ("Omega_m", "w0", "wa")
-    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
-    corners = (dict(zip(names, corner, strict=True)) for corner in itertools.product(*ends))
-    return max(comoving_distance(z, **corner) for corner in corners)
+    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in GROWTH]
+    corners = [Background(dict(zip(GROWTH, corner, strict=True))) for corner in product(*ends)]
+    with arrays_within():
+        return max(float(each.line_of_sight().comoving(1 / (1 + z))) for each in corners)
 
 
 def map_warnings(

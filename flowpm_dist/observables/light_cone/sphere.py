@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.distances import Distances
-from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.healpix import Healpix
@@ -58,7 +58,7 @@ class SphereCrossing:
 
     Attributes:
         bounds: edges of all segments [segments + 1] [Mpc/h].
-        group: number of the growth on this rank.
+        group: number of the theory on this rank.
         universes: numbers of the universes that have it.
         segments: the segments that belong to the kick.
         recorded: to record particles, coefficients [segments, functions, 4] for the factors of
@@ -119,11 +119,11 @@ class SphereGeometry(Geometry):
         near = max(self._edges[0] - MARGIN, 0.0)
         far = max(self._edges[-1], min(self._edges[-1] + MARGIN, self.end))
 
-        def of_growth(growth: Growth) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
-            bounds, kicks, factors = self._segments(growth, np.array([near, far]))
-            return bounds, kicks, factors, one if amounts_of is None else amounts_of(growth)
+        def of_theory(theory: Theory) -> tuple[np.ndarray, np.ndarray, tf.Tensor, tf.Tensor]:
+            bounds, kicks, factors = self._segments(theory, np.array([near, far]))
+            return bounds, kicks, factors, one if amounts_of is None else amounts_of(theory)
 
-        found = self.inputs.cosmologies.of_growths(of_growth)
+        found = self.inputs.cosmologies.of_theories(of_theory)
         groups: dict[int, list[int]] = {}
         for universe, each in enumerate(found):
             groups.setdefault(id(each), []).append(universe)
@@ -138,12 +138,12 @@ class SphereGeometry(Geometry):
         return tuple(inputs), crossings
 
     def _segments(
-        self, growth: Growth, ends: np.ndarray
+        self, theory: Theory, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
         """Returns the distance in segments, in each of which light leaves after one kick.
 
         Args:
-            growth: growth of a universe.
+            theory: of a universe.
             ends: the distances at which the first begins and the last ends [Mpc/h].
 
         Returns:
@@ -157,10 +157,10 @@ class SphereGeometry(Geometry):
 
         def since_kick(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
             with reaching(tf.reduce_min(a)):
-                kicks, factors = self.integrator.since_kick(growth, self.steps, a)
+                kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
             return np.array(kicks), factors
 
-        distances = Distances(growth.background.cosmology)
+        distances = theory.line_of_sight
         edges, kicks, found = polynomials(since_kick, distances, ends, self.sky.earliest)
         own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
         return edges, kicks, tf.concat([own, found[:, 1:]], 1)
@@ -219,19 +219,19 @@ class SphereGeometry(Geometry):
 
     def recording(self) -> dict[int, list[SphereCrossing]]:
         """See `Geometry.recording`."""
-        growth = self.inputs.cosmologies.growths[0]
+        theory = self.inputs.cosmologies.theories[0]
 
         def states(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
             """Places are smooth between these kicks, and between those that change velocities."""
             with reaching(tf.reduce_min(a)):
-                found = self.integrator.interpolation(growth, self.steps, a.numpy().tolist())
-                since, _ = self.integrator.since_kick(growth, self.steps, a)
+                found = self.integrator.interpolation(theory.growth, self.steps, a.numpy().tolist())
+                since, _ = self.integrator.since_kick(theory.growth, self.steps, a)
             columns = tf.reshape(found.factors, [len(found.kicks), -1])
             numbers = np.array(found.kicks) + np.array(since)
             kicks = tf.constant(found.kicks, tf.float64)
             return numbers, tf.concat([columns, a[:, tf.newaxis], kicks[:, tf.newaxis]], axis=1)
 
-        distances = Distances(growth.background.cosmology)
+        distances = theory.line_of_sight
         ends = np.array([0.0, self.end])
         self.paint_between(ends, 0)
         bounds, _, found = polynomials(states, distances, ends, self.sky.earliest)

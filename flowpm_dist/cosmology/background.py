@@ -1,0 +1,263 @@
+"""The expansion of a universe: densities, expansion rate, distances. It loads TensorFlow late."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmology.arrays import (
+    as_array,
+    exp,
+    gives_tensor,
+    is_tensor,
+    known,
+    ones_like,
+    sin,
+    sinh,
+    sqrt,
+    stop_gradient,
+    total,
+    where,
+    zeros_like,
+)
+from flowpm_dist.cosmology.parameters import PARAMETERS, Cosmology, affecting
+from flowpm_dist.options import in_unit, keep_in_units
+
+A_MAX = 2.0
+"""Largest scale factor [1] of growth functions and steps."""
+
+HUBBLE_DISTANCE = 2997.92458
+"""c/H0 [Mpc/h]."""
+
+GROWTH = affecting("growth")
+"""The parameters that growth depends on."""
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
+
+_ROOTS = np.linspace(0.0, 1.0, 129)  # of scale factors
+_NEWTON = 10  # steps; each doubles the number of right digits, and the third has six
+
+
+@dataclasses.dataclass(frozen=True)
+class Fluid:
+    """A part of the universe that expands with it and does not cluster.
+
+    Its equation of state is w(a) = w0 + wa (1 - a) (Chevallier and Polarski 2001, gr-qc/0009008;
+    Linder 2003, astro-ph/0208512).
+
+    Attributes:
+        Omega: its density today over the critical density [1].
+        w0, wa: its equation of state [1]: pressure over density. w0 + wa must be below 0.
+    """
+
+    Omega: Any
+    w0: Any
+    wa: Any = 0.0
+
+    def __post_init__(self) -> None:
+        keep_in_units(self, Omega="", w0="", wa="")
+
+    def w(self, a: Any) -> Any:
+        """Pressure over density at scale factors a [1], arrays or tensors."""
+        a = in_unit("a", a)
+        return self.w0 + self.wa * (1.0 - a)
+
+    def a3_density(self, a: Any) -> Any:
+        """Density times a^3 over the critical density today [1]."""
+        a = in_unit("a", a)
+        return self.Omega * a ** (-3.0 * (self.w0 + self.wa)) * exp(-3.0 * self.wa * (1.0 - a))
+
+
+class Background:
+    """Expansion rate and densities as functions of the scale factor.
+
+    Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
+    of that shape, differentiable by the parameters.
+
+    The universe is made of matter, which clusters, and of fluids, which do not: `others`, and dark
+    energy, which has what is left of the critical density. A universe with more in it is a
+    subclass with more `others`; growth, distances and power follow.
+
+    Args:
+        parameters: a `Cosmology`, or its parameters by name, of which those of `GROWTH` are used.
+
+    Attributes:
+        values: the parameters by name, as float64 arrays or tensors.
+        Omega_m: matter today over the critical density [1].
+        Omega_de: dark energy today over the critical density [1].
+        Omega_k: the curvature of space [1], 0 where it is flat.
+    """
+
+    Omega_k: Any = 0.0
+
+    def __init__(self, parameters: Cosmology | Mapping[str, Any]) -> None:
+        values = parameters if isinstance(parameters, Mapping) else parameters.values()
+        self.values = {n: as_array(values.get(n, PARAMETERS[n].default)) for n in GROWTH}
+        self.Omega_m = self.values["Omega_m"]
+        others = self.others()
+        self.Omega_de = reduce(lambda left, fluid: left - fluid.Omega, others, 1.0 - self.Omega_m)
+        self.dark_energy = Fluid(self.Omega_de, self.values["w0"], self.values["wa"])
+        self.fluids = (self.dark_energy, *others)
+
+    def others(self) -> tuple[Fluid, ...]:
+        """Returns the fluids besides dark energy."""
+        return ()
+
+    @gives_tensor
+    def e(self, a: Any) -> Any:
+        """Expansion rate E = H/H0 [1]."""
+        return sqrt(self.e2(a))
+
+    @gives_tensor
+    def e2(self, a: Any) -> Any:
+        """E^2 = (H/H0)^2 [1]."""
+        a = as_array(a, "a")
+        return self.a3_e2(a) / a**3
+
+    @gives_tensor
+    def a3_e2(self, a: Any) -> Any:
+        """a^3 E^2 [1], which stays finite at a = 0."""
+        a = as_array(a, "a")
+        return reduce(add, (fluid.a3_density(a) for fluid in self.fluids), self.Omega_m)
+
+    @gives_tensor
+    def dlne_dlna(self, a: Any) -> Any:
+        """dlnE/dlna = dlnH/dlna [1]."""
+        a = as_array(a, "a")
+        pressures = [fluid.w(a) * share for fluid, share in self.shares(a)]
+        return -1.5 * (1.0 + reduce(add, pressures))
+
+    @gives_tensor
+    def omega_m(self, a: Any) -> Any:
+        """Matter over the critical density at a [1]."""
+        return self.Omega_m / self.a3_e2(a)
+
+    @gives_tensor
+    def omega_de(self, a: Any) -> Any:
+        """Dark energy over the critical density at a [1]."""
+        (_, share), *_ = self.shares(a)
+        return share
+
+    @gives_tensor
+    def w(self, a: Any) -> Any:
+        """Equation of state of dark energy, pressure over density [1]."""
+        return self.dark_energy.w(as_array(a, "a"))
+
+    def shares(self, a: Any) -> list[tuple[Fluid, Any]]:
+        """Returns each fluid with its density over the critical density at a [1]."""
+        a = as_array(a, "a")
+        densities = [(fluid, fluid.a3_density(a)) for fluid in self.fluids]
+        critical = reduce(add, (density for _, density in densities), self.Omega_m)
+        return [(fluid, density / critical) for fluid, density in densities]
+
+    def line_of_sight(self) -> Distances:
+        """Returns the distances, for lensing and light cones: they take space to be flat.
+
+        Raises:
+            ValueError: space is curved.
+        """
+        if is_tensor(self.Omega_k) or self.Omega_k != 0:
+            raise ValueError("Omega_k: light cones and lensing are for flat space, Omega_k = 0")
+        return Distances(self)
+
+
+def background_of(universe: Cosmology | Background) -> Background:
+    """Returns the background of a cosmology, or the one given."""
+    return universe if isinstance(universe, Background) else Background(universe)
+
+
+class Distances:
+    """Comoving distances of scale factors, and scale factors of comoving distances.
+
+    chi(a) = c/H0 int_a^1 da / (a^2 E). With u = sqrt(a) the integrand is 2 / sqrt(a^3 E^2), which
+    is smooth down to a = 0, and is integrated by Gauss-Legendre quadrature to 1e-12 or better.
+
+    The methods take numbers, arrays or tensors of any shape, and return a float64 tensor of that
+    shape, differentiable by their argument and by the parameters (`scale_factor` up to the third
+    derivative).
+
+    Args:
+        universe: the parameters, or the background.
+    """
+
+    def __init__(self, universe: Cosmology | Background) -> None:
+        self.background = background_of(universe)
+
+    @gives_tensor
+    def comoving(self, a: Any) -> Any:
+        """Returns the comoving distance chi [Mpc/h] of scale factors a [1].
+
+        Raises:
+            ValueError: a scale factor that is not above 0, or is above 2.
+        """
+        a = as_array(a, "a")
+        times = known(a)
+        if times is not None and not np.all((times > 0) & (times <= A_MAX)):
+            raise ValueError(f"scale factors must lie above 0 and not above {A_MAX:g}, got {times}")
+        return self._of_root(sqrt(a))
+
+    @gives_tensor
+    def scale_factor(self, chi: Any) -> Any:
+        """Returns the scale factor a [1] at which light left a comoving distance chi [Mpc/h].
+
+        Newton's method in sqrt(a): chi is convex in it, so that a start at a = 0 converges too.
+
+        Raises:
+            ValueError: a distance that is negative, or from which light has not yet arrived.
+        """
+        chi = as_array(chi, "chi", "Mpc/h")
+        horizon = self._of_root(np.zeros([]))
+        values, limit = known(chi), known(horizon)
+        both = values is not None and limit is not None
+        if both and not np.all((values >= 0) & (values < limit)):
+            raise ValueError(
+                f"distances must lie between 0 and the horizon at {limit:.0f} Mpc/h, got {values}"
+            )
+        if not both:
+            root, steps = zeros_like(chi), _NEWTON
+        else:
+            # A table gives five or more right digits, two steps from there give all.
+            reached = np.asarray(self._of_root(_ROOTS))
+            root, steps = np.interp(values, reached[::-1], _ROOTS[::-1]), 2
+        for _ in range(steps):
+            root = stop_gradient(self._newton(root, chi))
+        # Two more steps hardly change the solution; they provide its derivatives.
+        return self._newton(self._newton(root, chi), chi) ** 2
+
+    @gives_tensor
+    def redshift(self, chi: Any) -> Any:
+        """Returns the redshift z [1] of a comoving distance [Mpc/h], as `scale_factor` does."""
+        return 1.0 / self.scale_factor(chi) - 1.0
+
+    @gives_tensor
+    def transverse(self, chi: Any) -> Any:
+        """Returns the comoving transverse distance f_K [Mpc/h] of comoving distances chi [Mpc/h].
+
+        A length across the line of sight, over the angle under which it is seen, is a f_K: in flat
+        space f_K = chi, with Omega_k > 0 f_K = c/H0 sinh(sqrt(Omega_k) chi H0/c) / sqrt(Omega_k),
+        with Omega_k < 0 likewise with the sine (Hogg 1999, astro-ph/9905116).
+        """
+        chi, curvature = as_array(chi, "chi", "Mpc/h"), as_array(self.background.Omega_k)
+        if known(curvature) == 0 and not is_tensor(curvature):
+            return chi
+        x = curvature * (chi / HUBBLE_DISTANCE) ** 2
+        series = 1.0 + x / 6.0 * (1.0 + x / 20.0 * (1.0 + x / 42.0))
+        far = abs(x) > 1e-2
+        root = sqrt(where(far, abs(x), ones_like(x)))
+        return chi * where(far, where(x > 0, sinh(root), sin(root)) / root, series)
+
+    def _of_root(self, root: Any) -> Any:
+        """Returns the distance [Mpc/h] of root = sqrt(a)."""
+        half = 0.5 * (1.0 - root)
+        nodes = root[..., np.newaxis] + half[..., np.newaxis] * (1.0 + _NODES)
+        slopes = 2.0 / sqrt(self.background.a3_e2(nodes**2))
+        return HUBBLE_DISTANCE * half * total(_WEIGHTS * slopes)
+
+    def _newton(self, root: Any, chi: Any) -> Any:
+        slope = 2.0 * HUBBLE_DISTANCE / sqrt(self.background.a3_e2(root**2))
+        return root + (self._of_root(root) - chi) / slope

@@ -1,0 +1,214 @@
+"""One theory of a universe: what is put into one of its parts reaches all that follows from it."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy.integrate import quad, solve_ivp
+from scipy.optimize import brentq
+
+import flowpm_dist as fpm
+from flowpm_dist.cosmology import Background, Cosmology, Fluid, Theory
+from flowpm_dist.cosmology.growth import EINSTEIN_DE_SITTER, TERMS
+from flowpm_dist.cosmology.parameters import AMPLITUDES, PARAMETERS, SHAPE, affecting
+from flowpm_dist.observables.lensing import (
+    IntrinsicAlignment,
+    LensPlanes,
+    SourcePlane,
+    convergence_power,
+)
+
+PLANCK = Cosmology.planck18()
+A = np.array([0.02, 0.1, 0.5, 1.0, 1.5])
+
+
+def with_fluid(Omega):
+    """Returns the theory of a universe with a fluid of w = -1/3 besides: from here, not from it."""
+
+    class WithFluid(Background):
+        def others(self):
+            return (*super().others(), Fluid(Omega, w0=-1.0 / 3.0))
+
+    class FluidTheory(Theory):
+        @functools.cached_property
+        def background(self):
+            return WithFluid(self.cosmology)
+
+    return FluidTheory
+
+
+def expansion(a, fluid, w0=-1.0, wa=0.0, Omega_m=PLANCK.Omega_m):
+    """Returns E^2 and Omega_m(a), from the densities as on paper."""
+    dark = (1 - Omega_m - fluid) * a ** (-3 * (1 + w0 + wa)) * np.exp(-3 * wa * (1 - a))
+    e2 = Omega_m / a**3 + fluid / a**2 + dark
+    return e2, Omega_m / a**3 / e2
+
+
+def solved(fluid, w0, wa, a):
+    """Returns D1 and dD1/dlna at scale factors by a Runge-Kutta solver.
+
+    Early D = a (1 - 4/7 x) with x the fluid over matter, as with curvature (Peebles 1980).
+    """
+
+    def slope(x, y):
+        e2, matter = expansion(np.exp(x), fluid, w0, wa)
+        low, high = (expansion(np.exp(x + d), fluid, w0, wa)[0] for d in (-1e-5, 1e-5))
+        friction = 2 + np.log(high / low) / 4e-5
+        return [y[1], 1.5 * matter * y[0] - friction * y[1]]
+
+    first, times = 1e-5, np.log(a)
+    x = fluid / PLANCK.Omega_m * first
+    early = [first * (1 - 4 / 7 * x), first * (1 - 8 / 7 * x)]
+    settings = dict(method="DOP853", rtol=1e-12, atol=1e-18, t_eval=times)
+    return solve_ivp(slope, (np.log(first), times[-1]), early, **settings).y
+
+
+@pytest.mark.parametrize("fluid", [0.1, -0.05])
+@pytest.mark.parametrize(("w0", "wa"), [(-1.0, 0.0), (-0.9, 0.2)])
+def test_a_fluid_changes_background_growth_and_distances(fluid, w0, wa):
+    theory = with_fluid(fluid)(PLANCK.replace(w0=w0, wa=wa))
+    e2, matter = expansion(A, fluid, w0, wa)
+    np.testing.assert_allclose(theory.background.e2(A), e2, rtol=1e-13)
+    np.testing.assert_allclose(theory.background.omega_m(A), matter, rtol=1e-13)
+    step = 1e-5
+    ends = [np.log(expansion(A * np.exp(d), fluid, w0, wa)[0]) / 2 for d in (-step, step)]
+    slope = (ends[1] - ends[0]) / (2 * step)
+    np.testing.assert_allclose(theory.background.dlne_dlna(A), slope, atol=1e-9)
+    d1, rate = solved(fluid, w0, wa, A)
+    np.testing.assert_allclose(theory.growth.d1(A), d1, rtol=1e-9)
+    np.testing.assert_allclose(theory.growth.f1(A), rate / d1, rtol=1e-9)
+    for z in (0.5, 2.0):
+        chi, _ = quad(
+            lambda z: 2997.92458 / np.sqrt(expansion(1 / (1 + z), fluid, w0, wa)[0]), 0, z
+        )
+        assert float(theory.distances.comoving(1 / (1 + z))) == pytest.approx(chi, rel=1e-10)
+    today = float(theory.power.sigma8())
+    assert today == pytest.approx(PLANCK.sigma8, rel=1e-12)  # normalised with this growth
+    ratio = theory.power(0.1, 0.2) / theory.power(0.1)
+    assert float(ratio) == pytest.approx(float(theory.growth.d1(0.2) / theory.growth.d1(1)) ** 2)
+
+
+def test_all_orders_grow_as_in_matter_alone_early():
+    growth = with_fluid(0.1)(PLANCK).growth
+    a = np.array([1e-7, 1e-5, 1e-4])
+    for term in TERMS:
+        early = growth.ratio(a, term, 0) / EINSTEIN_DE_SITTER[term] - 1
+        np.testing.assert_allclose(early, 0, atol=2e-4)
+        assert abs(early[0]) <= abs(early[1]) + 1e-12 <= abs(early[2]) + 2e-12
+
+
+def simulation(theory, **options):
+    settings = dict(mesh=[("row", 1), ("col", 1)], precision="float64")
+    steps = fpm.scale_factor_steps(0.2, 1.0, 2)
+    return fpm.Simulation(PLANCK, 8, 32.0, steps, theory=theory, **settings, **options)
+
+
+def test_a_theory_reaches_states_and_snapshots(tmp_path):
+    """What was given to a simulation is what its states and files are of."""
+    fluid = with_fluid(0.1)
+    sim = simulation(fluid)
+    d1, rate = solved(0.1, -1.0, 0.0, [0.5, 1.0])
+    assert float(sim.theory.growth.f1(1.0)) == pytest.approx(rate[1] / d1[1], rel=1e-9)
+    apart = (
+        sim.run(seed=1).displacement.numpy() - simulation(Theory).run(seed=1).displacement.numpy()
+    )
+    assert np.abs(apart).max() > 1e-2
+    early = sim.lpt(seed=1, a=0.5)
+    path = early.save(tmp_path)
+    assert float(early.linear_growth) == pytest.approx(d1[0] / d1[1], rel=1e-9)
+    moved = early.redshift_space("z").numpy() - early.displacement.numpy()
+    speed = early.velocity.numpy()[..., 2] / 0.5**2 / np.sqrt(expansion(0.5, 0.1)[0])
+    np.testing.assert_allclose(moved[..., 2], speed, rtol=1e-9)
+    again, plain = fpm.State.from_snapshot(path, theory=fluid), fpm.State.from_snapshot(path)
+    assert float(again.linear_growth) == float(early.linear_growth)
+    there = again.redshift_space("z").numpy() - again.displacement.numpy()
+    np.testing.assert_array_equal(there, moved)
+    assert float(plain.linear_growth) != float(early.linear_growth)
+
+
+def test_exported_headers_hold_the_dark_energy_of_the_theory(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    for number, theory in enumerate((Theory, with_fluid(0.1))):
+        path = simulation(theory).lpt(seed=1).save(tmp_path / str(number), format="gadget-hdf5")
+        with h5py.File(next(path.glob("*.hdf5"))) as file:
+            found = file["Header"].attrs["OmegaLambda"]
+        assert found == pytest.approx(1 - PLANCK.Omega_m - 0.1 * number, abs=1e-15)
+
+
+def test_lensing_takes_a_theory():
+    theory, sources = with_fluid(0.1)(PLANCK), [SourcePlane(1.0)]
+    planes = LensPlanes(np.linspace(0, 2000.0, 9))
+    given = convergence_power([100.0, 1000.0], sources, theory)
+    plain = convergence_power([100.0, 1000.0], sources, PLANCK)
+    assert np.all(np.abs(given / plain - 1) > 1e-2)
+    far = planes.chi.numpy()
+    z = np.array([brentq(lambda z, chi: distance(z) - chi, 0, 5, (chi,)) for chi in far])
+    strength = 1.5 * PLANCK.Omega_m / 2997.92458**2 * planes.chi * 250 * (1 + z)
+    np.testing.assert_allclose(planes.strength(theory), strength, rtol=1e-9)
+    alignment = IntrinsicAlignment(1.0)
+    ratio = alignment.response(0.5, theory) / alignment.response(1.0, theory)
+    growth = theory.growth.d1([0.5, 1.0]).numpy()
+    assert float(ratio) == pytest.approx(growth[1] / growth[0], rel=1e-12)
+
+
+def distance(z):
+    return quad(lambda z: 2997.92458 / np.sqrt(expansion(1 / (1 + z), 0.1)[0]), 0, z)[0]
+
+
+def test_parts_are_shared_where_no_parameter_of_theirs_differs():
+    first = Theory(PLANCK)
+    first.prepare()
+    for changes, growth, power in (
+        (dict(n_s=0.95), True, False),
+        (dict(sigma8=0.7), True, True),
+        (dict(A_s=2e-9), True, False),  # the other amplitude: the power is made anew
+        (dict(Omega_m=0.3), False, False),
+        (dict(h=0.7), False, False),
+    ):
+        other = Theory(PLANCK.replace(**changes))
+        other.share(first)
+        assert (other.growth is first.growth) is growth, changes
+        shared = other.power.without_growth is not None and other.power._shape is first.power._shape
+        assert shared is power, changes
+        fresh = Theory(other.cosmology)
+        np.testing.assert_array_equal(other.power(0.2, 0.5), fresh.power(0.2, 0.5))
+
+
+def test_the_table_of_parameters_is_the_cosmology():
+    """Each list of parameters follows from the fields of the class."""
+    assert (*SHAPE, *AMPLITUDES) == (
+        *(n for n in PARAMETERS if n not in AMPLITUDES),
+        "A_s",
+        "sigma8",
+    )
+    assert set(affecting("growth")) <= set(affecting("background"))
+    for name, row in PARAMETERS.items():
+        assert row.required == (name in {"Omega_m", "Omega_b", "h", "n_s"})
+        assert row.affects and row.what and row.symbol
+        assert row.default is None or row.holds(row.default)
+
+
+def test_a_fluid_is_differentiable():
+    """Of what a run reads: a gradient by the fluid, against differences."""
+
+    def run_numbers(Omega):
+        theory = with_fluid(Omega)(PLANCK)
+        growth, power = theory.growth, theory.power
+        numbers = [
+            growth.d1(A),
+            growth.d2(A),
+            growth.f1(A),
+            growth.g_kick(A),
+            power([0.02, 0.5], 0.3),
+        ]
+        return tf.concat([tf.reshape(each, [-1]) for each in (*numbers, growth.background.e(A))], 0)
+
+    omega = tf.constant(0.08, tf.float64)
+    weights = np.random.default_rng(3).normal(size=int(run_numbers(omega).shape[0]))
+    with tf.GradientTape() as tape:
+        tape.watch(omega)
+        value = tf.reduce_sum(weights * run_numbers(omega) / run_numbers(0.08))
+    step = 1e-4
+    low, high = (np.sum(weights * run_numbers(0.08 + d) / run_numbers(0.08)) for d in (-step, step))
+    assert float(tape.gradient(value, omega)) == pytest.approx((high - low) / (2 * step), rel=1e-6)
