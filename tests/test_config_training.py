@@ -90,7 +90,8 @@ def test_defaults(tmp_path):
     assert (run.data.buffer, run.data.fill, run.training.warmup) == (400, 64, 100)
     assert run.training.larc is False and run.training.clip_norm == 1.0
     assert run.fixed_parameters == {
-        "Omega_b": 0.04897, "h": 0.6766, "w0": -1.0, "wa": 0.0, "transfer": "eisenstein-hu",
+        "Omega_b": 0.04897, "h": 0.6766, "w0": -1.0, "wa": 0.0, "Omega_k": 0.0,
+        "transfer": "eisenstein-hu",
     }  # fmt: skip
 
 
@@ -316,7 +317,7 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
     assert run.data.folder == folder
     assert run.parameters == ("Omega_m", "sigma8")
     assert run.training.steps == 3 * 640 // 10
-    assert run.fixed_parameters.keys() <= {"w0", "wa", "transfer"}
+    assert run.fixed_parameters.keys() <= {"w0", "wa", "Omega_k", "transfer"}
     assert set(tomllib.loads(run.resolved())) == {"box", "network", "training", "data", "run"}
     assert buffer_bytes(run, run.grid, {"replica": 2}) == 0
 

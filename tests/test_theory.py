@@ -1,6 +1,7 @@
 """One theory of a universe: what is put into one of its parts reaches all that follows from it."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,15 +10,17 @@ from scipy.integrate import quad, solve_ivp
 from scipy.optimize import brentq
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology import Background, Cosmology, Fluid, Theory
+from flowpm_dist.cosmology import Background, Cosmology, Fluid, Growth, Theory
 from flowpm_dist.cosmology.growth import EINSTEIN_DE_SITTER, TERMS
 from flowpm_dist.cosmology.parameters import AMPLITUDES, PARAMETERS, SHAPE, affecting
+from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import (
     IntrinsicAlignment,
     LensPlanes,
     SourcePlane,
     convergence_power,
 )
+from flowpm_dist.simulate.options import SimulationOptions
 
 PLANCK = Cosmology.planck18()
 A = np.array([0.02, 0.1, 0.5, 1.0, 1.5])
@@ -212,3 +215,85 @@ def test_a_fluid_is_differentiable():
     step = 1e-4
     low, high = (np.sum(weights * run_numbers(0.08 + d) / run_numbers(0.08)) for d in (-step, step))
     assert float(tape.gradient(value, omega)) == pytest.approx((high - low) / (2 * step), rel=1e-6)
+
+
+@pytest.mark.parametrize("Omega_k", [0.3, 0.02, -0.1])
+@pytest.mark.parametrize("w0", [-1.0, -0.8])
+def test_curvature_expands_and_grows_as_a_fluid(Omega_k, w0):
+    """E, growth and both distances, against astropy and a Runge-Kutta solver."""
+    from astropy.cosmology import w0waCDM
+
+    cosmology = PLANCK.replace(Omega_k=Omega_k, w0=w0)
+    theory, matter = Theory(cosmology), PLANCK.Omega_m
+    there = w0waCDM(H0=100.0, Om0=matter, Ode0=1 - matter - Omega_k, w0=w0, Tcmb0=0.0)
+    for z in (0.0, 0.5, 3.0, 20.0):
+        a = 1 / (1 + z)
+        assert float(theory.background.e(a)) == pytest.approx(there.efunc(z), rel=1e-12)
+        chi = theory.distances.comoving(a)
+        expected = there.comoving_distance(z).value, there.comoving_transverse_distance(z).value
+        found = float(chi), float(theory.distances.transverse(chi))
+        np.testing.assert_allclose(found, expected, rtol=1e-8)
+    d1, rate = solved(Omega_k, w0, 0.0, A)
+    np.testing.assert_allclose(theory.growth.d1(A), d1, rtol=1e-9)
+    np.testing.assert_allclose(theory.growth.f1(A), rate / d1, rtol=1e-9)
+
+
+def test_an_open_universe_of_matter_alone():
+    """Its growth is known in closed form (Peebles 1980, equation 11.16)."""
+    cosmology = Cosmology(Omega_m=0.5, Omega_b=0.05, h=0.7, n_s=1.0, sigma8=0.8, Omega_k=0.5)
+    x = A  # Omega_k / Omega_m = 1
+    root = np.sqrt(1 + x)
+    known = 1 + 3 / x + 3 * root / x**1.5 * np.log(root - np.sqrt(x))
+    np.testing.assert_allclose(Theory(cosmology).growth.d1(A), 2.5 * known, rtol=1e-9)
+
+
+def test_growth_is_resolved_anywhere_in_the_ranges():
+    for Omega_m in (0.005, 0.3, 1.0):
+        for Omega_k in (max(-0.5, -Omega_m), min(0.5, 1 - Omega_m)):
+            for w0, wa in ((-1.0, 0.0), (-3.0, 1.0), (-0.3, 0.1)):
+                cosmology = Cosmology(
+                    Omega_m, 0.0, 0.7, 1.0, sigma8=0.8, w0=w0, wa=wa, Omega_k=Omega_k
+                )
+                assert np.isfinite(Growth(cosmology).f1([0.0, 1.0])).all()
+
+
+def test_curvature_is_differentiable_at_any_value():
+    for value in (0.0, 0.1):
+        omega, step = tf.constant(value, tf.float64), 1e-3
+        chi = np.array([10.0, 1000.0, 4000.0])
+
+        def numbers(Omega_k, chi=chi):
+            theory = Theory(PLANCK.replace(Omega_k=Omega_k))
+            parts = theory.growth.d1(A), theory.distances.transverse(chi), theory.power([0.1], 0.5)
+            return tf.concat(parts, 0)
+
+        with tf.GradientTape() as tape:
+            tape.watch(omega)
+            total = tf.reduce_sum(numbers(omega))
+        weights = (-1 / 12, 2 / 3, -2 / 3, 1 / 12)
+        points = [value + n * step for n in (2, 1, -1, -2)]
+        slope = sum(w * np.sum(numbers(p)) for w, p in zip(weights, points, strict=True)) / step
+        assert float(tape.gradient(total, omega)) == pytest.approx(slope, rel=1e-8)
+
+
+def test_curvature_is_refused_where_space_is_taken_to_be_flat():
+    curved = PLANCK.replace(Omega_k=0.05)
+    with pytest.raises(ValueError, match="Omega_k: light cones and lensing are for flat space"):
+        convergence_power([100.0], [SourcePlane(1.0)], curved)
+    with pytest.raises(
+        ValueError, match="Omega_k = 0.4: must lie between -Omega_m and 1 - Omega_m"
+    ):
+        Cosmology(0.7, 0.05, 0.7, 1.0, sigma8=0.8, Omega_k=0.4)
+    with pytest.raises(ValueError, match="Omega_k must be a number from -0.5 to 0.5"):
+        PLANCK.replace(Omega_k=0.6)
+    cosmology = dict(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=1.0, sigma8=0.8, Omega_k=0.05)
+    table = {"box": {"grid": 8, "size": 64.0}, "cosmology": cosmology, "initial": {"seed": 1}}
+    assert SimulationOptions.check(table, Path("run.toml")).cosmology.Omega_k == 0.05
+    table["lightcone"] = {
+        "field_of_view": 2.0,
+        "pixels": 8,
+        "z_max": 0.1,
+        "sources": [{"redshift": 0.1}],
+    }
+    with pytest.raises(ConfigError, match="lightcone cannot be made: Omega_k: light cones"):
+        SimulationOptions.check(table, Path("run.toml"))

@@ -14,6 +14,7 @@ import flowpm_dist as fpm
 from flowpm_dist import cosmoflow, cosmology, posteriors, reconstruction, statistics
 from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader
 from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.grid.fourier import gaussian_smoothing
 from flowpm_dist.observables import ForwardModel, lensing
 from flowpm_dist.observables.light_cone import FlatField, FullSky, LightCone
@@ -128,9 +129,8 @@ CHI = ("Mpc/h", np.array([100.0, 200.0]))
 
 
 def of_cosmology() -> Iterator[Argument]:
-    units = {"T_cmb": "K", "k_pivot": "1/Mpc"}
-    values = {**PLANCK, "w0": -1.0, "wa": 0.1, "T_cmb": 2.7, "k_pivot": 0.05}
-    given = {name: (units.get(name, ""), value) for name, value in values.items()}
+    values = {n: PLANCK.get(n, row.default) for n, row in PARAMETERS.items()} | {"wa": 0.1}
+    given = {n: (PARAMETERS[n].unit, v) for n, v in values.items() if v is not None}
     yield from arguments("Cosmology", fpm.Cosmology, **given)
     amplitude = {**PLANCK, "sigma8": None}
     yield from arguments("Cosmology", fpm.Cosmology, amplitude, A_s=("", 2e-9))

@@ -93,20 +93,19 @@ class Background:
         Omega_k: the curvature of space [1], 0 where it is flat.
     """
 
-    Omega_k: Any = 0.0
-
     def __init__(self, parameters: Cosmology | Mapping[str, Any]) -> None:
         values = parameters if isinstance(parameters, Mapping) else parameters.values()
         self.values = {n: as_array(values.get(n, PARAMETERS[n].default)) for n in GROWTH}
-        self.Omega_m = self.values["Omega_m"]
+        self.Omega_m, self.Omega_k = self.values["Omega_m"], self.values["Omega_k"]
         others = self.others()
         self.Omega_de = reduce(lambda left, fluid: left - fluid.Omega, others, 1.0 - self.Omega_m)
         self.dark_energy = Fluid(self.Omega_de, self.values["w0"], self.values["wa"])
         self.fluids = (self.dark_energy, *others)
 
     def others(self) -> tuple[Fluid, ...]:
-        """Returns the fluids besides dark energy."""
-        return ()
+        """Returns the fluids besides dark energy: curvature expands as one with w = -1/3."""
+        flat = not is_tensor(self.Omega_k) and self.Omega_k == 0
+        return () if flat else (Fluid(self.Omega_k, -1.0 / 3.0),)
 
     @gives_tensor
     def e(self, a: Any) -> Any:

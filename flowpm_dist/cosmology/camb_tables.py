@@ -124,7 +124,7 @@ def camb_power_table(
         H0=100 * p["h"],
         ombh2=p["Omega_b"] * p["h"] ** 2,
         omch2=(p["Omega_m"] - p["Omega_b"]) * p["h"] ** 2,
-        omk=0,
+        omk=p["Omega_k"],
         mnu=0,
         nnu=NEUTRINOS,
         TCMB=p["T_cmb"],

@@ -97,7 +97,7 @@ def is_compiled(values: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Cosmology:
-    """Parameters of a flat universe of matter and w0-wa dark energy, checked at construction.
+    """Parameters of a universe of matter and w0-wa dark energy, checked at construction.
 
     Values are Python numbers, or scalar TensorFlow tensors or variables to differentiate by. A
     tensor whose value is not known yet (inside a tf.function) is not checked.
@@ -113,6 +113,8 @@ class Cosmology:
         T_cmb: temperature of the microwave background today [K], for the transfer function only:
             E(a) has no radiation.
         k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
+        Omega_k: curvature of space today [1], above 0 in an open universe. It changes expansion and
+            growth; light cones and lensing are refused.
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
 
     The ranges of Omega_m, w0 and wa are such that growth functions are resolved (`growth.Growth`).
@@ -211,6 +213,18 @@ class Cosmology:
             "primordial",
             unit="1/Mpc",
             in_run_files=False,
+        ),
+    )
+    Omega_k: Parameter = field(
+        default=0.0,
+        kw_only=True,
+        metadata=_row(
+            "a number from -0.5 to 0.5",
+            dict(ge=-0.5, le=0.5),
+            r"$\Omega_k$",
+            "background",
+            "growth",
+            "transfer",
         ),
     )
     transfer: Transfer = "eisenstein-hu"
@@ -359,6 +373,10 @@ def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]
     matter, baryons = ends.get("Omega_m"), ends.get("Omega_b")
     if matter and baryons and max(baryons) >= min(matter):
         yield "Omega_b", f"must be below Omega_m = {shown('Omega_m')}, which contains it"
+    curvature = ends.get("Omega_k")
+    if matter and curvature and (max(curvature) > 1 - max(matter) or min(curvature) < -min(matter)):
+        what = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
+        yield "Omega_k", f"{what}: there would be no big bang, or dark energy below 0"
     w0, wa = ends.get("w0"), ends.get("wa")
     if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY + 1e-12:  # up to rounding of the sum
         what = f"w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would matter early"

@@ -301,7 +301,7 @@ class SimulatedRun(RunFile):
             try:
                 end = distance_of(cone.z_max, self.cosmology, priors) if known else None
             except ValueError as error:
-                yield Problem("lightcone", f": {error}")
+                yield Problem("lightcone", f"cannot be made: {error}")
                 return
             yield from cone.run_problems(self.evolution, self.box.size, end)
 

@@ -131,7 +131,7 @@ class Problem:
         )
         self.weights = weights
         # w0 = -1 and wa = 0: where naive derivatives are not finite.
-        self.parameters = {"Omega_m": 0.3, "sigma8": 0.8, "w0": -1.0, "wa": 0.0}
+        self.parameters = {"Omega_m": 0.3, "sigma8": 0.8, "w0": -1.0, "wa": 0.0, "Omega_k": 0.0}
 
     def loss(self, noise, parameters):
         cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, **parameters)
