@@ -119,7 +119,6 @@ class HorovodEngine:
                 "built with another MPI than the one that runs this job"
             )
         launch.abort_on_error()
-        launch.place_devices(shared=not self.wants_own_gpus)
         self.process_sets.update({tuple(s.ranks): s for s in sets})
         self.process_sets[tuple(range(here.size))] = hvd.global_process_set
 

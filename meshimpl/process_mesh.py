@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from meshimpl import engine, launch, rendezvous
 from meshimpl.collectives import Communicator
+from meshimpl.launch.gpus import HIDES, too_few_gpus
 from meshimpl.mesh_shape import (
     MeshError,
     MeshShape,
@@ -70,13 +72,54 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
                 f"or give a mesh whose sizes multiply to {ranks}"
             )
     if ranks == 1:
-        launch.place_devices()
+        place_devices()
+        return
+    job = engine.current()
     with launch.start_in_time():
-        if ranks > 1:
-            engine.current().start(sorted({each for axes in parsed for each in lines_of(axes)}))
-            rendezvous.stay_together(tuple(range(ranks)))
-    if ranks > 1 and engine.current().wants_own_gpus:
+        job.start(sorted({each for axes in parsed for each in lines_of(axes)}))
+        place_devices(shared=not job.wants_own_gpus)
+        rendezvous.stay_together(tuple(range(ranks)))
+    if job.wants_own_gpus:
         rendezvous.check_gpus(tuple(range(ranks)))
+
+
+def place_devices(here: launch.RankEnvironment | None = None, *, shared: bool = False) -> None:
+    """Shows TensorFlow one GPU for this rank, whose memory it takes as it needs it.
+
+    Does nothing where TensorFlow finds no GPU. A single GPU that the scheduler, the program or
+    CUDA_VISIBLE_DEVICES has chosen for this rank is accepted.
+
+    Args:
+        here: the rank's place in its job; by default this process's.
+        shared: let several ranks have one GPU, which NCCL refuses.
+
+    Raises:
+        LaunchError: the node has more ranks than GPUs, or TensorFlow has begun to use several GPUs
+            already. It is raised on every rank of the node.
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    if not gpus:
+        return
+    here = here or launch.detect()
+    chosen = (
+        here.launcher == "srun"
+        or HIDES in os.environ
+        or gpus != tf.config.list_physical_devices("GPU")
+    )
+    if here.local_size > len(gpus) and not shared and not (chosen and len(gpus) == 1):
+        raise launch.LaunchError(too_few_gpus(here.local_size, len(gpus)))
+    mine = gpus[here.local_rank % len(gpus)]
+    try:
+        tf.config.set_visible_devices(mine, "GPU")
+        tf.config.experimental.set_memory_growth(mine, True)
+    except RuntimeError as error:
+        # A rank alone on its node, or with one GPU in sight, is where it should be.
+        if here.local_size > 1 and len(gpus) > 1:
+            raise launch.LaunchError(
+                f"TensorFlow has begun to use all {len(gpus)} GPUs of this node before its ranks "
+                "shared them out: make the ProcessMesh, or call meshimpl.initialise, before the "
+                "first tensor"
+            ) from error
 
 
 _KEPT: dict[Any, dict[Any, Any]] = {}

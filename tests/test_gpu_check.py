@@ -23,7 +23,6 @@ Run = Callable[[], tuple[int, str, dict[str, Any]]]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the script without timings; its status, its table and its JSON."""
-    monkeypatch.setattr("meshimpl.launch.abort_on_error", lambda: None)
     monkeypatch.setattr("meshimpl.launch.configure_threads", lambda: 1)  # TensorFlow has begun
 
     def run() -> tuple[int, str, dict[str, Any]]:

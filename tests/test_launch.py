@@ -157,13 +157,17 @@ def test_tasks_of_an_allocation_that_go_unused() -> None:
 
 
 def test_launch_or_join(alone: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    joined: list[bool] = []
+    alone.setattr(job_module, "abort_on_error", lambda: joined.append(True))
     assert launch.launch_or_join(None, []) is None
     assert launch.launch_or_join(1, []) is None
+    assert not joined, "one rank keeps Python's handling of errors"
     assert launch.launch_or_join(0, []) == 2
     assert "at least 1" in capfd.readouterr().err
     for name, value in (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}).items():
         alone.setenv(name, value)
     assert launch.launch_or_join(8, []) is None
+    assert joined
     assert launch.launch_or_join(4, []) == 2
     assert "--ranks 4, but mpirun runs this on 8" in capfd.readouterr().err
 
@@ -186,7 +190,6 @@ def test_one_rank_imports_neither_mpi_nor_horovod() -> None:
     code = """
         import sys
         from meshimpl import launch
-        launch.abort_on_error()
         launch.configure_threads()
         assert launch.launch_or_join(1, []) is None
         assert not {"mpi4py", "horovod"} & set(sys.modules), "imported"
@@ -225,10 +228,12 @@ def placed(patch: pytest.MonkeyPatch, gpus: Gpus, rank: int, ranks: int, **optio
     """The GPUs after rank number `rank` of a node's `ranks` has chosen."""
     import tensorflow as tf
 
+    from meshimpl.process_mesh import place_devices
+
     patch.setattr(tf, "config", gpus)
     launcher = options.pop("launcher", "mpirun")
     here = launch.RankEnvironment(rank, ranks, rank, ranks, launcher)
-    launch.place_devices(here, **options)
+    place_devices(here, **options)
     return gpus
 
 
@@ -283,7 +288,6 @@ if status is not None:
     sys.exit(status)
 launch.configure_threads()
 launch.set_horovod_defaults()
-launch.abort_on_error()
 from meshimpl.imports import import_tensorflow
 import_tensorflow()
 from meshimpl import engine

@@ -50,7 +50,6 @@ def main(words: list[str] | None = None) -> int:
         status = launch.launch_or_join(options.ranks, sys.argv[1:] if words is None else words)
         if status is not None:
             return status
-        launch.abort_on_error()
         launch.configure_threads()
         import_tensorflow()
         return _on_ranks(options)

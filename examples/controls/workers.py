@@ -27,6 +27,8 @@ class Ranks:
         self.is_first, self.is_first_on_host = here.rank == 0, here.local_rank == 0
         self.hvd: Any = None
         if self.count > 1:
+            from meshimpl.process_mesh import place_devices
+
             launch.check_launcher()
             launch.set_horovod_defaults()
             import horovod.tensorflow as hvd
@@ -34,7 +36,7 @@ class Ranks:
             self.hvd = hvd
             hvd.init()
             launch.abort_on_error()
-            launch.place_devices(shared=not hvd.nccl_built())
+            place_devices(shared=not hvd.nccl_built())
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which models are made."""

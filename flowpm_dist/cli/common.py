@@ -141,7 +141,6 @@ def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> No
     status = launch.launch_or_join(ranks, sys.argv[1:], stop_as=stop_as)
     if status is not None:
         sys.exit(status)
-    launch.abort_on_error()
 
 
 def refuse(message: str, status: int = MISUSE, *, patience: float = MESSAGE_SECONDS) -> NoReturn:

@@ -21,7 +21,6 @@ from meshimpl.launch.gpus import (
     gpu_identity,
     gpus_in_sight,
     horovod_has_nccl,
-    place_devices,
 )
 from meshimpl.launch.job import (
     check_launcher,

@@ -160,10 +160,8 @@ def abort_on_error() -> None:
     """Makes an uncaught exception of this rank end the whole job within seconds.
 
     The rank prints the traceback, then a line such as `[rank 1/4] ValueError: too small`.
-    The job's exit status is 1, or 130 after an interrupt. One rank keeps Python's handling.
+    The job's exit status is 1, or 130 after an interrupt.
     """
-    if detect().size == 1:
-        return
     sys.excepthook = _end_job
 
     def end_job_from_thread(args: threading.ExceptHookArgs) -> None:
@@ -240,7 +238,7 @@ def start_in_time() -> Iterator[None]:
 
     timer = threading.Timer(limit, end)
     timer.name, timer.daemon = WITHOUT_RANKS, True
-    if limit and here.size > 1:
+    if limit:
         timer.start()
     try:
         yield

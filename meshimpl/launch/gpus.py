@@ -1,7 +1,4 @@
-"""The GPUs of a node, and the GPU of each rank.
-
-All but `place_devices` can be called before TensorFlow or MPI is loaded.
-"""
+"""The GPUs of a node, as they are before TensorFlow or MPI is loaded."""
 
 import ctypes
 import os
@@ -9,12 +6,12 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from meshimpl.launch.rank import LaunchError, RankEnvironment, detect
+from meshimpl.launch.rank import LaunchError
 
 GPU_FOLDERS = Path("/proc/driver/nvidia/gpus")
 """In which the driver has a folder for each GPU."""
 UUID_BYTES = 16
-_HIDES = "CUDA_VISIBLE_DEVICES"
+HIDES = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus_in_sight(environment: Mapping[str, str] | None = None) -> int:
@@ -28,15 +25,15 @@ def gpus_in_sight(environment: Mapping[str, str] | None = None) -> int:
         there = len(list(GPU_FOLDERS.iterdir()))
     except OSError:
         return 0
-    if _HIDES not in env:
+    if HIDES not in env:
         return there
     chosen = 0
     # CUDA takes the entries before the first that is none.
-    for entry in env[_HIDES].split(","):
+    for entry in env[HIDES].split(","):
         if not entry.strip() or entry.strip().startswith("-"):
             break
         chosen += 1
-    return chosen if "MIG" in env[_HIDES] else min(chosen, there)
+    return chosen if "MIG" in env[HIDES] else min(chosen, there)
 
 
 def horovod_has_nccl() -> bool:
@@ -51,7 +48,7 @@ def too_few_gpus(ranks: int, gpus: int) -> str:
     """Returns what is wrong where a node has more ranks than GPUs, and what would be right."""
     return (
         f"this node has {ranks} ranks and {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL wants one "
-        f"GPU for each rank: start {gpus} ranks a node, or hide the GPUs with {_HIDES}=''"
+        f"GPU for each rank: start {gpus} ranks a node, or hide the GPUs with {HIDES}=''"
     )
 
 
@@ -93,44 +90,3 @@ def gpu_identity(index: int) -> bytes:
     except (OSError, AttributeError):
         return bytes(UUID_BYTES)
     return bytes(UUID_BYTES) if any(done) else uuid.raw
-
-
-def place_devices(here: RankEnvironment | None = None, *, shared: bool = False) -> None:
-    """Shows TensorFlow one GPU for this rank, whose memory it takes as it needs it.
-
-    Does nothing where TensorFlow finds no GPU. A single GPU that the scheduler, the program or
-    CUDA_VISIBLE_DEVICES has chosen for this rank is accepted.
-
-    Args:
-        here: the rank's place in its job; by default this process's.
-        shared: let several ranks have one GPU, which NCCL refuses.
-
-    Raises:
-        LaunchError: the node has more ranks than GPUs, or TensorFlow has begun to use several GPUs
-            already. It is raised on every rank of the node.
-    """
-    import tensorflow as tf
-
-    gpus = tf.config.get_visible_devices("GPU")
-    if not gpus:
-        return
-    here = here or detect()
-    chosen = (
-        here.launcher == "srun"
-        or "CUDA_VISIBLE_DEVICES" in os.environ
-        or gpus != tf.config.list_physical_devices("GPU")
-    )
-    if here.local_size > len(gpus) and not shared and not (chosen and len(gpus) == 1):
-        raise LaunchError(too_few_gpus(here.local_size, len(gpus)))
-    mine = gpus[here.local_rank % len(gpus)]
-    try:
-        tf.config.set_visible_devices(mine, "GPU")
-        tf.config.experimental.set_memory_growth(mine, True)
-    except RuntimeError as error:
-        # A rank alone on its node, or with one GPU in sight, is where it should be.
-        if here.local_size > 1 and len(gpus) > 1:
-            raise LaunchError(
-                f"TensorFlow has begun to use all {len(gpus)} GPUs of this node before its ranks "
-                "shared them out: make the ProcessMesh, or call meshimpl.initialise, before the "
-                "first tensor"
-            ) from error

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from meshimpl.launch.ending import ENVIRONMENT_DEFAULTS, JOB_FOLDER, JobFolder
+from meshimpl.launch.ending import ENVIRONMENT_DEFAULTS, JOB_FOLDER, JobFolder, abort_on_error
 from meshimpl.launch.gpus import check_gpus
 from meshimpl.launch.rank import (
     LIBRARY_THREADS,
@@ -169,11 +169,14 @@ def launch_or_join(
         stop_as: see `relaunch`.
 
     Returns:
-        None if this process is one of the ranks and should work. Otherwise the exit status with
+        None if this process is one of the ranks and should work; an error of one of several ranks
+        then ends the job (`abort_on_error`). Otherwise the exit status with
         which to leave: the job's, or 2 if it cannot be started (the reason was printed).
     """
     here = detect()
     if ranks is None or ranks == here.size:
+        if here.size > 1:
+            abort_on_error()
         return None
     if here.size > 1:
         if here.rank == 0:
