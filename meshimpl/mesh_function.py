@@ -197,25 +197,34 @@ class MeshFunction:
         """Returns `function` as a graph of these inputs, when all ranks have built the same.
 
         Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing.
+        A rank that is alone in its job has nobody to agree with, and its graphs send nothing.
         """
         plain = tf.autograph.experimental.do_not_convert(function)
-        self._sent[name] = {}
+        if self.mesh.is_alone:
+            return tf.compat.v1.wrap_function(plain, signature)
 
         def wrap() -> Any:
             wrapped = tf.compat.v1.wrap_function(plain, signature)
             self._groups[name] = planned_groups()
             return wrapped
 
+        self._sent[name] = {}
         with traffic.recorded(self._sent[name]):
             return build_together(self.mesh.world.meetings, name, wrap)
 
-    def _calling(self, name: str, what: str) -> Any:
-        """Returns the context of a call of a graph, which no rank leaves before all have begun it.
+    @contextlib.contextmanager
+    def _calling(self, name: str, what: str) -> Iterator[None]:
+        """Where a graph is called; no rank leaves it before all have begun the call.
 
         The first call builds it, in meetings of its own.
         """
+        if self.mesh.is_alone:
+            yield
+            return
         text, groups = f"the {what}mesh function {self.__name__}", self._groups.get(name, ())
-        return at(text, meetings=groups, is_call=True)
+        with at(text, meetings=groups, is_call=True):
+            yield
+            traffic.count(self._sent[name])
 
     def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]
@@ -231,7 +240,7 @@ class MeshFunction:
                 lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
             self.output_shapes = [t.shape for t in outputs]
             self.output_dtypes = [t.dtype for t in outputs]
-            self._mesh_variables = MeshVariables(self.__name__, self.impl, lowering.variables)
+            self._declared = lowering.variables
             graph = tf.compat.v1.get_default_graph()
             readings = {k: x for k, x in self.impl.readings.items() if x.graph is graph}
             self._readings = {k: tf.TensorSpec(x.shape, x.dtype) for k, x in readings.items()}
@@ -240,7 +249,8 @@ class MeshFunction:
 
         self.impl.begin_build()
         function = self._wrap(trace, self._signature(list(self.inputs.values())), self.__name__)
-        self._mesh_variables.initialise()
+        if self._declared:
+            self._mesh_variables.initialise()
         return function
 
     @functools.cached_property
@@ -277,7 +287,7 @@ class MeshFunction:
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
         wrapped = self._wrap(trace, signature, name)
-        if self._mesh_variables.slices:  # what assigns to them was lowered again, and is left out
+        if self._declared:  # what assigns to them was lowered again, and is left out
             wrapped = wrapped.prune(wrapped.inputs[: len(signature)], wrapped.outputs)
         function = once_differentiable(wrapped, f"the mesh function {self.__name__}")
 
@@ -286,7 +296,6 @@ class MeshFunction:
         ) -> list[Any]:
             with self._calling(name, "gradient of the "):
                 found = function(*slices, *[dys[i] for i in of], *readings)
-                traffic.count(self._sent[name])
             gradients = dict(zip(wrt, found, strict=True))
             return [gradients.get(i) for i in range(len(specs))]
 
@@ -300,7 +309,6 @@ class MeshFunction:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
         found = self._forward(*[tf.stop_gradient(x) for x in slices])
-        traffic.count(self._sent[self.__name__])
         outputs, readings = found[: len(self.output_shapes)], found[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:
@@ -354,6 +362,10 @@ class MeshFunction:
         """Returns the whole array of output number `output`, on every rank, from all blocks."""
         self._forward  # noqa: B018  (the output shapes are known once it is lowered)
         return self.impl.gather(tf.convert_to_tensor(block), self.output_shapes[output]).numpy()
+
+    @functools.cached_property
+    def _mesh_variables(self) -> MeshVariables:
+        return MeshVariables(self.__name__, self.impl, self._declared)
 
     @property
     def variables(self) -> MeshVariables:

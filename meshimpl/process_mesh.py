@@ -140,7 +140,10 @@ class ProcessMesh:
     def __init__(self, shape: MeshShape) -> None:
         self.axes = parse_mesh_shape(shape)
         initialise([self.axes])
-        self.rank = launch.detect().rank
+        here = launch.detect()
+        self.rank = here.rank
+        self.is_alone = here.size == 1
+        """Whether the job has no other rank."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -264,7 +267,8 @@ class ProcessMesh:
         Raises:
             CollectiveError: an input differs; on every rank.
         """
-        rendezvous.check_equal(self.world.meetings, what, inputs)
+        if self.size > 1:
+            rendezvous.check_equal(self.world.meetings, what, inputs)
 
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
         """Returns every rank's array, in rank order, on rank 0, and None on the others. Eager.
@@ -333,7 +337,7 @@ class _Section(ProcessMesh):
 
     def __init__(self, mesh: ProcessMesh, axis: str) -> None:
         self.axes = tuple((name, size) for name, size in mesh.axes if name != axis)
-        self._mesh = mesh
+        self._mesh, self.is_alone = mesh, False
         self.rank = mesh.communicator(*self.names).index
 
     def __reduce__(self) -> tuple[Any, ...]:
