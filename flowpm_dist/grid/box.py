@@ -97,6 +97,8 @@ class Box:
             ValueError: the number of cells would not be even or not divide by the mesh of ranks.
         """
         factor = in_unit("factor", factor)
+        if factor == 1:
+            return self
         if problem := mesh_factor_problem(factor, self.grid, dict(self.mesh.axes)):
             raise ValueError(f"mesh_factor {problem}")
         return dataclasses.replace(self, grid=finer_grid(self.grid, factor))
