@@ -138,7 +138,9 @@ def test_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kernels_that_were_not_built_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLOWPM_KERNELS", raising=False)
-    monkeypatch.setattr("flowpm_dist.particle_mesh.kernels.load", lambda: (None, NOT_BUILT))
+    monkeypatch.setattr(
+        "flowpm_dist.particle_mesh.kernels.compiled.load", lambda: (None, NOT_BUILT)
+    )
     kernels.cache_clear()
     with pytest.warns(UserWarning, match="are not built: .* flowpm-dist build kernels") as found:
         assert isinstance(kernels(), Portable) and isinstance(kernels(), Portable)

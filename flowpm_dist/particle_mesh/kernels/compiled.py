@@ -1,4 +1,6 @@
-"""Particle kernels as operations of a library compiled for this TensorFlow, and how it is found.
+"""Particle kernels as operations of a library compiled for this TensorFlow.
+
+The portable kernels take their place where the library is not found or does not suit the GPU.
 
 `setup.py` builds a library next to this file where it finds TensorFlow; `flowpm-dist build kernels`
 leaves one in the user's cache, for an installed package.
@@ -8,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import platform
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +23,20 @@ import tensorflow as tf
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
-from flowpm_dist.particle_mesh.kernels.nvrtc import GpuCodeError, gpu_code
+from flowpm_dist.particle_mesh.kernels.nvrtc import PACKAGE, GpuCodeError, gpu_code
 from flowpm_dist.particle_mesh.kernels.portable import Portable
+from meshimpl import launch
 from meshimpl.launch import private_folder, user_cache, why_unsafe
 
 NAME = "_kernels.so"
 PATH = Path(__file__).with_name(NAME)
 """Where setup.py leaves the library."""
+CHOICE = "FLOWPM_KERNELS"
 NOT_BUILT = "the compiled kernels are not built"
+
+
+class KernelsError(Exception):
+    """An error: the requested kernels are not available. The message says why and what to do."""
 
 
 def cached_path() -> Path:
@@ -164,3 +174,46 @@ class Compiled(Kernels):
         if kernel == "paint_vjp":
             return found.ds, found.dweights[0] if found.dweights else None
         return tuple(found) if isinstance(found, tuple) else found
+
+
+def _choice() -> str:
+    choice = os.environ.get(CHOICE, "")
+    if choice not in ("", "portable", "compiled"):
+        raise KernelsError(f'{CHOICE} is "portable", "compiled" or not set, not "{choice}"')
+    return choice
+
+
+def why_portable() -> str | None:
+    """Returns why `kernels()` are the portable ones, or None if they are the compiled ones.
+
+    A GPU for which the compiled ones have no code is found by `kernels` only.
+    """
+    return f"{CHOICE}=portable" if _choice() == "portable" else load()[1]
+
+
+@functools.cache
+def kernels() -> Kernels:
+    """Returns the kernels of this process: the compiled ones if they load and suit its GPU.
+
+    FLOWPM_KERNELS=portable or compiled overrides the choice. Warns (`UserWarning`) where there are
+    no compiled kernels, since an installation by pip does not show that it could not build them.
+
+    Raises:
+        KernelsError: if FLOWPM_KERNELS is "compiled" and they do not load, or there is no code for
+            a GPU; or if it has another value than these two.
+    """
+    reason, remedy = why_portable(), "flowpm-dist build kernels compiles them"
+    if reason is None:
+        try:
+            return Compiled()
+        except (GpuCodeError, OSError) as error:
+            reason, remedy = str(error), f"they need compute capability 7.0 and {PACKAGE}"
+    if _choice() == "compiled":
+        raise KernelsError(f"{CHOICE}=compiled, but {reason}: {remedy}")
+    if reason != f"{CHOICE}=portable" and launch.detect().rank == 0:
+        warnings.warn(
+            f"{reason}: particles take several times as long; {remedy}, and {CHOICE}=portable says "
+            "that this is meant",
+            stacklevel=2,
+        )
+    return Portable()
