@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from flowpm_dist.cli.common import ENDS, full_disks_reported, refuse, refuse_after
-from flowpm_dist.io import formats
+from flowpm_dist.io.conversion import check_conversion, convert_snapshot
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.folder import check_ground, check_room
@@ -45,14 +45,14 @@ def convert(
     """
     where = output or (folder.parent if folder.name.endswith(".zarr") else folder)
     try:
-        snapshot = formats.check_conversion(folder, where, format, overwrite=overwrite)
+        snapshot = check_conversion(folder, where, format, overwrite=overwrite)
         check_ground(where)
         grid, itemsize = snapshot.attributes["grid"], np.dtype(snapshot.array(VECTORS[0]).dtype)
         needed = snapshot_bytes(grid, itemsize.itemsize, VECTORS) + ID_BYTES * math.prod(grid)
         check_room(where, needed, "the snapshot needs about")
         with full_disks_reported(), Progress() as progress:
             count = min(files, grid[0])
-            path = formats.convert(
+            path = convert_snapshot(
                 snapshot, where, format, files, lambda done: progress("files", done, count)
             )
     except ENDS as error:

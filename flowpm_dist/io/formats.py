@@ -1,11 +1,10 @@
-"""Snapshots for other codes: Gadget-4's HDF5 and bigfile, written by a run or converted.
+"""Snapshots for other codes: Gadget-4's HDF5 and bigfile.
 
 Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,22 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.cosmology.parameters import HEADERS
-from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, remove, snapshot_attributes
 from flowpm_dist.io.particles import (
     ID_BYTES,
     Header,
     ParticleBlock,
     mark_particles_complete,
     write_error,
-)
-from flowpm_dist.io.snapshot import (
-    VECTORS,
-    Snapshot,
-    SnapshotError,
-    check_particles,
-    load_snapshot,
-    snapshot_name,
 )
 
 if TYPE_CHECKING:
@@ -264,7 +253,7 @@ def write_particles(
     Raises:
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
-    displacement, velocity = (fields[name] for name in VECTORS)
+    displacement, velocity = fields["displacement"], fields["velocity"]
     box, (write_part, finish) = displacement.box, PARTICLE_FORMATS[format]
     header = Header.of(attributes)
     mesh, x, v = box.mesh, np.asarray(displacement.block), np.asarray(velocity.block)
@@ -280,90 +269,3 @@ def write_particles(
             mark_particles_complete(path, attributes)
     except OSError as error:
         raise write_error(path, error) from error
-
-
-def check_conversion(source: Path, folder: Path, format: str, *, overwrite: bool) -> Snapshot:
-    """Returns the snapshot to convert, after all checks; nothing is changed.
-
-    Args:
-        source: `snapshot.zarr`, or the folder that holds it.
-        folder: the folder to make the converted snapshot in.
-        format: see `PARTICLE_FORMATS`.
-        overwrite: whether an older snapshot there may be replaced.
-
-    Raises:
-        SnapshotError: there is no whole snapshot, or it lacks the particles.
-        UserError: there is a snapshot in the folder, or files from elsewhere.
-    """
-    snapshot = load_snapshot(source)
-    check_particles(source, snapshot)
-    try:
-        fits = Header.of(snapshot.attributes).grid == snapshot.array(VECTORS[0]).shape[:3]
-    except (KeyError, TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise SnapshotError(f"{source} is damaged: its attributes do not match its particles")
-    path = folder / snapshot_name(format)
-    if os.path.lexists(path) and snapshot_attributes(path) is None:
-        raise UserError(f"{path} is from elsewhere: move it away, or give another --output")
-    if os.path.lexists(path) and not overwrite:
-        raise UserError(f"{path} exists: add --overwrite to replace it, or give another --output")
-    return snapshot
-
-
-def convert(
-    snapshot: Snapshot,
-    folder: Path,
-    format: str,
-    files: int = 1,
-    report: Callable[[int], None] = lambda done: None,
-) -> Path:
-    """Writes the particles of a snapshot in another format, slab by slab.
-
-    An older snapshot there is replaced when the new one is complete.
-
-    Args:
-        snapshot: the snapshot that `check_conversion` returned.
-        folder: the folder to make the new snapshot in.
-        format: see `PARTICLE_FORMATS`.
-        files: number of files to write, at most one for each row of the grid.
-        report: called with the number of files that are complete.
-
-    Returns:
-        The path of the new snapshot, a folder.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    (write_part, finish), header = PARTICLE_FORMATS[format], Header.of(snapshot.attributes)
-    x, v = (snapshot.array(name) for name in VECTORS)
-    files = min(files, header.grid[0])
-    rows = [number * header.grid[0] // files for number in range(files + 1)]
-    path = folder / snapshot_name(format)
-    aside, replaced = (folder / f".{path.name}.{word}" for word in ("partial", "replaced"))
-    try:
-        for old in (aside, replaced):
-            remove(old, ignore_errors=True)
-        aside.mkdir(parents=True)
-        found = []
-        for number in range(files):
-            block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1])
-            found.append(write_part(aside, number, files, block, header))
-            report(number + 1)
-        if finish is not None:
-            finish(aside, found, header)
-        mark_particles_complete(aside, dict(snapshot.attributes))
-        if os.path.lexists(path):
-            path.rename(replaced)
-        aside.rename(path)
-        remove(replaced, ignore_errors=True)
-    except OSError as error:
-        raise write_error(path, error) from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        if isinstance(error, WriteError):
-            raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise SnapshotError(f"the snapshot is damaged: {reason}") from error
-    finally:
-        remove(aside, ignore_errors=True)
-    return path

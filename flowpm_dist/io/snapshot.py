@@ -17,6 +17,7 @@ import numpy as np
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
+from flowpm_dist.io.formats import write_particles
 
 if TYPE_CHECKING:
     import zarr
@@ -231,8 +232,6 @@ def save_fields(
         if mesh.rank == 0:
             mark_complete(path)
     else:
-        from flowpm_dist.io.formats import write_particles
-
         write_particles(path, fields, attributes, format)
     mesh.barrier()
     return path
