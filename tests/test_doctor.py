@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from flowpm_dist.cli import doctor, doctor_ranks
-from flowpm_dist.cli.doctor import Check
+from flowpm_dist.cli.checks import Check, print_checks
 from meshimpl import launch
 
 
@@ -89,7 +89,7 @@ def test_what_is_missing_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(doctor, "_probed", lambda: dict.fromkeys(doctor.LIBRARIES, missing))
     output = io.StringIO()
     checks = [*doctor.report(), doctor.start_two_ranks()]
-    doctor.print_checks(checks, Console(file=output, width=60))
+    print_checks(checks, Console(file=output, width=60))
     message = [line for line in output.getvalue().splitlines() if ": " in line]
     for remedy in (
         "camb: pip install camb",

@@ -10,16 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from flowpm_dist.cli.checks import Check, print_checks
+from flowpm_dist.cli.doctor_ranks import run_on_ranks
 from meshimpl import launch
 
 EXAMPLE = (
@@ -79,38 +77,6 @@ for find in (devices, kernels, horovod, mpi):
         found = [None, f"{type(error).__name__}: {error}"]
     print(json.dumps([find.__name__, *found]), flush=True)
 """
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        name: what was checked.
-        value: what was found.
-        ok: whether it works.
-        remedy: what to do if it does not.
-    """
-
-    name: str
-    value: str
-    ok: bool = True
-    remedy: str = ""
-
-
-def print_checks(checks: Sequence[Check], console: Console | None = None) -> bool:
-    """Print all checks, and below them a line for each that has failed; return whether none has."""
-    console = console or Console()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for check in checks:
-        table.add_row("[green]ok[/]" if check.ok else "[red]missing[/]", check.name, check.value)
-    console.print(table)
-    wrong = [check for check in checks if not check.ok]
-    for check in wrong:
-        console.print(f"[bold red]{check.name}[/]: {check.remedy}", soft_wrap=True)
-    if not wrong:
-        console.print("Nothing is missing.")
-    return not wrong
 
 
 def report() -> list[Check]:
@@ -295,7 +261,5 @@ def doctor(
 ) -> None:
     """Show what is installed, what is missing, and how to fix it; on several ranks, of all."""
     if launch.detect().size > 1:
-        from flowpm_dist.cli.doctor_ranks import run_on_ranks
-
         sys.exit(run_on_ranks(folder or [Path()]))
     sys.exit(0 if print_checks([*report(), *([start_two_ranks()] if launch_test else [])]) else 1)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowpm_dist.cli.checks import Check, print_checks
 from flowpm_dist.cli.common import ENDS, begin_job, refuse_after
-from flowpm_dist.cli.doctor import Check, print_checks
 from flowpm_dist.io.files import versions
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow
