@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 from matplotlib.collections import LineCollection
 
+from flowpm_dist.corrections.options import SPACING
 from flowpm_dist.cosmoflow.scores import figures as scores
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.emulate import figures as emulation
-from flowpm_dist.emulate.options import SPACING
 from flowpm_dist.io import figures
 from flowpm_dist.observables.light_cone import pictures as sky
 from flowpm_dist.posteriors import figures as posteriors

@@ -64,19 +64,19 @@ def truth_paints(monkeypatch):
     """Returns, for each state of the truth, how often its density was painted so far."""
     from flowpm_dist.emulate.truth import Truth
 
-    universes, density = Truth.universes, fpm.State.density
+    pairs, density = Truth.pairs, fpm.State.density
     known, painted = [], []
 
     def recorded(self, *args):
-        found = universes(self, *args)
-        known.extend(x.displacement for universe in found for x in universe.truth.values())
+        found = pairs(self, *args)
+        known.extend(state.displacement.block for pair in found for state in pair.truth)
         return found
 
     def counted(self, *args, **more):
         painted.append(self.displacement.block)
         return density(self, *args, **more)
 
-    monkeypatch.setattr(Truth, "universes", recorded)
+    monkeypatch.setattr(Truth, "pairs", recorded)
     monkeypatch.setattr(fpm.State, "density", counted)
     return lambda: [sum(block is each for block in painted) for each in known]
 
@@ -156,9 +156,9 @@ def check_estimates():
 @pytest.fixture
 def interrupted(monkeypatch):
     """The numbers of the iterations that are made; the third is interrupted at its first time."""
-    from flowpm_dist.emulate.learner import Learner
+    from flowpm_dist.corrections.learner import Steps
 
-    real, calls = Learner.step, []
+    real, calls = Steps.step, []
 
     def step(self, gradient):
         real(self, gradient)
@@ -166,7 +166,7 @@ def interrupted(monkeypatch):
         if self.done == 3 and len(calls) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Learner, "step", step)
+    monkeypatch.setattr(Steps, "step", step)
     return calls
 
 
@@ -358,9 +358,9 @@ def test_what_a_network_cannot_do_is_refused_by_name(here):
 def test_runs_that_fail_lose_no_good_numbers(here):
     """A step so large that runs fail is taken back; after five failures in a row the job ends."""
     options = ("--set", "emulate.rate=1", "--set", "emulate.iterations=7")
-    from flowpm_dist.emulate import learner
+    from flowpm_dist.corrections import learner
 
-    real = learner.Learner.step
+    real = learner.Steps.step
 
     def step(self, gradient):
         real(self, gradient)
@@ -368,7 +368,7 @@ def test_runs_that_fail_lose_no_good_numbers(here):
             self._theta.assign(self._theta * np.nan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner.Learner, "step", step)
+        patch.setattr(learner.Steps, "step", step)
         done = flowpm_here("emulate", "run.toml", "--output", "failed", *options)
     assert done.returncode == 0 and "going back to the numbers before" in plain(done.stderr)
     rows = read_rows(Path("failed/iterations.csv"))
@@ -380,10 +380,10 @@ def test_runs_that_fail_lose_no_good_numbers(here):
         self._theta.assign(self._theta * np.nan)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learner.Learner, "step", always)
+        patch.setattr(learner.Steps, "step", always)
         patch.setattr(learner, "MOST_FAILURES", 1)
         ended = flowpm_here("emulate", "run.toml", "--output", "ended")
-    assert "iterations in a row failed: use a lower emulate.rate" in plain(ended.stderr)
+    assert "iterations in a row failed: use a lower rate" in plain(ended.stderr)
     with np.load("ended/checkpoint.npz") as kept:
         assert np.isfinite(kept["value_0"]).all()
 

@@ -33,7 +33,7 @@ from flowpm_dist.cosmoflow.evaluation.results import Evaluation
 from flowpm_dist.cosmoflow.planning.folder import SCORES, TrainingFolder
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, score
 from flowpm_dist.cosmology.options import UniformPriors
-from flowpm_dist.emulate.job import EmulationFolder
+from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.grid.field import project
 from flowpm_dist.io.errors import WorkError, decoration
 from flowpm_dist.io.files import snapshot_attributes

@@ -223,7 +223,7 @@ ROOMS = (
     *(
         f"flowpm_dist.{room}"
         for room in "cosmology grid statistics observables observables.lensing "
-        "observables.light_cone reconstruction posteriors".split()
+        "observables.light_cone corrections reconstruction posteriors".split()
     ),
 )
 
@@ -252,8 +252,8 @@ def public_arguments() -> Iterator[tuple[str, str]]:
                 yield name, parameter.name
 
 
-RESULTS = """AngularPower Bispectrum Calibration Comparison FeatureDensity Histogram Jacobian
-Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving Wedges"""
+RESULTS = """AngularPower Bispectrum Calibration Comparison FeatureDensity Histogram Iteration
+Jacobian Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response
 ConvergenceModel.run_and_observe ForwardModel.at_times ForwardModel.linear_response
@@ -272,11 +272,13 @@ Universe.unit_normal"""
 HANDED_ON = """AdjustedMicrocanonical.options Box.block_of.shape Chains.draws Chains.every
 Cosmology.from_astropy.cosmology Cosmology.from_astropy.parameters Cosmology.replace.changes
 FeatureDensity.quantiles.features FeatureDensity.warning.features GaussianMaps.sigma HMC.options
-LightCone.convergence.run LightCone.convergence.seed LightCone.particles.run
+Learner.held_out Learner.options Learner.pairs LightCone.convergence.run
+LightCone.convergence.seed LightCone.particles.run
 LightCone.particles.seed LightCone.planes.run LightCone.planes.seed MetropolisSampler.options
 MetropolisSampler.step Microcanonical.options NonlinearPower.__call__.a NonlinearPower.__call__.k
-Posterior.plot.count Posterior.plot.features Posterior.plot.seed Sampler.options Sampler.step
-Search.every Search.seed Search.tolerance Simulation.run.particles Simulation.warn_of_times.times
+Pair.start Posterior.plot.count Posterior.plot.features Posterior.plot.seed Sampler.options
+Sampler.step Search.every Search.seed Search.tolerance Simulation.run.particles
+Simulation.warn_of_times.times
 SourceDistribution.shift SourcePlane.density.chi UniverseModel.__call__.parameters
 bin_edges.choice binned_compare.interlaced binned_compare.window box_of.box compare.interlaced
 compare.window compressed.others compressed.seed correlation_coefficient.options

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from flowpm_dist.emulate.options import SPACING
+from flowpm_dist.corrections.options import SPACING
 from flowpm_dist.io.figures import (
     COLOURS,
     MUTED,

@@ -1,4 +1,4 @@
-"""The work of `flowpm-dist emulate`: its folder, and the job.
+"""The work of `flowpm-dist emulate`.
 
 Nothing here imports TensorFlow before the work begins.
 """
@@ -7,66 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.emulate.options import SPACING, EmulationOptions
+from flowpm_dist.corrections.options import SPACING
+from flowpm_dist.emulate.folder import EmulationFolder
+from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.grid.decomposition import finer_grid
-from flowpm_dist.io.files import read_json, snapshot_attributes
-from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
-from flowpm_dist.simulate.options import output_name
 from flowpm_dist.simulation.estimate import Demand, Estimate, kind_of, measured_rate, record_rate
 
-MARK, CORRECTION = "emulation.json", "correction.json"
 CONVERGED = "emulate, converged runs"
 """The name under which their speed is kept."""
-FIGURES = ("correction.png", "learning.png")
-
-
-class EmulationFolder(WorkFolder):
-    """A folder that one emulation owns.
-
-    Attributes:
-        iterations: the table with a row for each iteration.
-        truth: the states of converged runs.
-        checkpoint: the latest numbers and what Adam remembers.
-        correction: the result, written at each validation.
-        scores: the table of the universes that were held out.
-    """
-
-    kind = "emulation"
-    contents = (
-        MARK, "run.toml", "iterations.csv", "truth", "checkpoint.npz", CORRECTION, "scores.csv",
-        *FIGURES,
-    )  # fmt: skip
-    begun = MARK
-    kept = ("iteration",)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.iterations, self.truth = self.path / "iterations.csv", self.path / "truth"
-        self.checkpoint, self.correction = self.path / "checkpoint.npz", self.path / CORRECTION
-        self.scores = self.path / "scores.csv"
-
-    def states(self, number: int, times: Iterable[float]) -> dict[float, Path]:
-        """Returns the folders of the states of a converged run, by scale factor.
-
-        Args:
-            number: of the run, from 0.
-            times: scale factors.
-        """
-        return {a: self.truth / f"{number:03d}-{output_name(a)}" for a in times}
-
-    def has_states(self, number: int, times: Iterable[float]) -> bool:
-        """Returns whether all these states are there; see `states`."""
-        return all(
-            (snapshot_attributes(path / "snapshot.zarr") or {}).get("complete")
-            for path in self.states(number, times).values()
-        )
 
 
 class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
@@ -158,7 +113,7 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
 
         Raises:
             StopError: a signal stopped it; a checkpoint was written.
-            EmulationError: pairs that do not belong together, or numbers that are not finite.
+            LearningError: pairs that do not belong together, or numbers that are not finite.
             SnapshotError, HaloError, WriteError, CheckpointError: see `EmulationSession`.
         """
         from flowpm_dist.emulate.session import EmulationSession

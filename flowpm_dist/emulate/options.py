@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field
 
+from flowpm_dist.corrections.options import FINER, LearningOptions
 from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges
 from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.evolution.corrections import (
@@ -46,15 +47,6 @@ COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""
 KINDS: dict[str, type[Correction]] = {"filter": PotentialFilter, "network": ResidualNetwork}
 """What can be learned."""
-DEFAULTS = {
-    "filter": {"rate": 0.01, "displacement": 0.0, "redshift_space": 0.0},
-    "network": {"rate": 0.003, "displacement": 1.0, "redshift_space": 0.1},
-}
-"""Kind -> values of the keys whose default depends on it."""
-FINER = 2
-"""Cells of the mesh on which densities are compared, per particle spacing."""
-SPACING = "spacing [Mpc/h]"
-"""The column of scores.csv with the spacing of the particles."""
 Size = tuple[float, float, float]
 MOST_SIZES = 8
 """Most box sizes in an emulation: caches hold the compiled functions of 16 boxes."""
@@ -127,50 +119,23 @@ class TruthOptions(Options):
             yield Problem("sizes", what)
 
 
-class EmulateOptions(Options):
-    """The section [emulate]: how the correction is learned.
+class EmulateOptions(LearningOptions):
+    """The section [emulate]: how the correction is learned. See `LearningOptions`.
 
     Attributes:
         kind: a filter of the potential, in every step, or a network that moves the particles of
             states.
-        structure: the cheap universes: runs of the particle mesh, or Lagrangian perturbation
-            theory of order 2 without any step, for a network.
-        iterations: the number of steps of Adam; each uses one universe.
-        rate: its first learning rate, which falls to 0 by half a cosine; by default 0.01 for a
-            filter, 0.003 for a network.
-        correlation: the weight of 1 - r^2 in the loss. The squared logarithm of the ratio of powers
-            has the weight 1.
-        displacement: the weight of the mean squared distance of particles from those of the truth
-            [spacing^2]; by default 0 for a filter, 1 for a network.
-        redshift_space: the weight of the power in redshift space, along z, and times `correlation`
-            of 1 - r^2 there; by default 0 for a filter, 0.1 for a network. With 0 nothing is
-            learned from velocities.
         validation: the number of universes that are held out; of pairs, the last ones.
-        validate_every: the number of iterations between validations.
         checkpoint_every: the number of iterations between checkpoints.
-        seed: the seed that determines the first weights and the order of the universes.
         start_from: a correction to begin with.
     """
 
     kind: Literal["filter", "network"] = Field(
         default="filter", description='"filter" or "network"'
     )
-    structure: Literal["pm", "2lpt"] = Field(default="pm", description='"pm" or "2lpt"')
-    iterations: int = count(300)
-    rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
-    correlation: float = Field(default=1.0, ge=0, description="a number of at least 0")
-    displacement: float | None = Field(default=None, ge=0, description="a number of at least 0")
-    redshift_space: float | None = Field(default=None, ge=0, description="a number of at least 0")
     validation: int = count(2)
-    validate_every: int = count(50)
     checkpoint_every: int = count(25)
-    seed: Seed = Field(default=0, description=A_SEED)
     start_from: AnyPath | None = Field(default=None, description="the file of a correction")
-
-    def chosen(self, key: str) -> float:
-        """Returns the value of a key of `DEFAULTS`, as given or by default."""
-        given: float | None = getattr(self, key)
-        return DEFAULTS[self.kind][key] if given is None else given
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

@@ -1,4 +1,4 @@
-"""The universes of an emulation: converged runs that are made here, or pairs of other codes."""
+"""The truth of an emulation: converged runs that are made here, or snapshots of other codes."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.corrections import LearningError, Pair
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.emulate.job import EmulationFolder
+from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import EmulationOptions, PairFiles, Size
 from flowpm_dist.evolution.integrators import BullFrog
-from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import remove
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import VECTORS
@@ -29,29 +27,6 @@ from flowpm_dist.simulation.state import State
 
 SAME_TIME = 1e-4
 """Relative difference of scale factors that are the same."""
-
-
-class EmulationError(UserError):
-    """Universes that cannot be learned from, or a loss that is not finite."""
-
-
-@dataclass(frozen=True)
-class Universe:
-    """A universe to learn from, or one that is held out.
-
-    Attributes:
-        name: for tables and messages.
-        cosmology: its parameters.
-        simulation: its cheap runs.
-        start: what its cheap run begins from: a seed, or a state.
-        truth: scale factor -> displacement and velocity of the converged run, this rank's blocks.
-    """
-
-    name: str
-    cosmology: Cosmology
-    simulation: Simulation
-    start: int | State
-    truth: dict[float, Particles]
 
 
 class Truth:
@@ -84,41 +59,40 @@ class Truth:
         self._progress, self._after_step = progress, after_step
         self._laps: list[float] = []
 
-    def universes(self, cosmologies: Sequence[Cosmology]) -> list[Universe]:
-        """Returns the universes of cosmologies, in their order.
+    def pairs(self, cosmologies: Sequence[Cosmology]) -> list[Pair]:
+        """Returns the cheap run and the truth of each cosmology, in their order.
 
         Raises:
-            EmulationError: a pair that does not fit the box or the steps.
+            LearningError: a pair that does not fit the box or the steps.
             SnapshotError: a snapshot that cannot be read.
             HaloError: a particle of a converged run left the halo that was asked for.
             WriteError: a converged run cannot be written.
         """
         each = list(zip(self._simulations, cosmologies, strict=True))
-        pairs = self._options.truth.pairs
-        if pairs:
-            return [self._paired(pair, *both) for pair, both in zip(pairs, each, strict=True)]
+        if files := self._options.truth.pairs:
+            return [self._paired(pair, *both) for pair, both in zip(files, each, strict=True)]
         return [self._made(number, *both) for number, both in enumerate(each)]
 
-    def _paired(self, pair: PairFiles, simulation: Simulation, cosmology: Cosmology) -> Universe:
+    def _paired(self, pair: PairFiles, simulation: Simulation, cosmology: Cosmology) -> Pair:
         self._progress.note(f"reading {pair.final[-1]}")
         start = self._read(pair.initial, simulation.box, cosmology)
         first, last = float(simulation.edges[0]), float(simulation.edges[-1])
         if abs(start.a - first) > SAME_TIME * first:
-            raise EmulationError(
+            raise LearningError(
                 f"{pair.initial} is of a = {start.a:g}: the steps begin at {first:g}"
             )
-        truth: dict[float, Particles] = {}
+        truth: list[State] = []
         for path in pair.final:
             state = self._read(path, simulation.box, cosmology)
             a = min(state.a, last) if state.a < last * (1 + SAME_TIME) else state.a
             if not first < a <= last:
-                raise EmulationError(
+                raise LearningError(
                     f"{path} is of a = {a:g}: the steps go from {first:g} to {last:g}"
                 )
-            if any(abs(a - other) <= SAME_TIME * a for other in truth):
-                raise EmulationError(f"{path} is of a = {a:g}, as another one of truth.pairs.final")
-            truth[a] = _particles(state)
-        return Universe(str(pair.final[-1]), cosmology, simulation, start, truth)
+            if any(abs(a - other.a) <= SAME_TIME * a for other in truth):
+                raise LearningError(f"{path} is of a = {a:g}, as another one of truth.pairs.final")
+            truth.append(dataclasses.replace(state, a=a))
+        return Pair(simulation, start, truth, cosmology, str(pair.final[-1]))
 
     def _read(self, path: Path, box: Box, cosmology: Cosmology) -> State:
         files = particle_files(path)
@@ -126,7 +100,7 @@ class Truth:
         given = None if has_own else cosmology
         state = State.from_snapshot(path, mesh=box.mesh, cosmology=given)
         if state.box.grid != box.grid or not np.allclose(state.box.size, box.size):
-            raise EmulationError(
+            raise LearningError(
                 f"{path} has a grid {state.box.grid} in {state.box.size} Mpc/h: box.grid is "
                 f"{box.grid}, and box.size, or truth.pairs.size, {box.size}"
             )
@@ -134,7 +108,7 @@ class Truth:
             ours, theirs = cosmology.numbers(), state.cosmology.numbers()
             for name, value in ours.items():
                 if isinstance(value, float) and not math.isclose(value, theirs.get(name, value)):
-                    raise EmulationError(
+                    raise LearningError(
                         f"{path} has {name} = {theirs[name]:g}: truth.pairs.cosmology has {value:g}"
                     )
         displacement, velocity = (
@@ -143,8 +117,8 @@ class Truth:
         )
         return dataclasses.replace(state, displacement=displacement, velocity=velocity)
 
-    def _made(self, number: int, simulation: Simulation, cosmology: Cosmology) -> Universe:
-        """Returns a universe made here; its converged run is on the disk, or is made now."""
+    def _made(self, number: int, simulation: Simulation, cosmology: Cosmology) -> Pair:
+        """Returns a pair made here; its converged run is on the disk, or is made now."""
         times, box = self._options.times, simulation.box
         mesh, total = box.mesh, len(self._simulations)
         seed = self._options.truth.seed + number
@@ -159,7 +133,8 @@ class Truth:
             self._progress.note(f"{name} of {total}")
 
             def save(state: State) -> tf.Tensor:
-                state.save(paths[nearest(times, state.a)], fields=VECTORS)
+                a = min(times, key=lambda a: abs(a - state.a))
+                state.save(paths[a], fields=VECTORS)
                 return tf.zeros([])
 
             def shown(step: int, steps: int, a: float, seconds: float) -> None:
@@ -171,9 +146,11 @@ class Truth:
             run(seed=seed, outputs=times, on_output=save, progress=shown)
             self._laps.append(time.perf_counter() - begin)
             self.seconds = float(np.median(self._laps))
-        truth = {a: self._read(path / "snapshot.zarr", box, cosmology) for a, path in paths.items()}
-        particles = {a: _particles(state) for a, state in truth.items()}
-        return Universe(f"universe {number}", cosmology, simulation, seed, particles)
+        truth = [
+            dataclasses.replace(self._read(path / "snapshot.zarr", box, cosmology), a=a)
+            for a, path in paths.items()
+        ]
+        return Pair(simulation, seed, truth, cosmology, f"universe {number}")
 
     def _converged(self, box: Box, cosmology: Cosmology) -> Simulation:
         options = self._options
@@ -185,12 +162,3 @@ class Truth:
         edges = options.truth_steps.edges_of(cosmology)
         solver = {**dict(options.solver), **changes}
         return Simulation(cosmology, box.grid, box.size, edges, mesh=box.mesh, **solver)
-
-
-def _particles(state: State) -> Particles:
-    return Particles(state.displacement.block, state.velocity.block)
-
-
-def nearest(values: Sequence[float], wanted: float) -> float:
-    """Returns the value that is nearest to a wanted one."""
-    return min(values, key=lambda value: abs(value - wanted))

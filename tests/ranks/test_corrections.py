@@ -11,7 +11,8 @@ import tensorflow as tf
 from conftest import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 
 import flowpm_dist as fpm
-from flowpm_dist.emulate.job import EmulationFolder
+from flowpm_dist.corrections import Learner, Pair
+from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import KINDS, EmulationOptions
 from flowpm_dist.emulate.session import EmulationSession
 from flowpm_dist.evolution.adjoints import DirectAdjoint
@@ -272,18 +273,58 @@ EMULATION = {
 }
 
 
-def learned(mesh, folder, kind):
-    """What an emulation learns in a folder."""
-    more = {"kind": kind, "redshift_space": 0.5}
-    emulation = {**EMULATION, "emulate": {**EMULATION["emulate"], **more}}
-    options = EmulationOptions.check(emulation, Path("run.toml"))
+def emulation(**changes):
+    """The options of an emulation with other values of [truth] or [emulate]."""
+    sections = {name: {**EMULATION[name], **changes.get(name, {})} for name in EMULATION}
+    return EmulationOptions.check(sections, Path("run.toml"))
+
+
+def learned(mesh, folder, options):
+    """The correction that an emulation learns in a folder."""
     owner = EmulationFolder(folder)
     if mesh.rank == 0:
         owner.begin()
     mesh.barrier()
     EmulationSession(options, mesh, owner, Progress(mesh.rank)).run(resume=False)
     owner.release()
-    return {"theta": load_correction(owner.correction).theta}
+    return load_correction(owner.correction)
+
+
+@pytest.mark.budget(30)
+@pytest.mark.ranks(1, 2)
+def test_a_correction_is_learned_without_a_folder(mesh, tmp_path_factory):
+    """The loss falls, also of the universe held out, and `emulate` learns the same bits."""
+    settings = {"iterations": 16, "rate": 0.01, "validate_every": 8, "seed": 1}
+    options = emulation(
+        emulate={**settings, "kind": "network"}, truth={"sizes": [16.0], "universes": 2}
+    )
+    made = {"integrator": "bullfrog", "precision": "float64", "mesh": mesh}
+    cosmologies = [fpm.Cosmology(**c.model_dump(exclude_none=True)) for c in options.cosmologies()]
+    steps = fpm.scale_factor_steps(0.1, 1.0, 2)
+    cheap = fpm.Simulation(cosmologies[0], GRID, 16.0, steps, **made)
+    accurate = fpm.Simulation(
+        cosmologies[0], GRID, 16.0, steps, mesh_factor=2, deconvolve=True, **made
+    )
+    pairs = [
+        Pair(cheap, seed, accurate.run(seed, cosmology=cosmology, outputs=[1.0]), cosmology)
+        for seed, cosmology in enumerate(cosmologies)
+    ]
+    iterations = []
+    learner = Learner(NETWORK, pairs[:2], pairs[2:], **settings)
+    found = learner.run(iterations.append)
+    losses = [each.losses["loss"] for each in iterations]
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert found.scores["loss"] < found.scores["loss of plain runs"]
+    assert [each.number for each in iterations if each.held_out is not None] == [8, 16]
+    by_emulate = learned(mesh, shared_folder(tmp_path_factory) / "emulation", options)
+    np.testing.assert_array_equal(found.theta, by_emulate.theta)
+    assert found.scores == by_emulate.scores and found.trained == by_emulate.trained
+    for wrong in ({"mesh_factor": 2}, {"correction": NETWORK}):
+        other = fpm.Simulation(cosmologies[0], GRID, 16.0, steps, **made, **wrong)
+        with pytest.raises(ValueError, match="the same integrator|has a correction already"):
+            Learner(NETWORK, pairs[:2], [dataclasses.replace(pairs[2], simulation=other)])
+    with pytest.raises(ValueError, match="are not of one white noise"):
+        Learner(NETWORK, pairs[:2], [dataclasses.replace(pairs[2], start=7)]).run()
 
 
 @pytest.mark.long
@@ -293,7 +334,12 @@ def learned(mesh, folder, kind):
 def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
     """From universes in boxes of two sizes."""
     folder = shared_folder(tmp_path_factory)
-    found = learned(mesh, folder / "here", kind)["theta"]
+    options = emulation(emulate={"kind": kind, "redshift_space": 0.5})
+    found = learned(mesh, folder / "here", options).theta
     assert np.abs(found - KINDS[kind].begun(0).theta).max() > 1e-3
-    alone = by_rank_zero(f"emulation-{kind}", lambda: learned(solo(), folder / "alone", kind))
-    np.testing.assert_allclose(found, alone["theta"], atol=1e-6)
+
+    def alone():
+        return {"theta": learned(solo(), folder / "alone", options).theta}
+
+    expected = by_rank_zero(f"emulation-{kind}", alone)["theta"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -1,0 +1,90 @@
+"""Scores of a correction: power and correlation with the truth, without it and with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.corrections.loss import Compared, Pair
+from flowpm_dist.corrections.options import SPACING
+from flowpm_dist.evolution.corrections import LPT_ONLY, Range, force_cell
+from flowpm_dist.evolution.integrators import name_of
+
+SPACES = ("", "redshift space ")
+"""Beginnings of the names of scores, of the spaces in `Compared`."""
+SHOWN = (0.5, 1.0)
+"""Wavenumbers whose scores are shown [h/Mpc]."""
+
+Row = Mapping[str, Any]
+
+
+def score_rows(pair: Pair, k: np.ndarray, plain: Compared, corrected: Compared) -> Iterator[Row]:
+    """Yields a row of scores for each time and bin of a universe.
+
+    Args:
+        pair: the universe.
+        k: the mean wavenumber of each bin [h/Mpc].
+        plain, corrected: the universe without and with the correction.
+    """
+    box = pair.simulation.box
+    for t, a in enumerate(pair.times):
+        for i, wavenumber in enumerate(k.tolist()):
+            yield {
+                "universe": pair.name,
+                SPACING: force_cell(box.size, box.grid),
+                "a": a,
+                "k [h/Mpc]": wavenumber,
+                **{
+                    f"{prefix}{name} {run}": float(value[t, space, i])
+                    for space, prefix in enumerate(SPACES[: plain.power.shape[1]])
+                    for run, compared in (("plain", plain), ("corrected", corrected))
+                    for name, value in (
+                        ("P", compared.power),
+                        ("1 - r", 1.0 - compared.correlation),
+                    )
+                },
+            }
+
+
+def means_at(rows: Sequence[Row], wavenumbers: Sequence[float] = SHOWN) -> list[dict[str, Any]]:
+    """Returns the means of universes of a cell and time, in the bins nearest to wavenumbers."""
+    numbers = [name for name in rows[0] if name.endswith((" plain", " corrected"))]
+    means = []
+    for cell, a in sorted({(row[SPACING], row["a"]) for row in rows}):
+        same = [row for row in rows if (row[SPACING], row["a"]) == (cell, a)]
+        ks = sorted({row["k [h/Mpc]"] for row in same})
+        near = {min(ks, key=lambda k: abs(k - x)) for x in wavenumbers if x <= ks[-1] * 1.1}
+        for k in sorted(near):
+            here = [row for row in same if row["k [h/Mpc]"] == k]
+            values = {name: float(np.mean([row[name] for row in here])) for name in numbers}
+            means.append({SPACING: cell, "a": a, "k [h/Mpc]": k, **values})
+    return means
+
+
+def range_of(pairs: Sequence[Pair], structure: str) -> Range:
+    """Returns the range of the runs that a correction is learned from.
+
+    Args:
+        pairs: the universes; their runs have the same steps and options.
+        structure: see `LearningOptions`.
+    """
+    simulation, of_lpt = pairs[0].simulation, structure == LPT_ONLY
+    options, edges = simulation.options, simulation.edges
+    meshes = [pair.simulation.box.finer(options.mesh_factor) for pair in pairs]
+    cells = [force_cell(mesh.size, mesh.grid) for mesh in meshes]
+    values = [(pair.cosmology or pair.simulation.cosmology).numbers() for pair in pairs]
+    names = [n for n in values[0] if n != "transfer" and all(n in each for each in values)]
+    times = [a for pair in pairs for a in pair.times]
+    return Range(
+        integrator=LPT_ONLY if of_lpt else name_of(options.integrator),
+        mesh_factor=options.mesh_factor,
+        deconvolve=options.deconvolve,
+        force_gradient=options.force_gradient,
+        steps=0 if of_lpt else len(edges) - 1,
+        a=(float(edges[0]), float(edges[-1])),
+        cell=(min(cells), max(cells)),
+        cosmology={n: (min(v[n] for v in values), max(v[n] for v in values)) for n in names},
+        times=(min(times), max(times)),
+    )

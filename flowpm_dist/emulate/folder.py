@@ -1,0 +1,55 @@
+"""The output folder of `flowpm-dist emulate`. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from flowpm_dist.io.files import snapshot_attributes
+from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.simulate.options import output_name
+
+MARK, CORRECTION = "emulation.json", "correction.json"
+FIGURES = ("correction.png", "learning.png")
+
+
+class EmulationFolder(WorkFolder):
+    """A folder that one emulation owns.
+
+    Attributes:
+        iterations: the table with a row for each iteration.
+        truth: the states of converged runs.
+        checkpoint: the latest numbers and what Adam remembers.
+        correction: the result, written at each validation.
+        scores: the table of the universes that were held out.
+    """
+
+    kind = "emulation"
+    contents = (
+        MARK, "run.toml", "iterations.csv", "truth", "checkpoint.npz", CORRECTION, "scores.csv",
+        *FIGURES,
+    )  # fmt: skip
+    begun = MARK
+    kept = ("iteration",)
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.iterations, self.truth = self.path / "iterations.csv", self.path / "truth"
+        self.checkpoint, self.correction = self.path / "checkpoint.npz", self.path / CORRECTION
+        self.scores = self.path / "scores.csv"
+
+    def states(self, number: int, times: Iterable[float]) -> dict[float, Path]:
+        """Returns the folders of the states of a converged run, by scale factor.
+
+        Args:
+            number: of the run, from 0.
+            times: scale factors.
+        """
+        return {a: self.truth / f"{number:03d}-{output_name(a)}" for a in times}
+
+    def has_states(self, number: int, times: Iterable[float]) -> bool:
+        """Returns whether all these states are there; see `states`."""
+        return all(
+            (snapshot_attributes(path / "snapshot.zarr") or {}).get("complete")
+            for path in self.states(number, times).values()
+        )
