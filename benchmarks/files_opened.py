@@ -3,6 +3,7 @@
     python benchmarks/files_opened.py simulate    # `flowpm-dist simulate`, to the written snapshot
     python benchmarks/files_opened.py train       # a step of a training, with its simulations
     python benchmarks/files_opened.py gradient    # a gradient of a reconstruction's log posterior
+    python benchmarks/files_opened.py emulate     # a step of learning a correction
 
 A file counts if a function in it runs; files that are only imported do not. The work is small and
 on one rank, so the count depends neither on the machine nor on the size.
@@ -62,6 +63,18 @@ simulations = 4
 reuse = 1
 validation = 2
 test = 2
+"""
+EMULATE = f"""[box]
+grid = 8
+size = 16.0
+{COSMOLOGY}[evolution]
+steps = 2
+[truth]
+universes = 1
+mesh_factor = 2
+steps = 2
+[emulate]
+validation = 1
 """
 
 
@@ -162,11 +175,27 @@ def gradient() -> set[str]:
     return found
 
 
+def emulate() -> set[str]:
+    from flowpm_dist.corrections.learner import Learner
+
+    found: set[str] = set()
+    step = Learner._iterate
+
+    def one_step(*arguments: Any) -> None:
+        with files_run(found):
+            step(*arguments)
+        raise FoundError
+
+    Learner._iterate = one_step  # type: ignore[method-assign,assignment]
+    command("emulate", EMULATE)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    ways = {"simulate": simulate, "train": train, "gradient": gradient}
+    ways = {"simulate": simulate, "train": train, "gradient": gradient, "emulate": emulate}
     parser.add_argument("way", choices=ways)
     rooms = defaultdict(list)
     found = ways[parser.parse_args().way]()
