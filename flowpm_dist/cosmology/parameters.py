@@ -60,7 +60,7 @@ class ParameterRow:
     what: str
     limits: dict[str, Any]
     symbol: str
-    affects: frozenset[Effect]
+    affects: frozenset[str]
     unit: str = ""
     header: str | None = None
     in_run_files: bool = True
@@ -72,8 +72,8 @@ class ParameterRow:
         return all(getattr(operator, name)(value, end) for name, end in self.limits.items())
 
 
-def _row(what: str, limits: dict[str, Any], symbol: str, *affects: Effect, **more: Any) -> Any:
-    return {"row": ParameterRow(what, limits, symbol, frozenset(affects), **more)}
+def _row(what: str, limits: dict[str, Any], symbol: str, affects: str, **more: Any) -> Any:
+    return {"row": ParameterRow(what, limits, symbol, frozenset(affects.split()), **more)}
 
 
 @contextmanager
@@ -125,108 +125,55 @@ class Cosmology:
     """
 
     Omega_m: Parameter = field(
-        metadata=_row(
-            "a number from 0.005 to 1",
-            dict(ge=0.005, le=1),
-            r"$\Omega_m$",
-            "background",
-            "growth",
-            "transfer",
-            header="Omega0",
-        )
-    )
+        metadata=_row("a number from 0.005 to 1", dict(ge=0.005, le=1), r"$\Omega_m$",
+                      "background growth transfer", header="Omega0")
+    )  # fmt: skip
     Omega_b: Parameter = field(
-        metadata=_row(
-            "a number of at least 0, below Omega_m",
-            dict(ge=0, lt=1),
-            r"$\Omega_b$",
-            "transfer",
-            header="OmegaBaryon",
-        )
-    )
+        metadata=_row("a number of at least 0, below Omega_m", dict(ge=0, lt=1), r"$\Omega_b$",
+                      "transfer", header="OmegaBaryon")
+    )  # fmt: skip
     h: Parameter = field(
-        metadata=_row(
-            "H0 / (100 km/s/Mpc), above 0.1, below 3",
-            dict(gt=0.1, lt=3),
-            "$h$",
-            "background",
-            "transfer",
-            header="HubbleParam",
-        )
-    )
+        metadata=_row("H0 / (100 km/s/Mpc), above 0.1, below 3", dict(gt=0.1, lt=3), "$h$",
+                      "background transfer", header="HubbleParam")
+    )  # fmt: skip
     n_s: Parameter = field(
         metadata=_row("a number above 0, below 3", dict(gt=0, lt=3), "$n_s$", "primordial")
     )
     A_s: Parameter | None = field(
         default=None,
-        metadata=_row(
-            "a number above 0, below 1e-6, such as 2.1e-9",
-            dict(gt=0, lt=1e-6),
-            "$A_s$",
-            "amplitude",
-        ),
-    )
+        metadata=_row("a number above 0, below 1e-6, such as 2.1e-9", dict(gt=0, lt=1e-6), "$A_s$",
+                      "amplitude"),
+    )  # fmt: skip
     sigma8: Parameter | None = field(
         default=None,
         metadata=_row("a number above 0, below 10", dict(gt=0, lt=10), r"$\sigma_8$", "amplitude"),
     )
     w0: Parameter = field(
         default=-1.0,
-        metadata=_row(
-            "a number from -3 to below 0",
-            dict(ge=-3, lt=0),
-            "$w_0$",
-            "background",
-            "growth",
-            "transfer",
-        ),
-    )
+        metadata=_row("a number from -3 to below 0", dict(ge=-3, lt=0), "$w_0$",
+                      "background growth transfer"),
+    )  # fmt: skip
     wa: Parameter = field(
         default=0.0,
-        metadata=_row(
-            "a number from -5 to below 5",
-            dict(ge=-5, lt=5),
-            "$w_a$",
-            "background",
-            "growth",
-            "transfer",
-        ),
-    )
+        metadata=_row("a number from -5 to below 5", dict(ge=-5, lt=5), "$w_a$",
+                      "background growth transfer"),
+    )  # fmt: skip
     T_cmb: Parameter = field(
         default=2.7255,
-        metadata=_row(
-            "a temperature in kelvin, above 0 and below 100",
-            dict(gt=0, lt=100),
-            r"$T_\mathrm{CMB}$",
-            "background",
-            "transfer",
-            unit="K",
-            in_run_files=False,
-        ),
-    )
+        metadata=_row("a temperature in kelvin, above 0 and below 100", dict(gt=0, lt=100),
+                      r"$T_\mathrm{CMB}$", "background transfer", unit="K", in_run_files=False),
+    )  # fmt: skip
     k_pivot: Parameter = field(
         default=0.05,
-        metadata=_row(
-            "a wavenumber in 1/Mpc, above 0",
-            dict(gt=0, lt=math.inf),
-            r"$k_\mathrm{pivot}$",
-            "primordial",
-            unit="1/Mpc",
-            in_run_files=False,
-        ),
-    )
+        metadata=_row("a wavenumber in 1/Mpc, above 0", dict(gt=0, lt=math.inf),
+                      r"$k_\mathrm{pivot}$", "primordial", unit="1/Mpc", in_run_files=False),
+    )  # fmt: skip
     Omega_k: Parameter = field(
         default=0.0,
         kw_only=True,
-        metadata=_row(
-            "a number from -0.5 to 0.5",
-            dict(ge=-0.5, le=0.5),
-            r"$\Omega_k$",
-            "background",
-            "growth",
-            "transfer",
-        ),
-    )
+        metadata=_row("a number from -0.5 to 0.5", dict(ge=-0.5, le=0.5), r"$\Omega_k$",
+                      "background growth transfer"),
+    )  # fmt: skip
     transfer: Transfer = "eisenstein-hu"
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
 from flowpm_dist.cosmology.parameters import Parameter
 from flowpm_dist.cosmology.theory import Universe, theory_of
-from flowpm_dist.observables.lensing.options import (
+from flowpm_dist.observables.lensing.distributions import (
     NODES,
     WEIGHTS,
     Z_MIN,
