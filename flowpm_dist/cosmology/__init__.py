@@ -9,13 +9,13 @@ _HOMES = {
     "Fluid": "background",
     "Growth": "growth",
     "Halofit": "nonlinear",
-    "LinearPower": "power",
+    "LinearPower": "theory",
     "NonlinearPower": "nonlinear",
     "TabulatedPower": "nonlinear",
     "Theory": "theory",
     "lensing_weight": "line_of_sight",
     "limber_power": "line_of_sight",
-    "sigma8": "power",
+    "sigma8": "theory",
 }
 
 __all__ = sorted(_HOMES)

@@ -35,7 +35,7 @@ from flowpm_dist.simulation.state import State
 from meshimpl import launch
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmology.power import LinearPower
+    from flowpm_dist.cosmology.theory import LinearPower
     from flowpm_dist.statistics import Multipoles, PowerSpectrum
 
 

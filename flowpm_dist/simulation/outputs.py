@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.growth import Growth
-from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.cosmology.steps import SAME
+from flowpm_dist.cosmology.theory import LinearPower
 from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.integrators.base import momentum_factor

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.power import LinearPower
-from flowpm_dist.cosmology.theory import Theory
+from flowpm_dist.cosmology.theory import LinearPower, Theory
 from flowpm_dist.grid.box import Box
 from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated

@@ -26,7 +26,7 @@ from flowpm_dist.io.files import read_text, write_text
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.power import LinearPower
+    from flowpm_dist.cosmology.theory import LinearPower
     from flowpm_dist.grid.box import Box
     from flowpm_dist.particle_mesh.gravity import Basis
 
