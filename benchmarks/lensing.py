@@ -233,9 +233,8 @@ def observed(
     sim: fpm.Simulation, views: Sequence[LightCone], seed: int, paired: bool
 ) -> list[np.ndarray]:
     """Returns the convergence [source, x, y] that light cones have of one universe, float64."""
-    maps: list[Any] = []
     observers = [view.convergence_observer(SOURCES) for view in views]
-    sim.run_resumably(seed, paired=paired, observers=observers, on_results=maps.extend)
+    _, maps = sim.run(seed, paired=paired, observe=observers)
     return [each.kappa.numpy().astype(np.float64) for each in maps]
 
 
@@ -279,14 +278,9 @@ def halofit(grid: int, box: float, seeds: int, mesh_factor: int, steps: int, con
         views = [cone_of(box, 2 * grid, cones * seed + number) for number in range(cones)]
         spectra.append([])
         # Of a universe and its pair, with the noise's sign turned, one after the other.
-        sim.run_resumably(
-            seed // 2,
-            paired=seed % 2 == 1,
-            outputs=times,
-            on_output=measure,
-            observers=[view.convergence_observer(sources) for view in views],
-            on_results=keep,
-        )
+        observers = [view.convergence_observer(sources) for view in views]
+        observers.append(sim.states_at(times, measure))
+        keep(sim.run(seed // 2, paired=seed % 2 == 1, observe=observers)[1][:-1])
         print(f"{seed + 1} of {seeds}", flush=True)
     view = cone_of(box, 2 * grid, 0)
     ratio = np.mean(spectra, 0)

@@ -81,7 +81,7 @@ def spectra(case: Case, box: float, seed: int) -> tuple[Any, Any]:
     def measure(state: fpm.State) -> None:
         found.append(interlaced_power(state, grid, box))
 
-    sim.run_resumably(seed // 2, paired=seed % 2 == 1, outputs=TIMES, on_output=measure)
+    sim.run(seed // 2, paired=seed % 2 == 1, outputs=TIMES, on_output=measure)
     return found[0].k, np.stack([np.asarray(one.power) for one in found])
 
 

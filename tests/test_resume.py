@@ -232,7 +232,7 @@ def test_a_failure_without_a_checkpoint_leaves_nothing(here, monkeypatch):
     assert "out holds no run to resume: leave --resume out" in done.stderr
     for words in (["--resume", "--overwrite"],):
         assert "give one" in flowpm_here(*SIMULATE, "out", *words).stderr
-    monkeypatch.setattr(fpm.Simulation, "run_resumably", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(fpm.Simulation, "run", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         flowpm_here(*SIMULATE, "out")
     assert os.listdir("out") == []

@@ -208,9 +208,8 @@ def of_grids_and_runs() -> Iterator[Argument]:
         steps=given["steps"],
     )
     run = functools.partial(arguments, evaluated=False)
-    for name in ("run", "observe", "run_resumably", "lpt"):
-        others = {"observer": None} if name == "observe" else {}
-        call = functools.partial(getattr(simulation(), name), **others)
+    for name in ("run", "lpt"):
+        call = getattr(simulation(), name)
         yield from run(f"Simulation.{name}", call, seed=("", 1))
         yield from run(f"Simulation.{name}", call, white_noise=FIELD)
         vectors = np.zeros([8, 8, 8, 3], np.float32)
@@ -220,11 +219,11 @@ def of_grids_and_runs() -> Iterator[Argument]:
             def pair(call: Any = call, both: Any = both, **one: Any) -> Any:
                 return call(particles=tuple({**both, **one}.values()))
 
-            yield from run(f"Simulation.{name}", pair, **{vector: (unit, vectors)})
+            if name == "run":
+                yield from run(f"Simulation.{name}", pair, **{vector: (unit, vectors)})
     outputs = ("", [0.5, 1.0])
-    for name in ("run", "run_resumably"):
-        call = functools.partial(getattr(simulation(), name), seed=1)
-        yield from run(f"Simulation.{name}", call, outputs=outputs)
+    yield from run("Simulation.run", functools.partial(simulation().run, 1), outputs=outputs)
+    yield from run("Simulation.states_at", simulation().states_at, times=outputs)
     yield from run("Simulation.lpt", functools.partial(simulation().lpt, 1), a=("", 0.5))
     density = dict(mesh_factor=("", 1.5), shift=("", 0.5), weights=FIELD)
     yield from run("State.density", functools.partial(fpm.State.density, None), **density)

@@ -73,6 +73,9 @@ class Box:
                 )
         check_divisible(self.shape, self.impl, "grid")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Box, (self.grid, self.size, self.mesh, self.dtype, self.batch)
+
     def __str__(self) -> str:
         batch = "" if self.batch is None else f"batch {self.batch}, "
         grid, size = (" x ".join(f"{n:g}" for n in three) for three in (self.grid, self.size))

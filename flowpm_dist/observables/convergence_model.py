@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import tensorflow as tf
@@ -60,14 +60,12 @@ class ConvergenceModel(UniverseModel):
 
     def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
         """See `UniverseModel.run_and_observe`: maps of the convergence [..., source, x, y]."""
-        results: list[Any] = []
-        state = self.simulation.run_resumably(
+        state, maps = self.simulation.run(
             white_noise=Field(noise, self.box_of(noise)),
             cosmology=self.cosmology(parameters),
-            observers=[self._observer],
-            on_results=results.extend,
+            observe=self._observer,
         )
-        return state, results[0].kappa
+        return state, maps.kappa
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
         """See `UniverseModel.linear_response`.

@@ -282,18 +282,17 @@ class SimulationSession:
             self._particles = LightConeFiles(self.folder.cone_particles, mesh, sealed)
         times = [a for a in options.output_times if a not in self._written]
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
-        initial, cone, maps = options.initial, options.light_cone, list[Any]()
+        initial, cone = options.initial, options.light_cone
         noise = None if initial.white_noise is None else open_white_noise(initial.white_noise)
         with self._stop.heard(), self._particles or nullcontext():
-            state = self.simulation.run_resumably(
+            views = [] if cone is None else observers_of(cone.options, self._particles)
+            states = [self.simulation.states_at(times, self._output)] if times else []
+            state, results = self.simulation.run(
                 seed=initial.seed,
                 white_noise=noise,
                 paired=initial.paired,
                 progress=self.progress.step,
-                outputs=times or None,
-                on_output=self._output,
-                observers=[] if cone is None else observers_of(cone.options, self._particles),
-                on_results=maps.extend,
+                observe=[*views, *states],
                 after_step=self._after_step,
                 resume=None if found is None else lambda _: self._restored(*found),
             )
@@ -310,9 +309,9 @@ class SimulationSession:
                     "versions": versions(),
                 }
                 shown = write_light_cone_results(
-                    self.folder.partial, cone, maps, self.simulation.cosmology, about
+                    self.folder.partial, cone, results, self.simulation.cosmology, about
                 )
-            maps.clear()
+            del results
             power, warn = self.simulation.theory.power, self.progress.warn
             summary = write_results(self.folder, options, state, power, warn)
             if shown is not None and options.output.figures:

@@ -19,9 +19,16 @@ from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.integrators.base import momentum_factor
 from flowpm_dist.evolution.nbody import Particles, broadcast_per_universe, combine
-from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer, add_to
+from flowpm_dist.evolution.observers import (
+    Measured,
+    Measurement,
+    Moment,
+    Observer,
+    Observers,
+    add_to,
+)
 from flowpm_dist.grid.field import Field
-from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.run import Inputs
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
@@ -70,16 +77,12 @@ class Outputs(Observer):
     Args:
         inputs: the run's inputs.
         times: scale factors, as `check_outputs` returns them.
-        halo: the halo of the run [particle spacings].
         on_output: makes of each state what is kept of it; by default the state itself. It is called
             in the order of time, on every rank, and once more for its gradient.
     """
 
-    def __init__(
-        self, inputs: Inputs, times: Sequence[float], halo: int, on_output: OnOutput | None
-    ) -> None:
-        self._inputs, self._times, self._halo = inputs, times, halo
-        self._on_output = on_output
+    def __init__(self, inputs: Inputs, times: Sequence[float], on_output: OnOutput | None) -> None:
+        self._inputs, self._times, self._on_output = inputs, times, on_output
         local, edges = inputs.cosmologies, inputs.edges.tolist()
         integrator = inputs.options.integrator
         found = local.of_growths(lambda growth: integrator.interpolation(growth, edges, times))
@@ -158,7 +161,7 @@ class Outputs(Observer):
         return tf.nest.pack_sequence_as(self._made[i], filled)
 
     def _state(self, i: int, particles: Particles, inputs: Inputs) -> State:
-        return State.leaving(particles, inputs, self._times[i], self._halo)
+        return State.leaving(particles, inputs, self._times[i])
 
     def _inputs_from(self, tensors: Sequence[tf.Tensor]) -> Inputs:
         """Returns the inputs of the run with these tensors for `self.inputs`."""
@@ -177,6 +180,37 @@ class Outputs(Observer):
         read = replace(self._inputs, cosmologies=local, source=source, options=options)
         self._read_last = tensors, read
         return self._read_last[1]
+
+
+ObserverOf = Callable[[Inputs], Observer]
+"""What makes an observer from the inputs of a run."""
+
+
+def observers_of(inputs: Inputs, makers: Sequence[ObserverOf]) -> Observers | None:
+    """Returns the observers of a run side by side, in order; None without any."""
+    made = [make(inputs) for make in makers]
+    if inputs.options.state_correction is None or not made:
+        return Observers(made) if made else None
+    return _SeeingCorrected(inputs, made)
+
+
+class _SeeingCorrected(Observers):
+    """Observers that see corrected particles, but for `Outputs`, whose states are corrected."""
+
+    def __init__(self, inputs: Inputs, made: Sequence[Observer]) -> None:
+        self._plain = [isinstance(each, Outputs) for each in made]
+        parts: list[Observer] = [each for each in made if isinstance(each, Outputs)]
+        if not all(self._plain):
+            seeing = [each for each in made if not isinstance(each, Outputs)]
+            parts = [Corrected(inputs, Observers(seeing)), *parts]
+        super().__init__(parts)
+
+    def results(self, measured: Measured) -> list[Any]:
+        """See `Observers.results`: in the order in which the observers were given."""
+        results = super().results(measured)
+        corrected = iter([] if all(self._plain) else results.pop(0))
+        plain = iter(results)
+        return [next(plain if is_plain else corrected) for is_plain in self._plain]
 
 
 class Corrected(Observer):

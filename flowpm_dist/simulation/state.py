@@ -37,13 +37,12 @@ from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
-from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
-from flowpm_dist.simulation.inputs import (
+from flowpm_dist.simulation.compiled_solver import CompiledSolver
+from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.run import (
     Inputs,
-    Provenance,
     WhiteNoiseSource,
 )
-from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies, TheoryOf
 from meshimpl import launch
 from meshimpl.mesh_function import replicated
@@ -76,21 +75,28 @@ class State:
     displacement: Field
     velocity: Field
     a: float
-    _provenance: Provenance
+    _inputs: Inputs
     timings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
         particles: Particles,
-        box: Box,
+        inputs: Inputs,
         a: float,
-        provenance: Provenance,
         timings: Mapping[str, Any] | None = None,
     ) -> State:
-        """Returns the state of particles in a box at scale factor `a`."""
+        """Returns the state of particles at scale factor `a`.
+
+        Args:
+            particles: with their canonical velocity.
+            inputs: the run's inputs.
+            a: scale factor.
+            timings: of the run, see `State`.
+        """
+        box = inputs.box
         displacement, velocity = Field(particles.displacement, box), Field(particles.velocity, box)
-        return cls(displacement, velocity, a, provenance, timings or {})
+        return cls(displacement, velocity, a, inputs, timings or {})
 
     @classmethod
     def leaving(
@@ -98,20 +104,10 @@ class State:
         particles: Particles,
         inputs: Inputs,
         a: float,
-        halo: int,
         timings: Mapping[str, Any] | None = None,
     ) -> State:
-        """Returns the state that leaves a run; a correction of states has moved its particles.
-
-        Args:
-            particles: as the run has them, with their canonical velocity.
-            inputs: the run's inputs.
-            a: scale factor.
-            halo: the halo of the run [particle spacings].
-            timings: of the run, see `State`.
-        """
-        state = cls.of(particles, inputs.box, a, inputs.provenance(halo), timings)
-        correction = inputs.options.state_correction
+        """Returns the same of a run, whose correction of states has moved the particles."""
+        state, correction = cls.of(particles, inputs, a, timings), inputs.options.state_correction
         return state if correction is None else state.corrected(correction)
 
     @classmethod
@@ -174,8 +170,8 @@ class State:
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], False, theory)
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
         halo = int(about.get("halo", 1))
-        provenance = Provenance(options, local, halo, WhiteNoiseSource.of_snapshot(snapshot))
-        return cls.of(particles, box, float(about["a"]), provenance)
+        a, source = float(about["a"]), WhiteNoiseSource.of_snapshot(snapshot)
+        return cls.of(particles, Inputs(box, options, np.array([a]), local, source, halo), a)
 
     def corrected(self, correction: StateCorrection, *, velocities: bool = True) -> State:
         """Returns the state with its particles moved by a correction of states; differentiable.
@@ -187,7 +183,7 @@ class State:
             correction: the correction; its range is not checked.
             velocities: whether velocities are corrected as well; without them it takes less time.
         """
-        box, local = self.box, self._provenance.cosmologies
+        box, local = self.box, self._inputs.cosmologies
         cell = force_cell(box.size, box.grid)
         style = local.of_powers(lambda power: correction.style(power, cell, self.a))
         theta = replicated(box.mesh, as_float64(correction.theta))
@@ -247,7 +243,7 @@ class State:
 
     def header(self) -> dict[str, Any]:
         """Returns the attributes of a snapshot of this state, as JSON takes them."""
-        source, options = self._provenance.source, self._provenance.options
+        source, options = self._inputs.source, self._inputs.options
         correction = options.correction
         return {
             "a": self.a,
@@ -255,7 +251,7 @@ class State:
             "box_size_units": "Mpc/h",
             "grid": list(self.box.grid),
             "cosmology": self.cosmology.numbers(),
-            "Omega_de": float(self._provenance.cosmologies.theories[0].background.Omega_de),
+            "Omega_de": float(self._inputs.cosmologies.theories[0].background.Omega_de),
             "seed": source.seed,
             "paired": source.paired,
             "halo": self.halo,
@@ -279,7 +275,7 @@ class State:
         Raises:
             ValueError: the state has another scale factor, grid, box size or cosmology.
         """
-        for own in self._provenance.cosmologies.cosmologies:
+        for own in self._inputs.cosmologies.cosmologies:
             if cosmology is not None and own.numbers() != cosmology.numbers():
                 raise ValueError(
                     f"the particles are of {own.numbers()}, the simulation is of "
@@ -295,12 +291,11 @@ class State:
         return self.displacement, self.velocity
 
     def __reduce__(self) -> tuple[Any, ...]:
-        box, provenance = self.box, self._provenance
+        inputs = self._inputs
         return _unpickled, (
-            (box.grid, box.size, box.mesh, box.dtype.name, box.batch),
             (self.displacement.block.numpy(), self.velocity.block.numpy()),
+            replace(inputs, source=inputs.source.without_snapshot(self.box)),
             self.a,
-            replace(provenance, source=provenance.source.without_snapshot(box)),
             dict(self.timings),
         )
 
@@ -313,7 +308,7 @@ class State:
     def _facts(self) -> dict[str, object]:
         cells = _slab(self.box)
         about = self._without_picture() or f"a slab of {cells * self.box.cell[2]:.3g} Mpc/h"
-        source = self._provenance.source
+        source = self._inputs.source
         return {
             "scale factor": f"{self.a:.6g}",
             "redshift": f"{1 / self.a - 1:.4g}" if self.a else "infinite",
@@ -352,16 +347,16 @@ class State:
     @property
     def cosmology(self) -> Cosmology:
         """The cosmology of the universe; in a batch, of this rank's first universe."""
-        return self._provenance.cosmologies.cosmologies[0]
+        return self._inputs.cosmologies.cosmologies[0]
 
     @property
     def halo(self) -> int:
         """The halo of the run [particle spacings]; for LPT, the halo that a run would have had."""
-        return self._provenance.halo
+        return self._inputs.halo
 
     @property
     def _solver(self) -> CompiledSolver:
-        return compiled_solver(self.box, self._provenance.options)
+        return self._inputs.solver
 
     @functools.cached_property
     def white_noise(self) -> Field:
@@ -370,16 +365,7 @@ class State:
         Raises:
             ValueError: it came from given particles.
         """
-        source = self._provenance.source
-        noise = source.held("white_noise", self.box)
-        if noise is None:
-            if source.seeds is None:
-                raise ValueError(
-                    "the white noise is not known: this universe came from given particles, or "
-                    "from a snapshot without white_noise and without a seed"
-                )
-            noise = self._solver.initial.white_noise(source.seeds, paired=source.paired)
-        return Field(noise, self.box)
+        return Field(self._inputs.white_noise(), self.box)
 
     @functools.cached_property
     def linear_delta(self) -> Field:
@@ -388,9 +374,9 @@ class State:
         Raises:
             ValueError: as for `white_noise`.
         """
-        linear = self._provenance.source.held("linear_delta", self.box)
+        linear = self._inputs.source.held("linear_delta", self.box)
         if linear is None:
-            local = self._provenance.cosmologies
+            local = self._inputs.cosmologies
             linear = self._solver.linear_delta(self.white_noise.block, local)
         return Field(linear, self.box)
 
@@ -462,7 +448,7 @@ class State:
     @property
     def linear_growth(self) -> tf.Tensor:
         """D1(a) / D1(1), of each universe of this rank, float64 [...]."""
-        local = self._provenance.cosmologies
+        local = self._inputs.cosmologies
         return local.stack(local.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
 
     def redshift_space(self, axis: Axis) -> Field:
@@ -478,7 +464,7 @@ class State:
             raise ValueError(f"redshift_space {axis!r} is not one of {', '.join(AXES)}")
         if not self.a:  # where velocities move nothing
             return self.displacement
-        local = self._provenance.cosmologies
+        local = self._inputs.cosmologies
         rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
         moved = redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
         return Field(moved, self.box)
@@ -498,14 +484,6 @@ def _slab(box: Box) -> int:
 
 
 def _unpickled(
-    box: tuple[Any, ...],
-    particles: tuple[np.ndarray, np.ndarray],
-    a: float,
-    provenance: Provenance,
-    timings: dict[str, Any],
+    particles: tuple[np.ndarray, np.ndarray], inputs: Inputs, a: float, timings: dict[str, Any]
 ) -> State:
-    grid, size, mesh, dtype, batch = box
-    tensors = Particles(*(tf.constant(block) for block in particles))
-    return State.of(
-        tensors, Box(grid, size, mesh, tf.as_dtype(dtype), batch), a, provenance, timings
-    )
+    return State.of(Particles(*map(tf.constant, particles)), inputs, a, timings)

@@ -151,8 +151,8 @@ def linear_response(cone, sim, delta, width):
     )
 
     def observed(sign):
-        def observer(inputs, halo):
-            painter = cone.planes_observer(width)(inputs, halo)
+        def observer(inputs):
+            painter = cone.planes_observer(width)(inputs)
             measure, own = painter.measure, tf.constant(sign * size * moved)[sim.box.place]
             still = dict(displacement=own, after=tf.zeros_like(own))
             painter.measure = lambda crossing, moment, given: measure(
@@ -162,5 +162,5 @@ def linear_response(cone, sim, delta, width):
 
         return observer
 
-    plus, minus = (sim.observe(observed(sign), seed=1) for sign in (1.0, -1.0))
+    plus, minus = (sim.run(seed=1, observe=observed(sign))[1] for sign in (1.0, -1.0))
     return (plus.delta - minus.delta).numpy() / (2 * size), plus.planes.edges.numpy()

@@ -162,9 +162,9 @@ def test_a_particle_without_a_place_ends_the_run_on_all_ranks(mesh, kind, added,
     """The particle is on one rank only."""
     sim, folder = simulation(mesh), shared_folder(tmp_path_factory)
 
-    def observer_of(inputs, halo):
+    def observer_of(inputs):
         of = SKY.convergence_observer(sources_of())
-        observer = (of if kind == "maps" else SKY.particles_observer(files))(inputs, halo)
+        observer = (of if kind == "maps" else SKY.particles_observer(files))(inputs)
         measure = observer.measure
 
         def lost(crossing, moment, given):
@@ -179,7 +179,7 @@ def test_a_particle_without_a_place_ends_the_run_on_all_ranks(mesh, kind, added,
         FloatingPointError, match="light cone: a particle that crosses it has a"
     )
     with message, LightConeFiles(folder, mesh) as files:
-        sim.observe(observer_of, seed=3)
+        sim.run(seed=3, observe=observer_of)
     mesh.barrier()
     assert not any(folder.iterdir())
 
@@ -310,7 +310,7 @@ def test_universes_over_replicas_in_float32(mesh):
     np.testing.assert_allclose(kappa[0], known, atol=1e-5 * np.abs(known).max())
     np.testing.assert_allclose(slope[0], its_slope, atol=1e-4 * np.abs(its_slope).max())
     with pytest.raises(ValueError, match="the particles of one universe are written"):
-        several.observe(SKY.particles_observer(None), seed=[1, 2])
+        several.run(seed=[1, 2], observe=SKY.particles_observer(None))
 
 
 def test_light_cones_that_cannot_be_are_refused(mesh):

@@ -236,7 +236,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator, correc
         def results(self, measured):
             inputs_of["a"] = self.a.numpy()
 
-    sim.observe(lambda inputs, halo: Places(inputs), seed=3)
+    sim.run(seed=3, observe=Places)
     chosen = sorted(found)[:: max(1, len(found) // 5)]
     states = sim.run(seed=3, outputs=[inputs_of["a"][m] for m in chosen])
     plain = simulation(mesh, integrator).run(seed=3, outputs=[state.a for state in states])

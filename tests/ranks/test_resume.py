@@ -40,7 +40,7 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
         if here.step < 3:
             files.save(here.step, fields, {"mid": about})
 
-    whole = sim.run_resumably(seed=3, after_step=save)
+    whole = sim.run(seed=3, after_step=save)
     assert sorted(path.name for path in folder.iterdir()) == ["step-000002.zarr"]
 
     def restored(box):
@@ -50,13 +50,13 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
         return MidRun(particles=particles, **about["mid"])
 
     seen = []
-    again = sim.run_resumably(seed=3, resume=restored, progress=lambda step, *_: seen.append(step))
+    again = sim.run(seed=3, resume=restored, progress=lambda step, *_: seen.append(step))
     assert seen == [3, 4]
     assert again.halo == whole.halo
     for name in NAMES:
         np.testing.assert_array_equal(getattr(again, name).block, getattr(whole, name).block)
     for other in OTHER_SPLITS.get(SIZE, []):
-        moved = simulation(other, integrator).run_resumably(seed=3, resume=restored)
+        moved = simulation(other, integrator).run(seed=3, resume=restored)
         for name in NAMES:
             found, expected = getattr(moved, name).numpy(), getattr(whole, name).numpy()
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
@@ -94,11 +94,8 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
             counts["sealed"] = particles.sealed
             files.save(here.step, fields, {"mid": about, "maps": list(maps)}, maps=maps)
 
-    found = []
     with LightConeFiles(kept, sim.box.mesh) as particles:
-        sim.run_resumably(
-            seed=3, observers=observers(particles), on_results=found.extend, after_step=save
-        )
+        _, found = sim.run(seed=3, observe=observers(particles), after_step=save)
     known = sorted_particles(kept)
     assert 0 < counts["sealed"] < particles.sealed <= 2 * SIZE
     kappa, delta = found[0].kappa, found[1].delta
@@ -113,22 +110,20 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         return MidRun(particles=particles, measured=lambda: maps, **about["mid"])
 
     for other in (shape, *OTHER_SPLITS.get(SIZE, [])):
-        again, going_on = [], simulation(other, "fastpm")
+        going_on = simulation(other, "fastpm")
         # A session wrote more files after the checkpoint than this one will.
         (kept / f"light_cone.{particles.sealed + 3}.hdf5").touch()
         sim.box.mesh.barrier()
         with LightConeFiles(kept, going_on.box.mesh, counts["sealed"]) as particles:
             assert len(list(kept.iterdir())) == counts["sealed"]
             sim.box.mesh.barrier()
-            going_on.run_resumably(
-                seed=3, observers=observers(particles), on_results=again.extend, resume=restored
-            )
+            _, again = going_on.run(seed=3, observe=observers(particles), resume=restored)
         np.testing.assert_allclose(sorted_particles(kept), known, atol=1e-9)
         np.testing.assert_allclose(again[0].kappa, kappa, atol=1e-12 * abs(kappa.numpy()).max())
         np.testing.assert_allclose(again[1].delta, delta, atol=1e-12 * abs(delta.numpy()).max())
     with pytest.raises(ValueError, match="can be resumed only if a checkpoint stores its maps"):
-        sim.run_resumably(
+        sim.run(
             seed=3,
-            observers=maps_of,
+            observe=maps_of,
             resume=lambda box: dataclasses.replace(restored(box), measured=dict),
         )

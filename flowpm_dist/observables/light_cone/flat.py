@@ -26,7 +26,7 @@ from flowpm_dist.observables.light_cone.geometry import (
 )
 from flowpm_dist.observables.light_cone.options import FlatField, plane_of_layers
 from flowpm_dist.particle_mesh.kernels import Slabs
-from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.run import Inputs
 
 
 @dataclass(frozen=True)

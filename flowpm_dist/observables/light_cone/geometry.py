@@ -20,7 +20,7 @@ from flowpm_dist.observables.light_cone.options import SkyOptions
 from flowpm_dist.options import ProblemsError
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.kernels.base import Shells, farthest_move
-from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.run import Inputs
 from meshimpl.graph_guards import not_recorded
 
 AT_ONCE = 2**17

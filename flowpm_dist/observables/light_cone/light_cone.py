@@ -26,8 +26,9 @@ from flowpm_dist.observables.light_cone.observers import (
 from flowpm_dist.observables.light_cone.options import FlatField, FullSky
 from flowpm_dist.observables.light_cone.sphere import SphereGeometry
 from flowpm_dist.options import in_unit
-from flowpm_dist.simulation.inputs import Inputs
-from flowpm_dist.simulation.simulation import ObserverOf, Simulation
+from flowpm_dist.simulation.outputs import ObserverOf
+from flowpm_dist.simulation.run import Inputs
+from flowpm_dist.simulation.simulation import Simulation
 from meshimpl import launch
 
 
@@ -89,7 +90,7 @@ class LightCone:
             if message := self.sky.fine_pixels_warning(half, cell):
                 warnings.warn(message, stacklevel=2)
         self._warn_of(simulation)
-        return simulation.observe(self.convergence_observer(sources, alignment), seed, **run)
+        return simulation.run(seed, observe=self.convergence_observer(sources, alignment), **run)[1]
 
     def planes(
         self,
@@ -120,7 +121,7 @@ class LightCone:
                 negative, do not increase, or do not lie within z_max.
         """
         self._warn_of(simulation)
-        return simulation.observe(self.planes_observer(width), seed, **run)
+        return simulation.run(seed, observe=self.planes_observer(width), **run)[1]
 
     def particles(
         self,
@@ -157,7 +158,7 @@ class LightCone:
             raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
         self._warn_of(simulation)
         with LightConeFiles(path, mesh) as files:
-            simulation.observe(self.particles_observer(files), seed, **run)
+            simulation.run(seed, observe=self.particles_observer(files), **run)
         return path
 
     def convergence_observer(
@@ -188,7 +189,7 @@ class LightCone:
 
     def particles_observer(self, files: LightConeFiles) -> ObserverOf:
         """Returns the observer of `particles`, which writes to the files of this rank."""
-        return lambda inputs, halo: Recorder(self.geometry(inputs), files)
+        return lambda inputs: Recorder(self.geometry(inputs), files)
 
     def _warn_of(self, simulation: Simulation) -> None:
         """Warns of times that a network does not know, and of a field too wide for a flat sky."""
@@ -213,10 +214,9 @@ def _convergence_painter(
     sources: Sequence[Sources],
     alignment: IntrinsicAlignment | None,
     inputs: Inputs,
-    halo: int,
 ) -> ConvergencePainter:
     return ConvergencePainter(cone.geometry(inputs), sources, alignment)
 
 
-def _plane_painter(cone: LightCone, width: np.ndarray, inputs: Inputs, halo: int) -> PlanePainter:
+def _plane_painter(cone: LightCone, width: np.ndarray, inputs: Inputs) -> PlanePainter:
     return PlanePainter(cone.geometry(inputs), width)

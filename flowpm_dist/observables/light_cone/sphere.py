@@ -29,7 +29,7 @@ from flowpm_dist.observables.light_cone.geometry import (
 from flowpm_dist.observables.light_cone.options import FullSky
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.particle_mesh.kernels.base import DEGREE
-from flowpm_dist.simulation.inputs import Inputs
+from flowpm_dist.simulation.run import Inputs
 from meshimpl.graph_guards import not_recorded
 
 NODES = 512

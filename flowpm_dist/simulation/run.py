@@ -1,0 +1,422 @@
+"""A run: what it starts from, its inputs, which its states keep, and its stages."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.corrections import force_cell
+from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
+from flowpm_dist.evolution.nbody import (
+    Clock,
+    EvolutionPlan,
+    Evolved,
+    MidRun,
+    Particles,
+    StepCallback,
+)
+from flowpm_dist.evolution.observers import Measured, Observer
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
+from flowpm_dist.initial.conditions import check_white_noise
+from flowpm_dist.io.snapshot import Snapshot
+from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
+from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
+from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.universes import LocalCosmologies
+from meshimpl.graph_guards import is_watched
+from meshimpl.mesh_function import replicated
+
+PARTICLES = {"displacement": "Mpc/h", "velocity": "Mpc/h H0"}
+"""The fields that a run can begin with, and their units."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from, as a user gave it.
+
+    Attributes:
+        seed: the seed of the white noise, or one for each universe; or
+        white_noise: the noise itself; or
+        particles: a `State`, or displacement [Mpc/h] and canonical velocity [Mpc/h H0].
+        cosmology: instead of the simulation's own, or one for each universe.
+        paired: the opposite of the seed's white noise.
+
+    Raises:
+        ValueError: not exactly one of seed, white_noise and particles, or `paired` without a seed.
+    """
+
+    seed: int | Sequence[int] | None = None
+    white_noise: Any = None
+    particles: Any = None
+    cosmology: Cosmology | Sequence[Cosmology] | None = None
+    paired: bool = False
+
+    def __post_init__(self) -> None:
+        sources = (self.seed, self.white_noise, self.particles)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("give either a seed, white_noise or particles: exactly one of them")
+        if self.paired and self.seed is None:
+            raise ValueError("paired goes with a seed")
+        keep_in_units(self, seed="", white_noise="")
+        if isinstance(self.particles, tuple | list):
+            vectors = zip(self.particles, PARTICLES.items(), strict=True)
+            plain = tuple(in_unit(name, vector, unit) for vector, (name, unit) in vectors)
+            object.__setattr__(self, "particles", plain)
+
+    def batch(self, box: Box) -> int | None:
+        """Returns how many universes this stands for; None where it is a single one.
+
+        Args:
+            box: of one universe for each replica of the mesh.
+
+        Raises:
+            ValueError: seeds that are not whole numbers, or parts that stand for different numbers.
+        """
+        counts = {}
+        if self.seed is not None:
+            seeds = np.asarray(self.seed)
+            whole_numbers = np.issubdtype(seeds.dtype, np.integer)
+            valid = whole_numbers and (seeds >= 0).all() and (seeds <= MOST_SEED).all()
+            if seeds.ndim > 1 or not seeds.size or not valid:
+                raise ValueError(f"seed = {self.seed!r}: must be {A_SEED}, or a list of them")
+            if seeds.ndim:
+                counts["seeds"] = len(seeds)
+        if self.cosmology is not None and not isinstance(self.cosmology, Cosmology):
+            counts["cosmologies"] = len(self.cosmology)
+        field, rank = self.white_noise, 3
+        if self.particles is not None:
+            field, rank = self.particles[0], 4
+        if field is not None and (fields := _batch_of(field, rank, box)) is not None:
+            counts["fields"] = fields
+        if len(set(counts.values())) > 1:
+            given = ", ".join(f"{n} {name}" for name, n in counts.items())
+            raise ValueError(f"a batch of which size? Given are {given}")
+        return next(iter(counts.values()), None)
+
+
+@dataclass(frozen=True)
+class WhiteNoiseSource:
+    """What the white noise of a universe comes from; nothing, if its particles were given.
+
+    Attributes:
+        seeds: int64, one for each universe of the box, and
+        paired: whether their noise is taken with the opposite sign; or
+        white_noise: this rank's block [..., x, y, z], and
+        linear_delta: likewise, where a snapshot had it; or
+        snapshot: that holds the state.
+        recorded_seed: the seed that a snapshot with the noise names; it is not drawn again.
+    """
+
+    seeds: np.ndarray | None = None
+    paired: bool = False
+    white_noise: tf.Tensor | None = None
+    linear_delta: tf.Tensor | None = None
+    snapshot: Snapshot | None = None
+    recorded_seed: int | None = None
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot) -> WhiteNoiseSource:
+        """Returns the source of the state that a snapshot holds."""
+        about = snapshot.attributes
+        paired, seed = bool(about.get("paired", False)), about.get("seed")
+        if "white_noise" in snapshot.arrays or seed is None:
+            return cls(paired=paired, snapshot=snapshot, recorded_seed=seed)
+        return cls(np.asarray(seed, np.int64), paired, snapshot=snapshot)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of a single universe, if it has one that is known."""
+        return self.recorded_seed if self.seeds is None else int(self.seeds)
+
+    def held(self, name: Literal["white_noise", "linear_delta"], box: Box) -> tf.Tensor | None:
+        """Returns this rank's block of a field, read where a snapshot holds it; None if unknown."""
+        snapshot, block = self.snapshot, getattr(self, name)
+        if snapshot is None or name not in snapshot.arrays:
+            return block
+        return tf.convert_to_tensor(np.asarray(snapshot.array(name)[box.place]), box.dtype)
+
+    def without_snapshot(self, box: Box) -> WhiteNoiseSource:
+        """Returns the same source, with this rank's blocks instead of the snapshot of them."""
+        noise, linear = self.held("white_noise", box), self.held("linear_delta", box)
+        return replace(self, white_noise=noise, linear_delta=linear, snapshot=None)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What determines a universe, read and checked. A run has it, and its states keep it.
+
+    Attributes:
+        box: the box of one universe, or of a batch.
+        options: the simulation's options. A state from a snapshot has only the options of initial
+            conditions and force, and the precision.
+        edges: scale factors at which steps begin and end, float64 [steps + 1]; of a state from a
+            snapshot its own alone.
+        cosmologies: of this rank's universes.
+        source: what the white noise comes from.
+        halo: the halo of the evolution [particle spacings]; 0 before the initial conditions.
+    """
+
+    box: Box
+    options: SolverOptions
+    edges: np.ndarray
+    cosmologies: LocalCosmologies
+    source: WhiteNoiseSource
+    halo: int = 0
+
+    @property
+    def solver(self) -> CompiledSolver:
+        """The lowered functions of the box."""
+        return compiled_solver(self.box, self.options)
+
+    @property
+    def from_particles(self) -> bool:
+        """Whether the run begins with given particles."""
+        return self.source.seeds is None and self.source.white_noise is None
+
+    def white_noise(self) -> tf.Tensor:
+        """Returns the white noise that was given or is drawn, this rank's block [..., x, y, z].
+
+        Raises:
+            ValueError: it is not known.
+        """
+        noise = self.source.held("white_noise", self.box)
+        if noise is not None:
+            return noise
+        if self.source.seeds is None:
+            raise ValueError(
+                "the white noise is not known: this universe came from given particles, or "
+                "from a snapshot without white_noise and without a seed"
+            )
+        return self.solver.initial.white_noise(self.source.seeds, paired=self.source.paired)
+
+
+def source_of(start: Start, box: Box) -> WhiteNoiseSource:
+    """Returns the checked source of a run in a box.
+
+    Raises:
+        ValueError: on every rank; a field of another shape or dtype, or with values that are not
+            finite.
+    """
+    if start.seed is not None:
+        batch = box.number_shape.to_integer_list
+        seeds = np.broadcast_to(np.asarray(start.seed, np.int64), batch)
+        return WhiteNoiseSource(seeds=seeds, paired=start.paired)
+    noise = start.white_noise
+    if noise is None:
+        return WhiteNoiseSource()
+    if isinstance(noise, Field):
+        noise = noise.on(box).block
+    elif not isinstance(noise, (tf.Tensor, tf.Variable)):
+        noise = np.asanyarray(noise)
+        check_white_noise(noise, box)
+    return WhiteNoiseSource(white_noise=box.block_of("white_noise", noise, box.shape))
+
+
+def particles_of(start: Start, box: Box) -> list[Particles]:
+    """Returns the particles that a run in a box begins with, if they are given, as a list of one.
+
+    Raises:
+        ValueError: a field of another shape or dtype, or of a box of another size.
+    """
+    if start.particles is None:
+        return []
+    blocks = []
+    for name, vector in zip(PARTICLES, start.particles, strict=True):
+        if isinstance(vector, Field):
+            if vector.box.size != box.size:
+                raise ValueError(
+                    f"{name} has a box of {vector.box.size} Mpc/h, the simulation a box of "
+                    f"{box.size} Mpc/h"
+                )
+            vector = vector.on(box).block
+        blocks.append(box.block_of(name, vector, box.vector_shape))
+    return [Particles(*blocks)]
+
+
+def _batch_of(field: Any, rank: int, box: Box) -> int | None:
+    """Returns how many universes a given field holds; None for one without a batch dimension."""
+    if isinstance(field, Field):
+        return field.box.batch
+    if len(field.shape) != rank + 1:
+        return None
+    mesh = box.mesh
+    replicas = mesh.axis_size("replica")
+    whole = tuple(field.shape[1:4]) == box.grid
+    tensor = isinstance(field, (tf.Tensor, tf.Variable))
+    if tensor and whole and mesh.size == replicas > 1:
+        raise ValueError(
+            f"a tensor of {field.shape[0]} fields: on the mesh {mesh} they may be all of a "
+            "batch or this rank's; give a Field, or all of them as an array"
+        )
+    return field.shape[0] * (1 if whole else replicas)
+
+
+AfterStep = Callable[[MidRun], None]
+"""Called on every rank after each step, see `Simulation.run`."""
+Resume = Callable[[Box], MidRun]
+"""Returns the state from which a run in a box continues, see `Simulation.run`."""
+
+
+def first_particles(
+    inputs: Inputs, particles: list[Particles], resume: Resume | None = None
+) -> tuple[list[MidRun], tuple[tf.Tensor, ...]]:
+    """Returns where the run begins, and the LPT fields of the integrator.
+
+    The velocity is the integrator's own, or canonical where particles were given. The beginning is
+    a list of one, from which the evolution takes it.
+
+    Args:
+        inputs: the run's inputs.
+        particles: those given, as `particles_of` returns them; the list is emptied.
+        resume: returns the state from which the run continues; None to begin at the first edge.
+    """
+    a, integrator = float(inputs.edges[0]), inputs.options.integrator
+    if resume is not None:
+        lpt = lpt_particles(inputs, a, integrator)[1] if integrator.uses_lpt else ()
+        return [resume(inputs.box)], lpt
+    if particles:
+        return [MidRun(0, 0, a, particles.pop())], ()
+    begun, lpt = lpt_particles(inputs, a, integrator)
+    return [MidRun(0, 0, a, begun)], lpt
+
+
+def lpt_particles(
+    inputs: Inputs, a: float, integrator: Integrator
+) -> tuple[Particles, tuple[tf.Tensor, ...]]:
+    """Returns the particles of LPT and the LPT fields of the simulation's integrator.
+
+    Args:
+        inputs: the run's inputs.
+        a: scale factor.
+        integrator: whose velocity the particles have.
+    """
+    solver, local, order = inputs.solver, inputs.cosmologies, inputs.options.lpt_order
+    factors = local.of_growths(lambda growth: integrator.initial(growth, a, order))
+    noise, amplitude = inputs.white_noise(), solver.amplitude(local)
+    x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors))
+    return Particles(x, v), lpt
+
+
+def halo_for(start: MidRun, inputs: Inputs, wanted: Literal["auto"] | int) -> int:
+    """Returns the halo of a run [particle spacings]: the wanted one, or one that is large enough.
+
+    Args:
+        start: where the run begins; a continued run keeps its halo.
+        inputs: the run's inputs.
+        wanted: "auto", or a number.
+    """
+    if wanted != "auto":
+        return wanted
+    if start.halo is not None:
+        return start.halo
+    local, end = inputs.cosmologies, inputs.edges[-1]
+    growth, from_rest = float(local.growth_between(inputs.edges)[0]), None
+    if not np.isfinite(growth):
+        from_rest = max(local.of_growths(lambda growth: float(growth.d1(end))))
+    return inputs.solver.suggested_halo(start.particles, growth, from_rest)
+
+
+def evolve_particles(
+    start: list[MidRun],
+    lpt: tuple[tf.Tensor, ...],
+    inputs: Inputs,
+    clock: Clock,
+    progress: StepCallback | None,
+    observer: Observer | None = None,
+    after_step: AfterStep | None = None,
+) -> tuple[Evolved, dict[str, Any]]:
+    """Returns the particles at the last of the edges, and the timings of a `State`.
+
+    Args:
+        start, lpt: as `first_particles` returns them; `start` is emptied.
+        inputs: the run's inputs, with its halo.
+        clock: the clock that started with the run; each step adds an entry.
+        progress: called after each step.
+        observer: measures the particles during the evolution.
+        after_step: called after `progress`, with a state from which the run can continue.
+
+    Raises:
+        HaloError, FloatingPointError: on every rank.
+    """
+    solver, edges = inputs.solver, inputs.edges
+    schedule = _schedule(inputs)
+    growth_left = inputs.cosmologies.growth_between(edges)
+    begin = start.pop()
+    before = observer.unpack(begin.measured()) if observer and begin.done else {}
+    done, a, particles = begin.done, begin.a, [begin.particles]
+    clock.go_on(begin.timings, complete=begin.step == len(edges) - 1)
+    del begin
+    initial = clock.elapsed()
+    nbody = solver.nbody(inputs.halo)
+    compile_seconds = solver.compile(nbody, particles[0], a)
+
+    def report(number: int, last: Operation, here: Particles, measured: Measured) -> None:
+        if after_step is not None:
+            timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
+            packed = dict if observer is None else functools.partial(observer.pack, measured)
+            after_step(MidRun(done + number, last.step, last.a, here, inputs.halo, timings, packed))
+
+    plan = EvolutionPlan(
+        schedule.operations[done:],
+        schedule.factors[..., done:, :],
+        lpt,
+        steps=len(edges) - 1,
+        growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
+        progress=progress,
+        observer=observer,
+        observed=() if observer is None else observer.inputs,
+        kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
+        after_step=report,
+        measured=before,
+    )
+    ready = clock.elapsed()
+    if is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
+        end = inputs.options.adjoint.evolve(nbody, particles, plan, clock)
+    else:
+        end = nbody.evolve(particles, plan, clock)
+    evolution = clock.elapsed() - ready
+    work = inputs.box.cells * (inputs.box.batch or 1) * max(1, len(clock.steps))
+    moving = sum(clock.steps) - sum(clock.phases.get("observe", ()))
+    return end, {
+        "phases": clock.phases,
+        "steps": clock.steps,
+        "compile": compile_seconds,
+        "initial": initial,
+        "evolution": evolution,
+        "total": clock.elapsed() - compile_seconds,
+        "ns_per_particle_per_step": moving * 1e9 / work,
+    }
+
+
+def _schedule(inputs: Inputs) -> Schedule:
+    """Returns the schedule of all universes of this rank; factors [..., operations, 4].
+
+    The coefficients of a correction are further columns of the factors.
+    """
+    edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
+    schedules = local.of_growths(lambda growth: integrator.schedule(growth, edges))
+    operations = schedules[0].operations
+    factors = local.stack([as_float64(schedule.factors) for schedule in schedules])
+    if inputs.from_particles:
+        rows = local.of_growths(lambda growth: integrator.from_canonical(growth, edges[0]))
+        if rows[0] is not None:
+            first = local.stack(rows)[..., tf.newaxis, :]
+            operations = (Operation("velocity", edges[0], 1), *operations)
+            factors = tf.concat([first, factors], axis=-2)
+    if (correction := inputs.options.force_correction) is not None:
+        theta = replicated(inputs.box.mesh, as_float64(correction.theta))
+        mesh = inputs.box.finer(inputs.options.mesh_factor)
+        cell = force_cell(mesh.size, mesh.grid)
+        a = np.array([operation.a for operation in operations])
+        of = local.of_powers(lambda power: correction.coefficients(theta, power, cell, a))
+        factors = tf.concat([factors, local.stack(of)], axis=-1)
+    return Schedule(operations, factors)
