@@ -35,13 +35,9 @@ from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.light_cone.map_files import cone_table, differences_from_file
 from flowpm_dist.observables.light_cone.results import attributes_of
-from flowpm_dist.observables.options import (
-    CountsOptions,
-    DensityOptions,
-    ObservationError,
-    observation_of,
-)
+from flowpm_dist.observables.options import CountsOptions, DensityOptions, observation_of
 from flowpm_dist.observables.record import BARE, ObservationRecord
+from flowpm_dist.observables.tracers import ObservationError
 
 NOISY = """[observation]
 structure = "1lpt"

@@ -37,7 +37,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.emulate.options import EmulationOptions
-from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.posteriors.options import STATISTICS
 from flowpm_dist.reconstruction import Posterior
 from flowpm_dist.reconstruction.observed import model_of, observed_kind

@@ -11,7 +11,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.initial.lpt import SequentialFFT, second_order_source
-from flowpm_dist.observables.options import EULERIAN, LAGRANGIAN
+from flowpm_dist.observables.tracers import EULERIAN, LAGRANGIAN
 from flowpm_dist.observables.universe_model import as_factor, local_values
 from flowpm_dist.options import python_object
 from flowpm_dist.simulation.state import State

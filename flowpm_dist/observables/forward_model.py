@@ -10,7 +10,7 @@ from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.bias import Bias, bias_with
-from flowpm_dist.observables.options import DensityOptions, LineOfSight
+from flowpm_dist.observables.tracers import LineOfSight, TracerOptions
 from flowpm_dist.observables.universe_model import (
     Parameters,
     StructureFormation,
@@ -60,7 +60,7 @@ class ForwardModel(UniverseModel):
             "bias_scheme": bias_scheme,
         }
         given = {key: value for key, value in given.items() if value is not None}
-        options = constructed(DensityOptions, given)
+        options = constructed(TracerOptions, given)
         super().__init__(simulation, structure)
         self.axis, self.bias = redshift_space, dict(options.bias or {})
         self._scheme = bias_with(self.bias, bias_scheme)

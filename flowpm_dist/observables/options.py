@@ -23,7 +23,15 @@ from pydantic import (
 
 from flowpm_dist.cosmology.options import KEYS
 from flowpm_dist.cosmology.parameters import VARIABLE
-from flowpm_dist.io.errors import UserError
+from flowpm_dist.observables.tracers import (
+    A_BIAS,
+    BIASES,
+    BiasValue,
+    LineOfSight,
+    ObservationError,
+    Structure,
+    TracerOptions,
+)
 from flowpm_dist.options import (
     AnyPath,
     Length,
@@ -32,9 +40,6 @@ from flowpm_dist.options import (
     Problem,
     Unit,
     Variants,
-    checked_name,
-    checked_python_name,
-    in_unit,
     limits,
     listed,
     nearest,
@@ -45,40 +50,16 @@ if TYPE_CHECKING:
     from flowpm_dist.observables.universe_model import UniverseModel
     from flowpm_dist.simulation.simulation import Simulation
 
-EULERIAN = ("b",)
-"""Bias of the evolved density."""
-
-LAGRANGIAN = ("b1", "b2", "bs2")
-"""Bias of second order in the initial density."""
-
-BIASES = (*EULERIAN, *LAGRANGIAN)
-
 NUISANCE_AMPLITUDES = ("amplitude", "noise_amplitude")
 """Nuisance parameters that are 1 unless a prior lets them vary."""
 
-A_BIAS = "a number from -20 to 20"
-
 AN_AMPLITUDE = "a number above 0, at most 100"
-
-STRUCTURE_NAMES = ("linear", "1lpt", "2lpt", "pm")
-"""Models of structure formation, in the order of their cost."""
-
 
 UNEVOLVED = ("linear", "1lpt", "2lpt")
 """Models of structure without time steps: they are known at any time."""
 
 SAME_VALUE = 1e-6
 """Values with a smaller relative difference are equal."""
-
-
-class ObservationError(UserError):
-    """An observation cannot be made as requested, or does not fit its use."""
-
-
-Structure = Annotated[
-    Any, AfterValidator(lambda name: checked_name(name, STRUCTURE_NAMES, "structure"))
-]
-"""One of `STRUCTURE_NAMES`, "package.module:object" of a `StructureFormation`, or itself."""
 
 
 def _decreasing(redshifts: tuple[float, ...]) -> tuple[float, ...]:
@@ -96,17 +77,6 @@ Redshifts = Annotated[
 ]
 """Redshifts of the channels of a volume, decreasing to the end of the simulation."""
 
-LineOfSight = Literal["x", "y", "z"]
-A_LINE_OF_SIGHT = 'the line of sight of redshift space: "x", "y" or "z"'
-"""Description of a `LineOfSight`."""
-
-
-def _without_units(values: Any) -> Any:
-    """Returns a table of numbers whose quantities are plain numbers."""
-    return {n: in_unit(n, v) for n, v in values.items()} if isinstance(values, dict) else values
-
-
-BiasValue = Annotated[float, Field(ge=-20, le=20)]
 Amplitude = Annotated[float, Field(gt=0, le=100)]
 
 
@@ -123,9 +93,7 @@ class ObservationOptions(Options):
     """
 
     kind: str
-    structure: Structure = Field(
-        default="pm", description='"linear", "1lpt", "2lpt", "pm" or "package.module:object"'
-    )
+    structure: Structure = "pm"
 
     layout: ClassVar[Literal["cells", "maps"]] = "cells"
     """Whether cells of the box are observed, or maps of the sky."""
@@ -237,28 +205,17 @@ class ObservationOptions(Options):
             yield Problem("lightcone", f"{what}leave it out")
 
 
-class CellOptions(ObservationOptions):
+class CellOptions(TracerOptions, ObservationOptions):
     """An observation of the cells of the box: a density of matter or of tracers.
 
     Attributes:
         kind, structure: see `ObservationOptions`.
-        redshift_space: the line of sight, along which peculiar velocities move the particles.
-        bias_scheme: a custom `Bias`; by default the one with the names in `bias`.
-        bias: the value of each bias parameter; None for matter.
+        redshift_space, bias_scheme, bias: see `TracerOptions`.
         mask: the share of each cell that is observed.
         redshifts: the redshifts at which a universe is observed; each is a channel of the volume.
             None for the end of the simulation only.
     """
 
-    redshift_space: LineOfSight | None = Field(default=None, description=A_LINE_OF_SIGHT)
-    bias_scheme: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
-        default=None, description='"package.module:object" of a custom bias'
-    )
-    bias: Annotated[dict[str, BiasValue] | None, BeforeValidator(_without_units)] = Field(
-        default=None,
-        description="a table such as {b = 1.5} or {b1 = 0.5, b2 = 0.1, bs2 = 0.0}, each "
-        f"{A_BIAS}",
-    )
     mask: AnyPath | None = Field(
         default=None,
         description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
@@ -268,40 +225,6 @@ class CellOptions(ObservationOptions):
         description="a list of two redshifts or more, of at least 0, decreasing to the end of "
         "the simulation",
     )
-
-    def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
-        return {} if self.bias is not None else {"bias_scheme": "bias"}
-
-    def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
-        bias, own = self.bias, self.bias_scheme is not None
-        if bias is not None and not own:
-            unknown = [name for name in bias if name not in BIASES]
-            if unknown:
-                hint = nearest(unknown[0], BIASES)
-                yield self.problem("bias", f"there is no bias {unknown[0]!r}{hint}")
-            elif not bias or ("b" in bias and len(bias) > 1):
-                yield self.problem("bias", "either b alone, or some of b1, b2, bs2")
-            elif "b" in bias and self.redshift_space is not None:
-                yield self.problem(
-                    "bias",
-                    "b multiplies the observed density, so in redshift space also the "
-                    "distortions by velocities, which tracers share with matter; give b1, which "
-                    f"weighs particles, with b1 = b - 1 = {bias['b'] - 1:g} for the same bias of "
-                    "large scales",
-                )
-        if self.structure == "linear":
-            what = "linear theory on the grid moves no particles; take 1lpt, 2lpt or pm, or"
-            if self.redshift_space is not None:
-                yield self.problem("redshift_space", f"{what} leave it out")
-            if bias and not own and "b" not in bias:
-                yield self.problem("bias", f"{what} give b")
-
-    @property
-    def is_positive_without_noise(self) -> bool:
-        """Whether the observed density is never below 0 before noise is added."""
-        return self.structure in ("1lpt", "2lpt", "pm") and self.bias is None
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
         """See `ObservationOptions`."""

@@ -18,10 +18,10 @@ from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.observables.options import (
     SAME_VALUE,
     DensityOptions,
-    ObservationError,
     ObservationOptions,
     observation_of,
 )
+from flowpm_dist.observables.tracers import ObservationError
 
 Ranges = Mapping[str, tuple[float, float]]
 

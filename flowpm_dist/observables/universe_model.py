@@ -16,7 +16,7 @@ from flowpm_dist.evolution.corrections import LPT_ONLY
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import cic_window
-from flowpm_dist.observables.options import LineOfSight, ObservationError
+from flowpm_dist.observables.tracers import LineOfSight, ObservationError
 from flowpm_dist.options import in_unit, object_named
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.simulation.simulation import Simulation

@@ -23,7 +23,8 @@ from flowpm_dist.io.snapshot import load_snapshot
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.noise import with_noise
 from flowpm_dist.observables.observations import Observations, ObservedBlock
-from flowpm_dist.observables.options import CellOptions, ObservationError
+from flowpm_dist.observables.options import CellOptions
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.observables.universe_model import Parameters, UniverseModel
 from flowpm_dist.options import nearest, python_object
 from flowpm_dist.reconstruction.likelihoods.base import Likelihood, in_dtype_of

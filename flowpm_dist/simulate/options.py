@@ -58,7 +58,7 @@ from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import LightConePlan
 from flowpm_dist.observables.light_cone.section import SKIES, LensingOptions, distance_of
-from flowpm_dist.observables.options import A_LINE_OF_SIGHT, LineOfSight
+from flowpm_dist.observables.tracers import A_LINE_OF_SIGHT, LineOfSight
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,

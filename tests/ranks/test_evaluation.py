@@ -56,8 +56,9 @@ from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables import record
-from flowpm_dist.observables.options import DensityOptions, ObservationError
+from flowpm_dist.observables.options import DensityOptions
 from flowpm_dist.observables.record import ObservationRecord
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.posteriors.heads import Posterior, fit_posterior
 from flowpm_dist.posteriors.options import HeadOptions
 

@@ -25,7 +25,7 @@ from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.light_cone.results import attributes_of
-from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.statistics.angular_power import angular_power
 
 BATCH, PIXELS = 4, 8

@@ -16,7 +16,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.observations import ObservedBlock
-from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.reconstruction import EXACT, Gaussian, Poisson
 from flowpm_dist.reconstruction.observed import likelihood_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions

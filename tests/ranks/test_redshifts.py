@@ -30,7 +30,8 @@ from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.noise import SurveyNoise
-from flowpm_dist.observables.options import DensityOptions, ObservationError
+from flowpm_dist.observables.options import DensityOptions
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.observables.universe_model import StructureFormation
 
 GRID, BATCH, SIGMA = 8, 2, 0.4

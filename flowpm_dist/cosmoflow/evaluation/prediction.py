@@ -24,8 +24,9 @@ from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.map_files import differences_from_file, read_convergence
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
-from flowpm_dist.observables.options import ObservationError, ObservationOptions
+from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.observables.record import BARE, ObservationRecord
+from flowpm_dist.observables.tracers import ObservationError
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh

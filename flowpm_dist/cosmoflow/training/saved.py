@@ -24,8 +24,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     splits_of,
 )
 from flowpm_dist.observables.light_cone import map_files
-from flowpm_dist.observables.options import ObservationError
 from flowpm_dist.observables.record import ATTRIBUTE, ObservationRecord
+from flowpm_dist.observables.tracers import ObservationError
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.trainer import Regressor

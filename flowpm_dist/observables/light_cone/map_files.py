@@ -14,7 +14,7 @@ import numpy as np
 from flowpm_dist.io.light_cone import load_light_cone
 from flowpm_dist.io.volume import mapped_array
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
-from flowpm_dist.observables.options import ObservationError
+from flowpm_dist.observables.tracers import ObservationError
 
 ATTRIBUTE = "lightcone"
 """The attribute of data sets of maps that holds `cone_table`."""
