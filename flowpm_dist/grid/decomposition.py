@@ -268,7 +268,9 @@ def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1, pyramid: str = 
         fitting = {row * col for row in _divisors(x) for col in _divisors(y)}
         would = sorted(fitting, key=lambda n: (abs(n - ranks), n))[:2]
         raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
-    row, col = min(fits, key=lambda fit: _cost(grid, fit[0], fit[1], pyramid))
+    if len(fits) > 1:
+        fits.sort(key=lambda fit: _cost(grid, fit[0], fit[1], pyramid))
+    row, col = fits[0]
     return f"row:{row},col:{col}"
 
 
