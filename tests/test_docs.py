@@ -34,7 +34,8 @@ from typer.main import get_command
 from flowpm_dist.cli.program import app
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
+from flowpm_dist.cosmoflow.volumes.universes import maker_of
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.observables.tracers import ObservationError

@@ -19,8 +19,9 @@ from flowpm_dist.cosmoflow.planning.declarations import (
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import score
 from flowpm_dist.cosmoflow.training.trainer import Trainer, optimiser_of, regressor_of
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.sources import Batch, InSituSource, PhaseClock
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, draws_of, maker_of
+from flowpm_dist.cosmoflow.volumes.universes import draws_of, maker_of
 from meshimpl.process_mesh import ProcessMesh
 
 SMALL = Declaration(

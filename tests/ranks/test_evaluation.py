@@ -45,11 +45,11 @@ from flowpm_dist.cosmoflow.training.saved import (
     trained_network,
 )
 from flowpm_dist.cosmoflow.training.trainer import optimiser_of, regressor_of
-from flowpm_dist.cosmoflow.volumes.draws import Priors
+from flowpm_dist.cosmoflow.volumes.draws import Lanes, Priors
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset
 from flowpm_dist.cosmoflow.volumes.sources import in_order
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, VolumeMaker, maker_of
+from flowpm_dist.cosmoflow.volumes.universes import VolumeMaker, maker_of
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError

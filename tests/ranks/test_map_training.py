@@ -17,7 +17,8 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.volumes import sources
-from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Lanes, as_maps, maker_of
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
+from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, as_maps, maker_of
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.labelled import LabelledArray

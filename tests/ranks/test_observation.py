@@ -11,13 +11,8 @@ from conftest import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 from scipy import stats
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmoflow.volumes.draws import Priors, View
-from flowpm_dist.cosmoflow.volumes.universes import (
-    HISTOGRAM_EDGES,
-    OF_SURVEY,
-    Lanes,
-    VolumeMaker,
-)
+from flowpm_dist.cosmoflow.volumes.draws import Lanes, Priors, View
+from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES, OF_SURVEY, VolumeMaker
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
 from flowpm_dist.observables.options import CountsOptions, DensityOptions

@@ -19,9 +19,16 @@ from flowpm_dist.cosmoflow.training.saved import read_training, trained_network
 from flowpm_dist.cosmoflow.training.session import TrainingSession
 from flowpm_dist.cosmoflow.training.trainer import DivergedError, Trainer
 from flowpm_dist.cosmoflow.volumes import sources
-from flowpm_dist.cosmoflow.volumes.draws import Draws, View, block_of, views_of, whole_volumes
+from flowpm_dist.cosmoflow.volumes.draws import (
+    Draws,
+    Lanes,
+    View,
+    block_of,
+    views_of,
+    whole_volumes,
+)
 from flowpm_dist.cosmoflow.volumes.sources import PHASES, InSituSource, PhaseClock
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, maker_of
+from flowpm_dist.cosmoflow.volumes.universes import maker_of
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows

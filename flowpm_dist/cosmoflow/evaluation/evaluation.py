@@ -37,17 +37,13 @@ from flowpm_dist.cosmoflow.scores.judging import (
     score,
 )
 from flowpm_dist.cosmoflow.training.dataset import statistics_path
-from flowpm_dist.cosmoflow.training.held_out import (
-    Statistics,
-    features,
-    hold_out,
-    measure_volumes,
-)
+from flowpm_dist.cosmoflow.training.held_out import features, hold_out, measure_volumes
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, TrainedError, trained_network
 from flowpm_dist.cosmoflow.training.trainer import standardiser_of
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import Block
 from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, cell_values_of
+from flowpm_dist.cosmoflow.volumes.universes import Statistics, cell_values_of
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh

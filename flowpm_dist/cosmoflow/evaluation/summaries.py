@@ -14,15 +14,10 @@ from flowpm_dist.cosmoflow.training.held_out import fields_of
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.cosmoflow.training.trainer import Regressor
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import Block, dataset_files
 from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
-from flowpm_dist.cosmoflow.volumes.universes import (
-    Lanes,
-    as_maps,
-    cell_values_of,
-    draws_of,
-    maker_of,
-)
+from flowpm_dist.cosmoflow.volumes.universes import as_maps, cell_values_of, draws_of, maker_of
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.posteriors.features import NoisyMaps, measured

@@ -1,4 +1,4 @@
-"""Simulations that are never trained on, and the summary statistics of all simulations."""
+"""Simulations that are never trained on, and summary statistics of volumes in files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import Features
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     UNFINISHED,
@@ -24,9 +25,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter, clear_split
 from flowpm_dist.cosmoflow.volumes.sources import Batch
 from flowpm_dist.cosmoflow.volumes.universes import (
-    HISTOGRAM_EDGES,
     Generation,
-    Lanes,
+    Statistics,
     UniverseMaker,
     header_of,
     maker_of,
@@ -34,64 +34,13 @@ from flowpm_dist.cosmoflow.volumes.universes import (
 )
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, save_arrays, write_text
+from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, write_text
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 HELD_OUT = ("validation", "test")
 """Splits that no training uses."""
-
-
-class Statistics:
-    """Parameters, power spectrum and one-point distribution of simulations, by their number.
-
-    Each rank adds the simulations of its replica, the same number of generations on all ranks. Rank
-    0 gathers and writes them.
-
-    Args:
-        path: the .npz file.
-        mesh: all ranks.
-        names: names of the parameters.
-    """
-
-    def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
-        self.path, self._mesh, self._names = path, mesh, names
-        self._tables: list[np.ndarray] = []  # [simulation, its number and its statistics]
-        self._sizes: tuple[int, ...] = (0, 0, 0)
-        self._k = np.empty(0)
-        self._edges = HISTOGRAM_EDGES
-
-    def add(self, generation: Generation) -> None:
-        """Adds the simulations of a generation."""
-        self._k, self._edges = generation.k, generation.edges
-        parts = generation.parameters, generation.power, generation.histogram
-        self._sizes = tuple(part.shape[1] for part in parts)
-        self._tables.append(np.column_stack([generation.index, *parts]))
-
-    def write(self) -> None:
-        """Adds the statistics to those in the file. On all ranks together.
-
-        If there are no new statistics, an existing file stays unchanged.
-
-        Raises:
-            WriteError: on rank 0, where it cannot be written.
-        """
-        first = self._mesh.without("replica").rank == 0  # of the ranks of a replica
-        none = np.empty((0, 1 + sum(self._sizes)))
-        gathered = self._mesh.gather_to_root(np.concatenate([none, *self._tables * first]))
-        if gathered is None or not self._tables:
-            return
-        kept = ("index", "parameters", "power", "histogram")
-        if self.path.exists():
-            held = read_arrays(self.path)
-            gathered = [*gathered, np.column_stack([held[name] for name in kept])]
-        everything = np.concatenate(gathered)
-        everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
-        parts = np.split(everything[:, 1:], np.cumsum(self._sizes)[:-1], axis=1)
-        arrays = dict(zip(kept, [everything[:, 0].astype(np.int64), *parts], strict=True))
-        arrays |= {"k": self._k, "edges": self._edges, "names": np.array(self._names)}
-        save_arrays(self.path, arrays)
 
 
 def features(path: Path, count: int | None = None) -> Features:

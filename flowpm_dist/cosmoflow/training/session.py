@@ -15,10 +15,10 @@ import tensorflow as tf
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weights
-from flowpm_dist.cosmoflow.training.held_out import Statistics, hold_out
+from flowpm_dist.cosmoflow.training.held_out import hold_out
 from flowpm_dist.cosmoflow.training.logs import MLPerfLog, TrainingLogs
 from flowpm_dist.cosmoflow.training.trainer import StepReport, Trainer, optimiser_of, regressor_of
-from flowpm_dist.cosmoflow.volumes.draws import summary_of_draws, summary_of_passes
+from flowpm_dist.cosmoflow.volumes.draws import Lanes, summary_of_draws, summary_of_passes
 from flowpm_dist.cosmoflow.volumes.records import Dataset, DummyDataset, check_lane
 from flowpm_dist.cosmoflow.volumes.sources import (
     PHASES,
@@ -27,7 +27,7 @@ from flowpm_dist.cosmoflow.volumes.sources import (
     in_order,
     source_of,
 )
-from flowpm_dist.cosmoflow.volumes.universes import Lanes, draws_of, priors_of
+from flowpm_dist.cosmoflow.volumes.universes import Statistics, draws_of, priors_of
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.job import StopError

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,6 +97,39 @@ def hashed(key: list[int]) -> int:
 
 MEMBERS, ARRIVING, ALL, PREVIEW = range(4)
 """Purposes of random numbers; each has a sequence of its own."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """This replica's places in every batch.
+
+    A batch has as many lanes as volumes. Each universe belongs to one lane, see `Draws`, and is
+    used there only. So the samples of a step do not depend on the number of replicas.
+
+    Attributes:
+        batch: the number of volumes of a step over all replicas.
+        first, count: the first and the number of this replica's lanes.
+    """
+
+    batch: int
+    first: int
+    count: int
+
+    @classmethod
+    def of(cls, mesh: ProcessMesh, batch: int) -> Lanes:
+        """Returns the lanes of this rank's replica.
+
+        Raises:
+            ValueError: if the batch does not divide over the replicas.
+        """
+        replicas = mesh.axis_size("replica")
+        if batch % replicas:
+            raise ValueError(f"a batch of {batch} volumes does not divide over {replicas} replicas")
+        count = batch // replicas
+        return cls(batch, mesh.coordinate("replica") * count, count)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.first + self.count))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
-from flowpm_dist.cosmoflow.volumes.draws import Augment, Draws, View, views_of
+from flowpm_dist.cosmoflow.volumes.draws import Augment, Draws, Lanes, View, views_of
 from flowpm_dist.cosmoflow.volumes.record_files import Block
 from flowpm_dist.cosmoflow.volumes.records import (
     BatchOfSamples,
@@ -25,13 +25,7 @@ from flowpm_dist.cosmoflow.volumes.records import (
     DummyDataset,
     RecordDataset,
 )
-from flowpm_dist.cosmoflow.volumes.universes import (
-    Generation,
-    Lanes,
-    UniverseMaker,
-    draws_of,
-    maker_of,
-)
+from flowpm_dist.cosmoflow.volumes.universes import Generation, UniverseMaker, draws_of, maker_of
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmoflow.volumes.draws import Draws, Priors
+from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors
 from flowpm_dist.cosmoflow.volumes.record_files import (
     MEAN_DENSITY,
     MEAN_ONE,
@@ -20,6 +21,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import InitialConditions
+from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.observables.light_cone import map_files
@@ -50,39 +52,6 @@ Values = Mapping[str, np.ndarray]
 
 OF_SURVEY = 1
 """Key of the seeds of observational noise, which differ from the universes' own seeds."""
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """This replica's places in every batch.
-
-    A batch has as many lanes as volumes. Each universe belongs to one lane, see `Draws`, and is
-    used there only. So the samples of a step do not depend on the number of replicas.
-
-    Attributes:
-        batch: the number of volumes of a step over all replicas.
-        first, count: the first and the number of this replica's lanes.
-    """
-
-    batch: int
-    first: int
-    count: int
-
-    @classmethod
-    def of(cls, mesh: ProcessMesh, batch: int) -> Lanes:
-        """Returns the lanes of this rank's replica.
-
-        Raises:
-            ValueError: if the batch does not divide over the replicas.
-        """
-        replicas = mesh.axis_size("replica")
-        if batch % replicas:
-            raise ValueError(f"a batch of {batch} volumes does not divide over {replicas} replicas")
-        count = batch // replicas
-        return cls(batch, mesh.coordinate("replica") * count, count)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.first, self.first + self.count))
 
 
 @dataclass(frozen=True)
@@ -126,6 +95,57 @@ def measured(channels: Sequence[Field], values: CellValues = DENSITIES) -> Measu
     power = np.concatenate([spectrum.power for spectrum in spectra], axis=-1)
     shares = np.concatenate([found.counts / found.cells for found in histograms], axis=-1)
     return spectra[0].k, power, shares, histograms[0].edges
+
+
+class Statistics:
+    """Parameters, power spectrum and one-point distribution of simulations, by their number.
+
+    Each rank adds the simulations of its replica, the same number of generations on all ranks. Rank
+    0 gathers and writes them.
+
+    Args:
+        path: the .npz file.
+        mesh: all ranks.
+        names: names of the parameters.
+    """
+
+    def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
+        self.path, self._mesh, self._names = path, mesh, names
+        self._tables: list[np.ndarray] = []  # [simulation, its number and its statistics]
+        self._sizes: tuple[int, ...] = (0, 0, 0)
+        self._k = np.empty(0)
+        self._edges = HISTOGRAM_EDGES
+
+    def add(self, generation: Generation) -> None:
+        """Adds the simulations of a generation."""
+        self._k, self._edges = generation.k, generation.edges
+        parts = generation.parameters, generation.power, generation.histogram
+        self._sizes = tuple(part.shape[1] for part in parts)
+        self._tables.append(np.column_stack([generation.index, *parts]))
+
+    def write(self) -> None:
+        """Adds the statistics to those in the file. On all ranks together.
+
+        If there are no new statistics, an existing file stays unchanged.
+
+        Raises:
+            WriteError: on rank 0, where it cannot be written.
+        """
+        first = self._mesh.without("replica").rank == 0  # of the ranks of a replica
+        none = np.empty((0, 1 + sum(self._sizes)))
+        gathered = self._mesh.gather_to_root(np.concatenate([none, *self._tables * first]))
+        if gathered is None or not self._tables:
+            return
+        kept = ("index", "parameters", "power", "histogram")
+        if self.path.exists():
+            held = read_arrays(self.path)
+            gathered = [*gathered, np.column_stack([held[name] for name in kept])]
+        everything = np.concatenate(gathered)
+        everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
+        parts = np.split(everything[:, 1:], np.cumsum(self._sizes)[:-1], axis=1)
+        arrays = dict(zip(kept, [everything[:, 0].astype(np.int64), *parts], strict=True))
+        arrays |= {"k": self._k, "edges": self._edges, "names": np.array(self._names)}
+        save_arrays(self.path, arrays)
 
 
 def as_volumes(kappa: np.ndarray) -> np.ndarray:
