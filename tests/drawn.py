@@ -17,7 +17,7 @@ from flowpm_dist.observables.light_cone import pictures as sky
 from flowpm_dist.posteriors import figures as posteriors
 from flowpm_dist.posteriors.calibration import Answers, calibration_of
 from flowpm_dist.reconstruction import figures as reconstruction
-from flowpm_dist.reconstruction.work import outcome_of
+from flowpm_dist.reconstruction.folder import outcome_of
 from flowpm_dist.studies import figures as studies
 from flowpm_dist.studies.measures import ENERGY, PHASE, POWER, STEP, THROUGHPUT, VALIDATED
 from flowpm_dist.studies.summary import Run, groups_of

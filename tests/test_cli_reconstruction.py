@@ -21,14 +21,11 @@ from flowpm_dist.reconstruction.diagnostics import (
     sampling_facts,
     usual_energy_error,
 )
+from flowpm_dist.reconstruction.folder import MARK, ReconstructionFolder
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.reconstruction.search_session import COLUMNS
-from flowpm_dist.reconstruction.work import (
-    MARK,
-    ReconstructionFolder,
-    ReconstructionJob,
-)
+from flowpm_dist.reconstruction.work import ReconstructionJob
 
 RUN = GOOD.replace("seed = 0", "checkpoint_every = 2")
 here = folder_with(RUN)

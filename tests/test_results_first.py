@@ -40,7 +40,7 @@ from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import job_class
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.studies.process import COMPLETE, Outcome
 from flowpm_dist.studies.study import StudyFolder

@@ -28,7 +28,7 @@ from flowpm_dist.jobs.job import command_of, read_record
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.report import commit, leave_report
 from flowpm_dist.jobs.run_file import LEFT_OUT, completions, parse_settings
-from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.simulate.options import SimulationOptions
 
 here = folder_with(RUN)

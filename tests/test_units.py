@@ -257,17 +257,18 @@ Jacobian Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving W
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response
 ConvergenceModel.run_and_observe ForwardModel.at_times ForwardModel.linear_response
-ForwardModel.observe ForwardModel.run_and_observe Progress.__call__ Progress.step Sources.density
-Sources.efficiency Sources.fractions Space.chosen Space.local_values Space.normal Space.times
-State.particles_for StructureFormation.at_times StructureFormation.state to_field to_spectrum
-Transform Transform.initial UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
+ForwardModel.observe ForwardModel.run_and_observe Posterior.point Progress.__call__
+Progress.step Sources.density Sources.efficiency Sources.fractions Space.chosen
+Space.local_values Space.normal Space.times State.particles_for StructureFormation.at_times
+StructureFormation.state to_field to_spectrum Transform Transform.initial
+UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
 UniverseModel.linear_response UniverseModel.matter_response UniverseModel.run
 UniverseModel.run_and_observe Universe.of Unknowns.plus Unknowns.times"""
 """What this package calls, and what a scheme of a user implements."""
 COUNTS = """Calibration.too_wide ConvergenceMaps.plot DensityPlanes.plot Growth.ratio Growth.factor
 PointCheckpoints Progress Simulation.box_of StructureFormation TabulatedDistribution.from_file
-calibration_of convergence_power default_mesh default_stages mode_means run warm_up Universe.mock
-Universe.unit_normal"""
+calibration_of convergence_power default_mesh default_stages first_points mode_means run
+warm_up Universe.mock Universe.unit_normal"""
 """Whole numbers that count or choose, besides the arguments of the family."""
 HANDED_ON = """AdjustedMicrocanonical.options Box.block_of.shape Chains.draws Chains.every
 Cosmology.from_astropy.cosmology Cosmology.from_astropy.parameters Cosmology.replace.changes

@@ -9,11 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.options import in_unit, keep_in_units
-from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
-from flowpm_dist.reconstruction.unknowns import Memory, Unknowns
+from flowpm_dist.reconstruction.staged_run import Checkpoints, StagedRun
+from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,24 @@ def warm_up(posterior: Posterior, moves: int, *, easy: bool) -> list[Phase]:
     return [*phases, Phase(EXACT, left, True), Phase(EXACT, free)]
 
 
+def first_points(posterior: Posterior, seed: int, about: Unknowns | None = None) -> Unknowns:
+    """Returns a point for each chain to begin at: a draw of the prior, or a point near another.
+
+    Points near another are drawn from the posterior that a linear universe would have about it.
+
+    Args:
+        posterior: the posterior of all chains.
+        seed: the seed of the draws.
+        about: the point near which the chains begin, such as a search has found; None for draws of
+            the prior.
+    """
+    away = posterior.space.normal(seed, Use.START)
+    if about is None:
+        return away
+    scaling = posterior.scaling()
+    return scaling.from_even(scaling.to_even(posterior.space.zeros() + about) + away)
+
+
 @dataclass(frozen=True)
 class Move:
     """A move of all chains.
@@ -93,7 +111,7 @@ class Chains(StagedRun):
         *,
         warm_up: Sequence[Phase],
         draws: int,
-        checkpoints: PointCheckpoints | None = None,
+        checkpoints: Checkpoints | None = None,
         every: int = 10,
     ) -> None:
         stages = [*warm_up, Phase(EXACT, in_unit("draws", draws))]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,6 @@ from flowpm_dist import reconstruction
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field, project
-from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.files import remove, written_whole
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import write_light_cone
@@ -25,14 +24,13 @@ from flowpm_dist.observables.noise import with_noise
 from flowpm_dist.observables.observations import Observations, ObservedBlock
 from flowpm_dist.observables.options import CellOptions
 from flowpm_dist.observables.tracers import ObservationError
-from flowpm_dist.observables.universe_model import Parameters, UniverseModel
+from flowpm_dist.observables.universe_model import UniverseModel
 from flowpm_dist.options import nearest, python_object
+from flowpm_dist.reconstruction.folder import FIELDS, MAPS
 from flowpm_dist.reconstruction.likelihoods.base import Likelihood, in_dtype_of
 from flowpm_dist.reconstruction.likelihoods.gaussian_maps import GaussianMaps
 from flowpm_dist.reconstruction.options import ReconstructionOptions
-from flowpm_dist.reconstruction.unknowns import Space, Use
-from flowpm_dist.reconstruction.work import FIELDS, MAPS
-from flowpm_dist.simulation.state import State
+from flowpm_dist.reconstruction.universe import Universe
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 from meshimpl.process_mesh import ProcessMesh
 
@@ -60,38 +58,6 @@ def model_of(options: ReconstructionOptions, mesh: ProcessMesh) -> UniverseModel
     model = options.observation.forward_model(simulation, options.lightcone)
     model.hold_halo()
     return model
-
-
-@dataclass(frozen=True)
-class Universe:
-    """A universe, found or of a mock, with its observation without noise.
-
-    Attributes:
-        state: its particles and initial conditions.
-        expected: what the model expects to be observed: a density, block [x, y, z] of mean 1, or
-            maps.
-    """
-
-    state: State
-    expected: tf.Tensor
-
-    @classmethod
-    def of(cls, model: UniverseModel, noise: tf.Tensor, parameters: Parameters) -> Self:
-        """Returns the universe of white noise, block [x, y, z], and of values of parameters."""
-        return cls(*model.retry_with_wider_halo(lambda: model.run_and_observe(noise, parameters)))
-
-    @classmethod
-    def mock(cls, model: UniverseModel, seed: int) -> Self:
-        """Returns the universe of a seed, with the white noise of `Simulation.run` for that seed.
-
-        Its cosmology and bias are the model's own.
-        """
-        noise = noise_function(model.simulation.box)(np.asarray(seed, np.int64))
-        return cls.of(model, noise, {})
-
-    def unit_normal(self, seed: int) -> np.ndarray:
-        """Returns noise for a mock's observation, float64 block [x, y, z]."""
-        return np.asarray(Space(self.state.box).normal(seed, Use.NOISE).field, np.float64)
 
 
 class Observed(abc.ABC):

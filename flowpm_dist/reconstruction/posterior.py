@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from scipy.special import ndtri
 
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.grid.fourier import to_field, to_spectrum
@@ -249,6 +250,16 @@ class Posterior:
             share = 0.5 * (1 + tf.math.erf(normal[..., number] / np.sqrt(2.0)))
             values[name] = low + (high - low) * share
         return values
+
+    def point(self, field: tf.Tensor, values: Mapping[str, float]) -> Unknowns:
+        """Returns the unknowns of white noise and of values of the parameters, see `parameters`.
+
+        Args:
+            field: this rank's block of the white noise [..., x, y, z].
+            values: the value of each parameter with a prior.
+        """
+        shares = [(values[name] - low) / (high - low) for name, (low, high) in self.priors.items()]
+        return Unknowns(field, tf.constant(ndtri(shares), tf.float64))
 
     def evaluate(self, x: Unknowns, annealing: Annealing = EXACT) -> Evaluation:
         """Returns minus the log posterior and its gradient. Must be called on all ranks together.

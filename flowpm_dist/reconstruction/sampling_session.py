@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 import zarr
-from scipy.stats import norm
 
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import WriteError, remove, write_text
@@ -21,7 +20,7 @@ from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import Table, read_rows
 from flowpm_dist.jobs.session import StopRequest
-from flowpm_dist.reconstruction.chains import Chains, Move, warm_up
+from flowpm_dist.reconstruction.chains import Chains, Move, first_points, warm_up
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
 from flowpm_dist.reconstruction.diagnostics import (
     Rows,
@@ -31,11 +30,11 @@ from flowpm_dist.reconstruction.diagnostics import (
     usual_energy_error,
     values_of,
 )
+from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.observed import model_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
-from flowpm_dist.reconstruction.unknowns import Unknowns, Use
-from flowpm_dist.reconstruction.work import ReconstructionFolder
+from flowpm_dist.reconstruction.unknowns import Unknowns
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
@@ -109,23 +108,13 @@ class SamplingSession:
         return tf.constant(np.asarray(array[self.box.place[-3:]]), self.box.dtype)
 
     def _start(self) -> Unknowns:
-        """Returns where the chains begin.
-
-        That is at draws of the prior, or about the point that was found, as if the universe were
-        linear.
-        """
-        space = self.posterior.space
-        away = space.normal(self.sampler.method.seed, Use.START)
-        if self.sampler.start == "prior":
-            return away
-        found = json.loads(self.folder.result.read_text())["parameters"]
-        normal = [
-            norm.ppf((found[name]["value"] - low) / (high - low))
-            for name, (low, high) in self.posterior.priors.items()
-        ]
-        same = space.zeros() + Unknowns(self._found("white_noise"), tf.constant(normal, tf.float64))
-        scaling = self.posterior.scaling()
-        return scaling.from_even(scaling.to_even(same) + away)
+        """Returns where the chains begin."""
+        about = None
+        if self.sampler.start == "found":
+            parameters = json.loads(self.folder.result.read_text())["parameters"]
+            values = {name: parameters[name]["value"] for name in self.posterior.priors}
+            about = self.posterior.point(self._found("white_noise"), values)
+        return first_points(self.posterior, self.sampler.method.seed, about)
 
     def run(self) -> dict[str, Any]:
         """Moves to the end, or until a signal comes, and writes the results.

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flowpm_dist.jobs.session import CheckpointError
 from flowpm_dist.options import in_unit, keep_in_units
-from flowpm_dist.reconstruction.checkpoints import PointCheckpoints, StagedRun
 from flowpm_dist.reconstruction.lbfgs import LBFGS, StalledError
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, Posterior
-from flowpm_dist.reconstruction.unknowns import Memory, Unknowns
+from flowpm_dist.reconstruction.staged_run import Checkpoints, StagedRun
+from flowpm_dist.reconstruction.unknowns import Unknowns
 
 EASY_LEFT = 1e-3
 """An annealed stage ends early when the squared gradient is below this times the cells: it only
@@ -128,7 +127,7 @@ class Search(StagedRun):
         *,
         seed: int = 0,
         tolerance: float = 0.5,
-        checkpoints: PointCheckpoints | None = None,
+        checkpoints: Checkpoints | None = None,
         every: int = 10,
     ) -> None:
         stages = stages or default_stages(posterior, 200)
@@ -165,15 +164,6 @@ class Search(StagedRun):
             seed=self._seed,
             tolerance=self._tolerance,
         )
-
-    def _restored(self) -> Memory | None:
-        memory = super()._restored()
-        if not isinstance(self.progress.ended, str):
-            raise CheckpointError(
-                "an older version wrote the checkpoints of this search, and this version searches "
-                "otherwise: begin anew with --overwrite, or in another folder"
-            )
-        return memory
 
     def evaluate(self, point: Unknowns) -> Evaluation:
         """Returns the loss that the last, exact stage minimises, and its parts, at a point.

@@ -22,14 +22,15 @@ from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import StopRequest
 from flowpm_dist.observables.forward_model import AMPLITUDE
 from flowpm_dist.reconstruction.checkpoints import PointCheckpoints
+from flowpm_dist.reconstruction.folder import ReconstructionFolder, outcome_of
 from flowpm_dist.reconstruction.lbfgs import LBFGS
 from flowpm_dist.reconstruction.likelihoods.base import Annealing
-from flowpm_dist.reconstruction.observed import Universe, model_of, observed_kind, write_spectra
+from flowpm_dist.reconstruction.observed import model_of, observed_kind, write_spectra
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.posterior import Posterior
 from flowpm_dist.reconstruction.search import Row, Search, Stage, default_stages
+from flowpm_dist.reconstruction.universe import Universe
 from flowpm_dist.reconstruction.unknowns import Unknowns
-from flowpm_dist.reconstruction.work import ReconstructionFolder, outcome_of
 from flowpm_dist.statistics import Comparison, compare, power_spectrum
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh

@@ -1,4 +1,4 @@
-"""The work of `flowpm-dist reconstruct`: its folder, and the job.
+"""The work of `flowpm-dist reconstruct`.
 
 Nothing here imports TensorFlow before the work begins.
 """
@@ -12,56 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.files import read_json
-from flowpm_dist.jobs.folder import (
-    CHECKSUMS,
-    OutputError,
-    WorkFolder,
-    numbered_checkpoints,
-)
+from flowpm_dist.jobs.folder import OutputError, numbered_checkpoints
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
+from flowpm_dist.reconstruction.folder import ReconstructionFolder, outcome_of
 from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
 from flowpm_dist.simulation.estimate import Demand
 from meshimpl import launch
-
-MARK = "reconstruction.json"
-FIELDS = "reconstruction.zarr"
-MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
-FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
-
-
-class ReconstructionFolder(WorkFolder):
-    """A folder that one reconstruction owns.
-
-    Attributes:
-        iterations: the table with a row for each iteration.
-        draws: the table with a row for each move of each chain.
-        fields: the fields of the universe that was found; they are moved here last.
-        chains: the checkpoints of the chains.
-        result: the numbers of the result.
-    """
-
-    kind = "reconstruction"
-    contents = (
-        MARK, "run.toml", "iterations.csv", "checkpoints", "chains", "draws.csv", FIELDS,
-        "metrics.csv", "result.json", CHECKSUMS, *FIGURES, *MAPS,
-    )  # fmt: skip
-    begun = MARK
-    kept = ("searched",)
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.iterations, self.draws = self.path / "iterations.csv", self.path / "draws.csv"
-        self.fields, self.chains = self.path / FIELDS, self.path / "chains"
-        self.result = self.path / "result.json"
-
-    def last_move(self) -> int | None:
-        """Returns the move of the chains' latest checkpoint, or None if there is none."""
-        return max(numbered_checkpoints(self.chains, "iteration"), default=None)
 
 
 class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
@@ -262,23 +223,6 @@ Reconstruction in {path}:
         rows = read_rows(folder.iterations)
         steps = f"{len(rows)} iterations" if rows else ""
         return record_of_work(folder, steps, results)
-
-
-def outcome_of(stopped: str | None, left: float | None) -> str:
-    """Returns why a search stopped, and how far it is.
-
-    Args:
-        stopped, left: `Search.outcome`, and what is left to gain; None in results of an older
-            version.
-    """
-    if stopped is None:
-        return "An older version made the search; why it stopped was not written"
-    to_gain = "" if left is None else f": about {left:.2g} of the log posterior left to gain"
-    return {
-        "converged": f"The search converged{to_gain}",
-        "evaluations": f"The search has not converged when its gradients were used up{to_gain}",
-        "stalled": f"The search stalled, as no step lowers the loss any more{to_gain}",
-    }[stopped]
 
 
 def _of_chains(facts: dict[str, Any]) -> str:

@@ -37,9 +37,10 @@ from flowpm_dist.reconstruction import (
     large_modes,
 )
 from flowpm_dist.reconstruction.chains import Chains, Phase
+from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 from flowpm_dist.reconstruction.unknowns import Use, random_numbers
-from flowpm_dist.reconstruction.work import ReconstructionFolder, ReconstructionJob
+from flowpm_dist.reconstruction.work import ReconstructionJob
 
 SIGMA8, CELLS = (0.5, 1.1), 8
 

@@ -22,9 +22,9 @@ from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.reconstruction import EXACT, GaussianMaps, Posterior, Unknowns
+from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.search_session import SearchSession
-from flowpm_dist.reconstruction.work import ReconstructionFolder
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges
 
 CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))

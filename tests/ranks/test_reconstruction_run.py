@@ -18,11 +18,11 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.observations import ObservedBlock
 from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.reconstruction import EXACT, Gaussian, Poisson
+from flowpm_dist.reconstruction.folder import ReconstructionFolder, outcome_of
 from flowpm_dist.reconstruction.observed import likelihood_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.sampling_session import SamplingSession
 from flowpm_dist.reconstruction.search_session import SearchSession
-from flowpm_dist.reconstruction.work import ReconstructionFolder, outcome_of
 
 RUN = (
     ROUND_NUMBERS
