@@ -180,7 +180,7 @@ class Learner:
             force = simulation.options.force_correction
             correction = dataclasses.replace(correction, force=force)
         self.correction, self._begun, self._mesh = correction, correction, simulation.box.mesh
-        self._loss = Loss(self.options, of_states=isinstance(correction, StateCorrection))
+        self._loss = Loss(self.options, correction, [*pairs, *held_out])
         theta, rate = np.asarray(correction.theta, np.float64), self.options.rate
         assert rate is not None
         self.steps = Steps(theta, rate, self.options.iterations, self._mesh)

@@ -121,11 +121,19 @@ class Loss:
 
     Args:
         options: the options, with all weights.
-        of_states: whether a correction of states is learned.
+        correction: the correction that is learned, with any numbers.
+        pairs: the universes.
     """
 
-    def __init__(self, options: LearningOptions, *, of_states: bool) -> None:
-        self._options, self._of_states = options, of_states
+    def __init__(
+        self, options: LearningOptions, correction: Correction, pairs: Sequence[Pair]
+    ) -> None:
+        self._options, self._of_states = options, isinstance(correction, StateCorrection)
+        self._corrected = (
+            {}
+            if self._of_states
+            else {pair: pair.simulation.with_correction(correction) for pair in pairs}
+        )
         self._axes: list[Axis | None] = [None, LINE_OF_SIGHT] if options.redshift_space else [None]
         self._comparisons: dict[Box, BoxComparison] = {}
         self._cheap: dict[Pair, list[State]] = {}
@@ -144,7 +152,7 @@ class Loss:
             compared = [self._compare_state(pair, state) for state in states]
         else:
             if correction is not None:
-                simulation = simulation.with_correction(correction)
+                simulation = self._corrected[pair].with_correction(correction)
             compare = functools.partial(self._compare_state, pair)
             compared = _cheap(pair, simulation, structure, on_output=compare)
         return Compared(*(tf.stack(each) for each in zip(*compared, strict=True)))

@@ -242,6 +242,11 @@ class Simulation:
             ValueError: it was trained with another force than the one that was given.
         """
         other, options = copy.copy(self), self.options
+        if isinstance(correction, Correction) and correction.equal_but_for_theta(
+            options.correction
+        ):
+            other.options = options.model_copy(update={"correction": correction})
+            return other
         given = options.model_fields_set - options.brought
         if correction is None:
             given |= set(options.brought)

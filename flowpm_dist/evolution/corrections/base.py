@@ -176,6 +176,12 @@ class Correction(abc.ABC):
         """Returns the same correction with other learned numbers."""
         return dataclasses.replace(self, theta=theta)
 
+    def equal_but_for_theta(self, other: Any) -> bool:
+        """Returns whether another correction is the same, whatever its numbers."""
+        if type(self) is not type(other):
+            return False
+        return {**vars(self), "theta": None} == {**vars(other), "theta": None}
+
     def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
         """Returns the numbers with which turned universes are corrected as theta corrects them.
 
