@@ -192,7 +192,8 @@ def power(side: str, ranks: int = 8192) -> None:
     import flowpm_dist as fpm
     from flowpm_dist.grid.box import Box
     from flowpm_dist.initial import linear_amplitude
-    from flowpm_dist.simulation.options import SolverOptions, power_bytes, simulation_bytes
+    from flowpm_dist.simulation.cost import power_bytes, simulation_bytes
+    from flowpm_dist.simulation.options import SolverOptions
     from meshimpl import launch, process_mesh
 
     launch.detect = lambda: launch.RankEnvironment(rank=ranks // 2, size=ranks, local_size=1)

@@ -37,6 +37,9 @@ JOBS = {
     "simulate": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n",
     "simulate with outputs": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n"
     "[output]\na = [0.5]\ncheckpoint_every = 1\n",
+    "simulate with a light cone": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n"
+    "[evolution]\nsteps = 3\n[lightcone]\nfield_of_view = 2.0\npixels = 512\nz_max = 1.0\n"
+    "sources = [{ redshift = 0.5 }, { redshift = 1.0 }]\n",
     "train": f"""{COSMOLOGY}
 [priors]
 Omega_m = [0.25, 0.35]
@@ -65,6 +68,18 @@ mock_seed = 1
 [search]
 stages = [[0.0, 1.0, 6]]
 history = 3
+""",
+    "emulate": f"""{COSMOLOGY}{MATTER}
+[emulate]
+kind = "filter"
+iterations = 3
+validation = 1
+[evolution]
+steps = 3
+[truth]
+universes = 2
+steps = 6
+mesh_factor = 2
 """,
 }
 """Run files without their box. Peaks do not grow with the number of steps."""

@@ -31,8 +31,8 @@ from flowpm_dist.grid.decomposition import (
     fitting_shapes,
     parse_mesh,
 )
-from flowpm_dist.simulation.estimate import process_bytes
-from flowpm_dist.simulation.options import FORCE, KICK, LPT, STATE
+from flowpm_dist.simulation.cost import field_cells, process_bytes, simulation_bytes
+from flowpm_dist.simulation.options import SolverOptions
 
 HALO = 8
 """Cells of halo of the tables: displacements of 2LPT and ten steps in cells of 2 Mpc/h."""
@@ -78,7 +78,8 @@ class Machine:
             joined = 0.0
         else:
             pyramid = PYRAMIDS[step.pyramid]
-            joined = padded = transformed_cells(step)
+            wide = pyramid.density_halo(step.halo + MARGIN[step.force_gradient])
+            joined = padded = field_cells(step.grid, axes_of(step), wide)
             coarse = own / pyramid.factor**3
             transforms = padded * math.log2(padded) + coarse * math.log2(coarse * ranks)
             joined /= pyramid.factor
@@ -129,20 +130,16 @@ def step_of(side: int, ranks: int, halo: int = HALO) -> StepTraffic:
     return StepTraffic((side,) * 3, axes["row"], axes["col"], halo)
 
 
-def transformed_cells(step: StepTraffic) -> float:
-    """Returns the cells that a rank transforms alone in a step of the pyramid force."""
-    wide = PYRAMIDS[step.pyramid].density_halo(step.halo + MARGIN[step.force_gradient])
-    sides = ((step.grid[0], step.rows), (step.grid[1], step.cols))
-    return step.grid[2] * math.prod(n // p + 2 * wide * (p > 1) for n, p in sides)
+def axes_of(step: StepTraffic) -> dict[str, int]:
+    """Returns the axes of a step's mesh of ranks."""
+    return {"row": step.rows, "col": step.cols}
 
 
-def memory(step: StepTraffic) -> float:
-    """Returns the peak of a rank [bytes]: a run from 2LPT, the halo of a field, the process."""
-    x, y = step.grid[0] // step.rows, step.grid[1] // step.cols
-    wide = [n + 2 * (step.halo + 2) * (p > 1) for n, p in ((x, step.rows), (y, step.cols))]
-    values = max(STATE + KICK + FORCE[step.force_gradient], LPT[2])
-    fields = values * x * y + math.prod(wide) - x * y
-    return 4 * fields * step.grid[2] + process_bytes({"row": step.rows, "col": step.cols})
+def memory(step: StepTraffic) -> int:
+    """Returns the memory of a rank [bytes]: the process and a run with such steps from 2LPT."""
+    solver = SolverOptions(halo=step.halo, force_gradient=step.force_gradient, pyramid=step.pyramid)
+    axes = axes_of(step)
+    return process_bytes(axes) + simulation_bytes(solver, step.grid, axes)
 
 
 def worker(grid: int, steps: int) -> None:

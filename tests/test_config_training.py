@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.run_file import ConfigError
-from flowpm_dist.simulation.estimate import process_bytes
+from flowpm_dist.simulation.cost import process_bytes
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.toml"
 GOOD = """

@@ -20,20 +20,18 @@ from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
-from flowpm_dist.simulation.estimate import (
+from flowpm_dist.simulation.cost import (
     Demand,
     Estimate,
     TooLargeError,
     kind_of,
     measured_rate,
-    record_rate,
-)
-from flowpm_dist.simulation.options import (
-    SolverOptions,
     power_bytes,
+    record_rate,
     simulation_bytes,
     writing_bytes,
 )
+from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch, process_mesh
 from meshimpl.launch import HostMemory
 

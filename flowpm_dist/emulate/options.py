@@ -40,8 +40,7 @@ from flowpm_dist.options import (
     table_of,
 )
 from flowpm_dist.simulate.options import SimulatedRun
-from flowpm_dist.simulation.estimate import Demand, process_bytes
-from flowpm_dist.simulation.options import NETWORK_GRADIENT, simulation_bytes
+from flowpm_dist.simulation.cost import NETWORK_GRADIENT, Demand, process_bytes, simulation_bytes
 
 COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""

@@ -45,8 +45,7 @@ from flowpm_dist.options import (
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.simulate.options import SimulatedRun
-from flowpm_dist.simulation.estimate import process_bytes
-from flowpm_dist.simulation.options import NETWORK_GRADIENT
+from flowpm_dist.simulation.cost import NETWORK_GRADIENT, process_bytes
 
 Radius = Annotated[float, Field(ge=0)]
 Inflation = Annotated[float, Field(ge=1)]

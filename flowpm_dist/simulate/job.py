@@ -32,8 +32,7 @@ from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
-from flowpm_dist.simulation.estimate import Demand, Fits, process_bytes
-from flowpm_dist.simulation.options import simulation_bytes, writing_bytes
+from flowpm_dist.simulation.cost import Demand, Fits, process_bytes, simulation_bytes, writing_bytes
 
 if TYPE_CHECKING:
     from flowpm_dist.simulate.session import Summary

@@ -1,9 +1,4 @@
-"""The options of a simulation, whatever its universe and its box, and the memory that it takes.
-
-The memory is estimated before TensorFlow is loaded, from the values that lie in memory at the same
-time, by particle. These numbers were measured; docs/measurements/memory.md compares the
-estimates with what runs take.
-"""
+"""The options of a simulation, whatever its universe and its box."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TypedDict
 
-import numpy as np
 from pydantic import Field
 
 from flowpm_dist.evolution.adjoints import (
@@ -34,17 +28,8 @@ from flowpm_dist.evolution.integrators import (
     IntegratorChoice,
 )
 from flowpm_dist.evolution.options import CorrectedForceOptions, RunOptions
-from flowpm_dist.grid.decomposition import (
-    HALO,
-    MARGIN,
-    PYRAMIDS,
-    Grid,
-    PyramidChoice,
-    finer_grid,
-    mesh_factor_problem,
-    pyramid_problem,
-)
-from flowpm_dist.initial.options import CHUNK, InitialOptions, LptOrder, Noise
+from flowpm_dist.grid.decomposition import PyramidChoice
+from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.lattice import instability
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
@@ -156,88 +141,3 @@ class SolverKeys(TypedDict, total=False):
     pyramid: PyramidChoice
     halo: Literal["auto"] | int
     precision: Literal["float32", "float64"]
-
-
-STATE = 6
-"""Values of a particle: displacement and velocity."""
-KICK = 3
-"""The new velocity, while the old one is still needed."""
-FORCE = {"finite-difference": 5, "spectral": 11}
-"""Values of a cell of the force mesh while it is transformed: fields, spectra, buffers."""
-LPT = {1: 15, 2: 18, 3: 24}
-"""Values of a particle while the initial conditions of an order are made."""
-LPT_FIELDS = 5
-"""More of them where the integrator keeps LPT fields."""
-AMPLITUDE = 3
-"""Values of a particle while the power of each mode is looked up: white noise, indices, results."""
-POWER_VALUES = 24
-"""Values in float64 of a wavenumber while the linear power is evaluated there."""
-WRITING = 6
-"""Values of a particle that the writing of a snapshot adds, up to a limit."""
-CHUNKS = 512 * 2**20
-"""That limit: chunks that are compressed at the same time [bytes]."""
-
-
-NETWORK = 110
-"""Values of a particle while a correction of states moves it."""
-NETWORK_GRADIENT = 870
-"""The same while that is differentiated."""
-
-
-OUTPUT = 20
-"""Values of a particle while an output is measured: the state, its density, a spectrum."""
-
-
-def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:
-    """Returns the memory that writing a snapshot adds to `simulation_bytes` on a rank [bytes]."""
-    values = WRITING * math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    return min(CHUNKS, math.ceil(values * np.dtype(solver.precision).itemsize))
-
-
-def simulation_bytes(
-    solver: SolverOptions, grid: Grid, axes: Mapping[str, int], *, outputs: bool = False
-) -> int:
-    """Returns the memory of the fields of one universe on a rank [bytes].
-
-    Args:
-        solver: options of the simulation.
-        grid: cells along each side of the box.
-        axes: the axes of the mesh of ranks, whose row and col split the box.
-        outputs: whether states are measured and written during the run.
-
-    Raises:
-        ValueError: the force mesh, or its coarse mesh, does not fit the grid and the ranks.
-    """
-    if problem := mesh_factor_problem(solver.mesh_factor, grid, axes):
-        raise ValueError(f"mesh_factor {problem}")
-    if problem := pyramid_problem(solver.pyramid, finer_grid(grid, solver.mesh_factor), axes):
-        raise ValueError(f"pyramid {problem}")
-    cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-    force = FORCE[solver.force_gradient] * _transformed_cells(solver, grid, axes) / cells
-    lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
-    held = max(force, OUTPUT) if outputs else force
-    held = held if solver.state_correction is None else max(held, NETWORK)
-    values = max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
-    itemsize = np.dtype(solver.precision).itemsize
-    power = AMPLITUDE * itemsize * cells + power_bytes(grid, itemsize)
-    return math.ceil(max(values * itemsize * cells, power))
-
-
-def _transformed_cells(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> float:
-    """Returns the cells of the force mesh that a rank transforms at a time."""
-    factor, halo = solver.mesh_factor, HALO if solver.halo == "auto" else solver.halo
-    width = math.ceil(factor * halo) + MARGIN[solver.force_gradient]
-    wide = 0 if solver.pyramid == "off" else PYRAMIDS[solver.pyramid].density_halo(width)
-    cells = factor * grid[2]
-    for n, ranks in zip(grid, (axes.get("row", 1), axes.get("col", 1)), strict=False):
-        cells *= factor * n / ranks + 2 * wide * (ranks > 1)
-    return cells
-
-
-def power_bytes(grid: Grid, itemsize: int) -> int:
-    """Returns the memory in which a rank evaluates the linear power, before its modes [bytes].
-
-    Of a cube it is the table of the power by k^2, of which a rank has a part, and its chunks.
-    """
-    table = sum((n // 2) ** 2 for n in grid)
-    return 2 * itemsize * table + 8 * POWER_VALUES * min(CHUNK, table)

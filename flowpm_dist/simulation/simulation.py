@@ -29,13 +29,14 @@ from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.lattice import LatticeWarning
-from flowpm_dist.simulation.estimate import (
+from flowpm_dist.simulation.cost import (
     Estimate,
     kind_of,
     measured_seconds,
     process_bytes,
+    simulation_bytes,
 )
-from flowpm_dist.simulation.options import SolverKeys, SolverOptions, simulation_bytes
+from flowpm_dist.simulation.options import SolverKeys, SolverOptions
 from flowpm_dist.simulation.outputs import (
     ObserverOf,
     OnOutput,
