@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -50,6 +51,10 @@ class CompiledSolver:
     lpt_fields: bool
     basis: Basis | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = self.initial_options, self.force_options, self.lpt_fields, self.basis
+        return _solver, (self.box, *parts)
+
     @functools.cached_property
     def initial(self) -> InitialConditions:
         """The initial conditions: from a seed to particles."""
@@ -73,11 +78,13 @@ class CompiledSolver:
 
     def amplitude(self, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
-        return cosmologies.stack(cosmologies.of_powers(lambda p: linear_amplitude(self.box, p)))
+        return cosmologies.stack(
+            cosmologies.of_powers(lambda theory: linear_amplitude(self.box, theory.power))
+        )
 
     def linear_delta(self, noise: tf.Tensor, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns the linear overdensity at a = 1, block [..., x, y, z]."""
-        today = cosmologies.stack(cosmologies.of_growths(lambda growth: growth.d1(1.0)))
+        today = cosmologies.stack(cosmologies.of_growths(lambda theory: theory.growth.d1(1.0)))
         linear = self.initial.linear_field(noise, self.amplitude(cosmologies))
         return linear * tf.cast(today, self.box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.steps import SAME
-from flowpm_dist.cosmology.theory import LinearPower
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.integrators.base import momentum_factor
@@ -85,7 +85,9 @@ class Outputs(Observer):
         self._inputs, self._times, self._on_output = inputs, times, on_output
         local, edges = inputs.cosmologies, inputs.edges.tolist()
         integrator = inputs.options.integrator
-        found = local.of_growths(lambda growth: integrator.interpolation(growth, edges, times))
+        found = local.of_growths(
+            lambda theory: integrator.interpolation(theory.growth, edges, times)
+        )
         self._at = found[0].kicks
         self.kicks = frozenset(self._at)
         factors = local.stack([interpolation.factors for interpolation in found])
@@ -186,12 +188,11 @@ ObserverOf = Callable[[Inputs], Observer]
 """What makes an observer from the inputs of a run."""
 
 
-def observers_of(inputs: Inputs, makers: Sequence[ObserverOf]) -> Observers | None:
-    """Returns the observers of a run side by side, in order; None without any."""
+def observers_of(inputs: Inputs, makers: Sequence[ObserverOf]) -> Observers:
+    """Returns the observers of a run side by side, in order."""
     made = [make(inputs) for make in makers]
-    if inputs.options.state_correction is None or not made:
-        return Observers(made) if made else None
-    return _SeeingCorrected(inputs, made)
+    corrected = inputs.options.state_correction is not None
+    return _SeeingCorrected(inputs, made) if corrected else Observers(made)
 
 
 class _SeeingCorrected(Observers):
@@ -234,7 +235,7 @@ class Corrected(Observer):
         integrator = inputs.options.integrator
         numbers = sorted(self.kicks)
         self._rows = {kick: row for row, kick in enumerate(numbers)}
-        operations = integrator.schedule(local.growths[0], edges).operations
+        operations = integrator.schedule(local.theories[0].growth, edges).operations
         kicks = np.array([each.a for each in operations if each.kind == "kick"])
         # Rounding must not put a time before its kick.
         times = np.minimum(kicks[numbers] * (1.0 + SAME), edges[-1])
@@ -242,11 +243,11 @@ class Corrected(Observer):
             times = 0.5 * (times + np.append(kicks[1:], edges[-1])[numbers])
         cell = force_cell(self._box.size, self._box.grid)
 
-        def style(power: LinearPower) -> tf.Tensor:
-            return tf.stack([correction.style(power, cell, a) for a in times.tolist()])
+        def style(theory: Theory) -> tf.Tensor:
+            return tf.stack([correction.style(theory.power, cell, a) for a in times.tolist()])
 
-        def motion(growth: Growth) -> tf.Tensor:
-            return _motion(integrator, growth, edges, numbers, times)
+        def motion(theory: Theory) -> tf.Tensor:
+            return _motion(integrator, theory.growth, edges, numbers, times)
 
         self.inputs = (
             replicated(self._box.mesh, as_float64(correction.theta)),

@@ -29,7 +29,7 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
 from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
-from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
+from flowpm_dist.simulation.compiled_solver import CompiledSolver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies
 from meshimpl.graph_guards import is_watched
@@ -155,7 +155,7 @@ class Inputs:
     """What determines a universe, read and checked. A run has it, and its states keep it.
 
     Attributes:
-        box: the box of one universe, or of a batch.
+        solver: the lowered functions of its box.
         options: the simulation's options. A state from a snapshot has only the options of initial
             conditions and force, and the precision.
         edges: scale factors at which steps begin and end, float64 [steps + 1]; of a state from a
@@ -165,7 +165,7 @@ class Inputs:
         halo: the halo of the evolution [particle spacings]; 0 before the initial conditions.
     """
 
-    box: Box
+    solver: CompiledSolver
     options: SolverOptions
     edges: np.ndarray
     cosmologies: LocalCosmologies
@@ -173,9 +173,9 @@ class Inputs:
     halo: int = 0
 
     @property
-    def solver(self) -> CompiledSolver:
-        """The lowered functions of the box."""
-        return compiled_solver(self.box, self.options)
+    def box(self) -> Box:
+        """The box of one universe, or of a batch."""
+        return self.solver.box
 
     @property
     def from_particles(self) -> bool:
@@ -300,7 +300,7 @@ def lpt_particles(
         integrator: whose velocity the particles have.
     """
     solver, local, order = inputs.solver, inputs.cosmologies, inputs.options.lpt_order
-    factors = local.of_growths(lambda growth: integrator.initial(growth, a, order))
+    factors = local.of_growths(lambda theory: integrator.initial(theory.growth, a, order))
     noise, amplitude = inputs.white_noise(), solver.amplitude(local)
     x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors))
     return Particles(x, v), lpt
@@ -321,7 +321,7 @@ def halo_for(start: MidRun, inputs: Inputs, wanted: Literal["auto"] | int) -> in
     local, end = inputs.cosmologies, inputs.edges[-1]
     growth, from_rest = float(local.growth_between(inputs.edges)[0]), None
     if not np.isfinite(growth):
-        from_rest = max(local.of_growths(lambda growth: float(growth.d1(end))))
+        from_rest = max(local.of_growths(lambda theory: float(theory.growth.d1(end))))
     return inputs.solver.suggested_halo(start.particles, growth, from_rest)
 
 
@@ -403,11 +403,11 @@ def _schedule(inputs: Inputs) -> Schedule:
     The coefficients of a correction are further columns of the factors.
     """
     edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
-    schedules = local.of_growths(lambda growth: integrator.schedule(growth, edges))
+    schedules = local.of_growths(lambda theory: integrator.schedule(theory.growth, edges))
     operations = schedules[0].operations
     factors = local.stack([as_float64(schedule.factors) for schedule in schedules])
     if inputs.from_particles:
-        rows = local.of_growths(lambda growth: integrator.from_canonical(growth, edges[0]))
+        rows = local.of_growths(lambda theory: integrator.from_canonical(theory.growth, edges[0]))
         if rows[0] is not None:
             first = local.stack(rows)[..., tf.newaxis, :]
             operations = (Operation("velocity", edges[0], 1), *operations)
@@ -417,6 +417,6 @@ def _schedule(inputs: Inputs) -> Schedule:
         mesh = inputs.box.finer(inputs.options.mesh_factor)
         cell = force_cell(mesh.size, mesh.grid)
         a = np.array([operation.a for operation in operations])
-        of = local.of_powers(lambda power: correction.coefficients(theta, power, cell, a))
+        of = local.of_powers(lambda theory: correction.coefficients(theta, theory.power, cell, a))
         factors = tf.concat([factors, local.stack(of)], axis=-1)
     return Schedule(operations, factors)

@@ -29,6 +29,7 @@ from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.lattice import LatticeWarning
+from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.cost import (
     Estimate,
     kind_of,
@@ -83,7 +84,6 @@ class Simulation:
     Attributes:
         options: the `SolverOptions`.
         edges: scale factors at which steps begin and end, float64 [steps + 1].
-        halo: "auto" or a number of particle spacings; may be changed between runs.
         box_of_replicas: the box of one universe. If the mesh has several replicas, the box of a
             batch with one universe for each replica.
 
@@ -110,7 +110,8 @@ class Simulation:
         sides = {"grid": cells.tolist(), "size": np.asarray(box_size).tolist()}
         lattice = constructed(BoxOptions, sides)
         self.options = constructed(SolverOptions, options)
-        self.halo = self.options.halo
+        self._halo = self.options.halo
+        self._solvers: dict[int | None, tuple[SolverOptions, CompiledSolver]] = {}
         self.edges = _checked_edges(steps, self.options.integrator)
         if mesh is None:
             force = self.options
@@ -198,6 +199,19 @@ class Simulation:
     def theory(self) -> Theory:
         """The theory of the simulation's own cosmology: background, growth, power, distances."""
         return self._cosmologies.own.theories[0]
+
+    @property
+    def halo(self) -> Literal["auto"] | int:
+        """ "auto" or a number of particle spacings; may be changed between runs.
+
+        Raises:
+            ValueError: neither of them.
+        """
+        return self._halo
+
+    @halo.setter
+    def halo(self, halo: Literal["auto"] | int) -> None:
+        self._halo = constructed(HaloOptions, {"halo": halo}).halo
 
     @property
     def spacing(self) -> float:
@@ -293,8 +307,8 @@ class Simulation:
         box = self.box_of(len(cosmology)) if several else self.box_of_replicas  # type: ignore[arg-type]
         local, a = self._cosmologies.local(cosmology, box), float(self.edges[-1])
         amplitudes = [
-            linear_amplitude(box, power) * tf.cast(growth.d1(a), box.dtype)
-            for power, growth in zip(local.powers, local.growths, strict=True)
+            linear_amplitude(box, theory.power) * tf.cast(theory.growth.d1(a), box.dtype)
+            for theory in local.theories
         ]
         return tf.stack(amplitudes) if several else amplitudes[0]
 
@@ -427,8 +441,8 @@ class Simulation:
         start = Start(seed, white_noise, particles, cosmology, paired)
         inputs, given = self._read(start, observe=makers, resume=resume is not None)
         begin, lpt = first_particles(inputs, given, resume)
-        inputs = replace(inputs, halo=halo_for(begin[0], inputs, self._halo))
-        observers = observers_of(inputs, makers)
+        inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
+        observers = observers_of(inputs, makers) if makers else None
         done, timings = evolve_particles(begin, lpt, inputs, clock, progress, observers, after_step)
         results = [] if observers is None else observers.results(done.measured)
         if outputs is not None:
@@ -452,10 +466,6 @@ class Simulation:
         # Ranks may bind values of their own to it, such as a path: its name alone is compared.
         call = None if on_output is None else lambda state: on_output(state)
         return functools.partial(_at_times, chosen, call)
-
-    @property
-    def _halo(self) -> Literal["auto"] | int:
-        return constructed(HaloOptions, {"halo": self.halo}).halo
 
     def lpt(
         self,
@@ -490,7 +500,7 @@ class Simulation:
         if correction is not None:
             self.warn_of_times([a])
         made, _ = lpt_particles(inputs, a, FastPM())  # its velocity is the canonical one
-        halo = inputs.solver.suggested_halo(made) if self._halo == "auto" else self._halo
+        halo = inputs.solver.suggested_halo(made) if self.halo == "auto" else self.halo
         state = State.of(made, replace(inputs, halo=halo), a)
         return state if correction is None else state.corrected(correction)
 
@@ -508,8 +518,15 @@ class Simulation:
         box = self.box_of(start.batch(self.box_of_replicas))
         self._check_equal(start, box, more)
         local = self._cosmologies.local(start.cosmology, box)
-        inputs = Inputs(box, self.options, self.edges, local, source_of(start, box))
+        inputs = Inputs(self._solver(box), self.options, self.edges, local, source_of(start, box))
         return inputs, particles_of(start, box)
+
+    def _solver(self, box: Box) -> CompiledSolver:
+        options, solver = self._solvers.get(box.batch, (None, None))
+        if solver is None or options is not self.options:
+            solver = compiled_solver(box, self.options)
+            self._solvers[box.batch] = self.options, solver
+        return solver
 
     def _check_equal(self, start: Start, box: Box, more: dict[str, Any]) -> None:
         """Checks that all ranks make the same run, before anything is computed.

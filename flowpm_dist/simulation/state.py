@@ -37,7 +37,7 @@ from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
-from flowpm_dist.simulation.compiled_solver import CompiledSolver
+from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.run import (
     Inputs,
@@ -171,7 +171,8 @@ class State:
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
         halo = int(about.get("halo", 1))
         a, source = float(about["a"]), WhiteNoiseSource.of_snapshot(snapshot)
-        return cls.of(particles, Inputs(box, options, np.array([a]), local, source, halo), a)
+        solver = compiled_solver(box, options)
+        return cls.of(particles, Inputs(solver, options, np.array([a]), local, source, halo), a)
 
     def corrected(self, correction: StateCorrection, *, velocities: bool = True) -> State:
         """Returns the state with its particles moved by a correction of states; differentiable.
@@ -185,7 +186,7 @@ class State:
         """
         box, local = self.box, self._inputs.cosmologies
         cell = force_cell(box.size, box.grid)
-        style = local.of_powers(lambda power: correction.style(power, cell, self.a))
+        style = local.of_powers(lambda theory: correction.style(theory.power, cell, self.a))
         theta = replicated(box.mesh, as_float64(correction.theta))
         fields = [self.displacement, *([self.velocity] if velocities else [])]
         moved = correction.moved(theta, local.stack(style), [each.block for each in fields], box)
@@ -449,7 +450,9 @@ class State:
     def linear_growth(self) -> tf.Tensor:
         """D1(a) / D1(1), of each universe of this rank, float64 [...]."""
         local = self._inputs.cosmologies
-        return local.stack(local.of_growths(lambda g: g.d1(self.a) / g.d1(1.0)))
+        return local.stack(
+            local.of_growths(lambda theory: theory.growth.d1(self.a) / theory.growth.d1(1.0))
+        )
 
     def redshift_space(self, axis: Axis) -> Field:
         """Returns the displacement to where a distant observer places the particles [Mpc/h].
@@ -465,7 +468,7 @@ class State:
         if not self.a:  # where velocities move nothing
             return self.displacement
         local = self._inputs.cosmologies
-        rate = local.stack(local.of_growths(lambda g: g.background.e(self.a)))
+        rate = local.stack(local.of_growths(lambda theory: theory.background.e(self.a)))
         moved = redshift_space(self.displacement.block, self.velocity.block, self.a, rate, axis)
         return Field(moved, self.box)
 

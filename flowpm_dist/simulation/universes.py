@@ -9,14 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.theory import LinearPower, Theory
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.box import Box
 from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
 
-S = TypeVar("S")
 T = TypeVar("T")
 TheoryOf = Callable[[Cosmology], Theory]
 """What makes the theory of a cosmology: `Theory` itself, or a subclass."""
@@ -71,16 +69,6 @@ class LocalCosmologies:
         """The parameters of each universe."""
         return tuple(theory.cosmology for theory in self.theories)
 
-    @property
-    def growths(self) -> tuple[Growth, ...]:
-        """The growth of each universe."""
-        return tuple(theory.growth for theory in self.theories)
-
-    @property
-    def powers(self) -> tuple[LinearPower, ...]:
-        """The linear power of each universe."""
-        return tuple(theory.power for theory in self.theories)
-
     def tensors(self) -> tuple[tf.Tensor, ...]:
         """Returns the parameters that are tensors, by which the universes can be differentiated."""
         return tuple(getattr(cosmology, name) for cosmology, name in self._tensor_names())
@@ -109,33 +97,34 @@ class LocalCosmologies:
         """Returns the tensors of all universes as one, with a dimension for a batch if any."""
         return tf.stack(list(values)) if self.batched else values[0]
 
-    def of_growths(self, function: Callable[[Growth], T]) -> list[T]:
-        """Returns what a function makes of each growth; called once for all that share one."""
-        return _of_each(function, self.growths)
+    def of_growths(self, function: Callable[[Theory], T]) -> list[T]:
+        """Returns what a function makes of each theory's background and growth.
 
-    def of_powers(self, function: Callable[[LinearPower], T]) -> list[T]:
-        """Returns what a function makes of each power; called once for all that share one."""
-        return _of_each(function, self.powers)
+        It is called once for all theories that share their growth.
+        """
+        return _of_each(function, self.theories, [theory.growth for theory in self.theories])
 
-    def of_theories(self, function: Callable[[Theory], T]) -> list[T]:
-        """Returns what a function makes of each growth; called once for all that share one."""
-        first = {id(theory.growth): theory for theory in reversed(self.theories)}
-        made = {key: function(theory) for key, theory in reversed(first.items())}
-        return [made[id(growth)] for growth in self.growths]
+    def of_powers(self, function: Callable[[Theory], T]) -> list[T]:
+        """Returns what a function makes of each theory, called once for all that share a power."""
+        return _of_each(function, self.theories, [theory.power for theory in self.theories])
 
     def growth_between(self, edges: np.ndarray) -> np.ndarray:
         """Returns how much linear displacements grow at most from each edge to the last, [n]."""
 
-        def ratio(growth: Growth) -> np.ndarray:
-            d1 = tf.stop_gradient(growth.d1(edges)).numpy()
+        def ratio(theory: Theory) -> np.ndarray:
+            d1 = tf.stop_gradient(theory.growth.d1(edges)).numpy()
             return np.divide(d1[-1], d1, out=np.full_like(d1, np.inf), where=d1 > 0)
 
         return np.max(self.of_growths(ratio), axis=0)
 
 
-def _of_each(function: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    found = {key: function(item) for key, item in {id(item): item for item in items}.items()}
-    return [found[id(item)] for item in items]
+def _of_each(
+    function: Callable[[Theory], T], theories: Sequence[Theory], parts: Sequence[object]
+) -> list[T]:
+    """Returns what a function makes of each theory, called once for all with the same part."""
+    first = {id(part): theory for part, theory in reversed([*zip(parts, theories, strict=True)])}
+    made = {key: function(theory) for key, theory in reversed(first.items())}
+    return [made[id(part)] for part in parts]
 
 
 class CosmologyFactory:

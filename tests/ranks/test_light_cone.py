@@ -215,7 +215,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator, correc
             layers = cone.geometry(inputs).layers
             distances = Distances(inputs.cosmologies.cosmologies[0])
             self.a = distances.scale_factor(layers.distances)
-            growth = inputs.cosmologies.growths[0]
+            growth = inputs.cosmologies.theories[0].growth
             edges = inputs.edges.tolist()
             self.at, self.factors = sim.options.integrator.since_kick(growth, edges, self.a)
             self.kicks = frozenset(self.at)

@@ -199,7 +199,7 @@ class FlatGeometry(Geometry):
                 kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
             return kicks, factors, one if amounts_of is None else amounts_of(theory)
 
-        found = self.inputs.cosmologies.of_theories(of_theory)
+        found = self.inputs.cosmologies.of_growths(of_theory)
         inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
         return inputs, _crossings([kicks for kicks, _, _ in found])
 

@@ -123,7 +123,7 @@ class SphereGeometry(Geometry):
             bounds, kicks, factors = self._segments(theory, np.array([near, far]))
             return bounds, kicks, factors, one if amounts_of is None else amounts_of(theory)
 
-        found = self.inputs.cosmologies.of_theories(of_theory)
+        found = self.inputs.cosmologies.of_growths(of_theory)
         groups: dict[int, list[int]] = {}
         for universe, each in enumerate(found):
             groups.setdefault(id(each), []).append(universe)
