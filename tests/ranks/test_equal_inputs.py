@@ -82,7 +82,7 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "outputs": (
         lambda: simulation().run(1, outputs=[0.5 + 0.1 * OTHER, 1.0]),
-        r"observer.outputs\[0\] .* has 0.6",
+        r"observe\[0\].outputs\[0\] .* has 0.6",
     ),
     "scale factor": (lambda: simulation().lpt(1, a=0.5 + 0.1 * OTHER), "a differs .* has 0.6"),
     "mesh factor": (lambda: state().density(1 + OTHER), "mesh_factor .* has 2"),
