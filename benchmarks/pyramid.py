@@ -91,12 +91,12 @@ def force_worker(grid: int, mesh: str, names: str) -> None:
 
     def forces(gravity: Gravity) -> tuple[Any, Any, Any]:
         nbody = NBody(gravity)
-        nbody.force(nbody.field(nbody.painted(moved, "here")), moved)  # lowers them
+        gravity.force(gravity.field(nbody.painted(moved, "here")), moved)  # lowers them
         before = so_far()
-        field = nbody.field(nbody.painted(moved, "here"))
-        at_particles = nbody.force(field, moved).numpy()
+        field = gravity.field(nbody.painted(moved, "here"))
+        at_particles = gravity.force(field, moved).numpy()
         sent = {k: dataclasses.astuple(t) for k, t in added(so_far(), before, -1).items()}
-        return at_particles, nbody.force(field, rest).numpy(), sent
+        return at_particles, gravity.force(field, rest).numpy(), sent
 
     everywhere = np.ones(box.block, bool)
     exact, exact_sites, sent = forces(Gravity(pm, ForceOptions(deconvolve=False)))

@@ -1,12 +1,11 @@
 """The evolution of the particles: paint, potential, kick and drift, operation by operation.
 
-Each phase is a mesh function, lowered once and called in turn. A run of any number of steps
-therefore holds one copy of the state, reports progress after each step, and measures each phase.
+A kick calls the mesh functions of `Gravity` in turn. A run of any number of steps therefore holds
+one copy of the state, reports progress after each step, and measures each phase.
 """
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +20,9 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
     MaxDisplacement,
     check_finite,
     check_halo,
-    paint,
-    paint_adjoint,
 )
-from flowpm_dist.particle_mesh.gravity import FACTORS, Gravity
+from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.kernels import kernels
-from meshimpl.compat import mtf
-from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import sum_of_products
 
 StepCallback = Callable[[int, int, float, float], None]
@@ -211,114 +206,10 @@ class NBody:
     """
 
     def __init__(self, gravity: Gravity, max_displacement: MaxDisplacement | None = None) -> None:
-        self.gravity, self.pm = gravity, gravity.pm
+        self.gravity = gravity
         self.box: Box = gravity.pm.box
         self.max_displacement = max_displacement or MaxDisplacement(self.box)
-        self.factor_shape = mtf.Shape([*self.box.number_shape.dims, FACTORS])
         self.is_compiled = False
-
-    @functools.cached_property
-    def paint(self) -> MeshFunction:
-        """The function `f(displacement)`: particles in each cell of the mesh, and their reach."""
-        return self.box.function(lambda _, s: paint(s, self.pm), displacement=self.box.vector_shape)
-
-    @functools.cached_property
-    def paint_weighted(self) -> MeshFunction:
-        """The function `f(displacement, weights)`: `paint` with weights [..., x, y, z]."""
-        return self.box.function(
-            lambda _, s, w: paint(s, self.pm, w),
-            displacement=self.box.vector_shape,
-            weights=self.box.shape,
-        )
-
-    @property
-    def _coefficient_shape(self) -> dict[str, Any]:
-        """The shape of the coefficients of a correction, by the name of the input; or nothing."""
-        basis = self.gravity.basis
-        if basis is None:
-            return {}
-        dims = [*self.box.number_shape.dims, mtf.Dimension("term", basis.size)]
-        return {"coefficients": mtf.Shape(dims)}
-
-    def without_correction(self) -> list[tf.Tensor]:
-        """Returns coefficients of 0 where the force has a correction; else none."""
-        basis = self.gravity.basis
-        return (
-            [] if basis is None else [tf.zeros([*self.box.local_batch, basis.size], self.box.dtype)]
-        )
-
-    @functools.cached_property
-    def field(self) -> MeshFunction:
-        """`f(painted)`, or with coefficients: the field that is read, see `Gravity.field`."""
-        return self.box.function(
-            lambda _, *inputs: self.gravity.field(*inputs),
-            painted=self.pm.mesh.shape,
-            **self._coefficient_shape,
-        )
-
-    @functools.cached_property
-    def field_adjoint(self) -> MeshFunction:
-        """`f(cotangent of the field)`: the cotangent of what was painted.
-
-        With a correction it is `f(cotangent, coefficients, painted)`, and the cotangents of the
-        coefficients follow, this rank's part.
-        """
-        if self.gravity.is_symmetric:
-            return self.field
-        more = self._coefficient_shape
-        if more:
-            more["painted"] = self.pm.mesh.shape
-        return self.box.function(
-            lambda _, *inputs: self.gravity.field_adjoint(*inputs),
-            cotangent=self.gravity.field_shape,
-            **more,
-        )
-
-    @functools.cached_property
-    def force(self) -> MeshFunction:
-        """The function `f(field, displacement)`, see `Gravity.force`."""
-        return self.box.function(
-            lambda _, f, s: self.gravity.force(f, s),
-            field=self.gravity.field_shape,
-            displacement=self.box.vector_shape,
-        )
-
-    @functools.cached_property
-    def kick(self) -> MeshFunction:
-        """The function `f(field, displacement, velocity, factors)`, see `Gravity.kick`."""
-        vector = self.box.vector_shape
-        return self.box.function(
-            lambda _, *inputs: self.gravity.kick(*inputs),
-            field=self.gravity.field_shape,
-            displacement=vector,
-            velocity=vector,
-            factors=self.factor_shape,
-        )
-
-    @functools.cached_property
-    def kick_adjoint(self) -> MeshFunction:
-        """`f(field, displacement, velocity, dv, ds, factors)`: see `Gravity.kick_adjoint`."""
-        vector = self.box.vector_shape
-        return self.box.function(
-            lambda _, *inputs: self.gravity.kick_adjoint(*inputs),
-            field=self.gravity.field_shape,
-            displacement=vector,
-            velocity=vector,
-            dv=vector,
-            ds=vector,
-            factors=self.factor_shape,
-        )
-
-    @functools.cached_property
-    def paint_adjoint(self) -> MeshFunction:
-        """`f(cotangent of what was painted, displacement, ds)`: ds and the paint's part."""
-        vector = self.box.vector_shape
-        return self.box.function(
-            lambda _, dy, s, ds: paint_adjoint(dy, [s], self.pm, add=ds)[0],
-            cotangent=self.pm.mesh.shape,
-            displacement=vector,
-            ds=vector,
-        )
 
     def painted(
         self,
@@ -329,10 +220,10 @@ class NBody:
     ) -> tf.Tensor:
         """Returns what is in each cell of the mesh, after checking the halo; see `check_halo`."""
         if weights is None:
-            painted, along = self.paint(displacement)
+            painted, along = self.gravity.paint(displacement)
         else:
-            painted, along = self.paint_weighted(displacement, weights)
-        check_halo(self.max_displacement.of(along), self.pm.halo, label, growth)
+            painted, along = self.gravity.paint_weighted(displacement, weights)
+        check_halo(self.max_displacement.of(along), self.gravity.pm.halo, label, growth)
         return painted
 
     def density(
@@ -340,7 +231,8 @@ class NBody:
     ) -> tf.Tensor:
         """Returns the density of the mesh [..., x, y, z], mean 1, after checking the halo."""
         painted = self.painted(displacement, label, weights=weights)
-        return painted * self.pm.cells_per_particle if self.pm.mesh_factor > 1 else painted
+        pm = self.gravity.pm
+        return painted * pm.cells_per_particle if pm.mesh_factor > 1 else painted
 
     def evolve(
         self,
@@ -368,6 +260,8 @@ class NBody:
         x, v = state.displacement, state.velocity
         del state
         factors = tf.cast(plan.factors, self.box.dtype)
+        gravity = self.gravity
+        kick = gravity.kick if fused else self._read_and_kick
         observer, kicks = plan.observer, plan.kick_numbers
         observed_kicks = frozenset() if observer is None else observer.kicks
         measured: Measured = dict(plan.measured)
@@ -387,11 +281,11 @@ class NBody:
                 label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
                 growth = plan.growth(operation.a)
                 painted = clock.measure("paint", self.painted, x, label, growth)
-                field = clock.measure("force", self.field, painted, *coefficients_in(c))
+                field = clock.measure("force", gravity.field, painted, *coefficients_in(c))
                 del painted
                 unpainted = False
                 before = v if kicks[number] in observed_kicks else None
-                v = clock.measure("read", self._kick, field, x, v, c, fused)
+                v = clock.measure("read", kick, field, x, v, c[..., :2])
                 del field
                 if plan.lpt:
                     lpt_only = tf.concat([tf.ones_like(c[..., :1]), c[..., 2:4]], axis=-1)
@@ -418,12 +312,10 @@ class NBody:
             check_finite(self.max_displacement(x), label)
         return Evolved(Particles(x, v), measured)
 
-    def _kick(
-        self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, fused: bool
+    def _read_and_kick(
+        self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, factors: tf.Tensor
     ) -> tf.Tensor:
-        if fused:
-            return self.kick(field, x, v, c[..., :2])
-        return combine([v, self.force(field, x)], c[..., :2])
+        return combine([v, self.gravity.force(field, x)], factors)
 
 
 def _drift(

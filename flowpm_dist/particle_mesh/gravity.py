@@ -25,11 +25,19 @@ from flowpm_dist.grid.fourier import (
     inverse_square,
     without_nyquist,
 )
-from flowpm_dist.particle_mesh.cloud_in_cell import STENCIL, ParticleMesh, read, read_gradient
+from flowpm_dist.particle_mesh.cloud_in_cell import (
+    STENCIL,
+    ParticleMesh,
+    paint,
+    paint_adjoint,
+    read,
+    read_gradient,
+)
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.pyramid import TwoMeshes
 from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local
 
 
@@ -51,6 +59,8 @@ class Basis(Hashable, Protocol):
 @dataclass(frozen=True)
 class Gravity:
     """The gravity between the particles of a mesh.
+
+    Each phase of a kick is a mesh function, lowered when it is first needed and then kept.
 
     Attributes:
         pm: the particles, the mesh and the halo.
@@ -124,79 +134,126 @@ class Gravity:
         mesh = self.pm.mesh
         return mesh.vector_shape if self._components else mesh.shape
 
-    def field(self, painted: Any, coefficients: Any = None) -> Any:
-        """Returns the potential [(Mpc/h)^2] or the force field [Mpc/h], over 1.5 Omega_m.
+    @functools.cached_property
+    def paint(self) -> MeshFunction:
+        """The function `f(displacement)`: particles in each cell of the mesh, and their reach."""
+        box = self.pm.box
+        return box.function(lambda _, s: paint(s, self.pm), displacement=box.vector_shape)
 
-        Args:
-            painted: the particles in each cell of the mesh, mtf tensor [..., x, y, z].
-            coefficients: coefficients of the basis, mtf tensor [..., size of the basis].
-        """
-        if self.pm.half:
-            # Rounding is relative: at early times the mean is far larger than what matters.
-            painted = painted - self.pm.mean
-        if self._pyramid is not None:
-            return self._pyramid.field(painted)
-        return convolve(painted, self.pm.mesh, self.filters, coefficients, half=self.pm.half)
-
-    def field_adjoint(self, cotangent: Any, coefficients: Any = None, painted: Any = None) -> Any:
-        """Returns the cotangents of the inputs of `field`; its adjoint. See `convolve_adjoint`."""
-        if self._pyramid is not None:
-            return self._pyramid.adjoint(cotangent)
-        return convolve_adjoint(
-            cotangent, self.pm.mesh, self.filters, coefficients, painted, half=self.pm.half
+    @functools.cached_property
+    def paint_weighted(self) -> MeshFunction:
+        """The function `f(displacement, weights)`: `paint` with weights [..., x, y, z]."""
+        box = self.pm.box
+        return box.function(
+            lambda _, s, w: paint(s, self.pm, w), displacement=box.vector_shape, weights=box.shape
         )
 
-    def force(self, field: Any, displacement: Any) -> Any:
-        """Returns the force over 1.5 Omega_m at the particles.
+    @functools.cached_property
+    def paint_adjoint(self) -> MeshFunction:
+        """`f(cotangent of what was painted, displacement, ds)`: ds and the paint's part."""
+        box = self.pm.box
+        return box.function(
+            lambda _, dy, s, ds: paint_adjoint(dy, [s], self.pm, add=ds)[0],
+            cotangent=self.pm.mesh.shape,
+            displacement=box.vector_shape,
+            ds=box.vector_shape,
+        )
 
-        Returns:
-            mtf tensor [..., x, y, z, component] [Mpc/h].
+    @functools.cached_property
+    def field(self) -> MeshFunction:
+        """The potential [(Mpc/h)^2] or the force field [Mpc/h], over 1.5 Omega_m.
+
+        `f(painted)`, of the particles in each cell of the mesh [..., x, y, z]; with a basis
+        `f(painted, coefficients)`, of its coefficients [..., size of the basis].
         """
-        if self._differences:
-            return read_gradient(field, displacement, self.pm, padded=self._pyramid is not None)
-        return read(field, displacement, self.pm)
+        pm = self.pm
 
-    def _with_halo(self, field: Any) -> Any:
-        return field if self._pyramid is not None else self.pm.with_halo(field, self._margin)
+        def build(_: Any, painted: Any, coefficients: Any = None) -> Any:
+            if pm.half:
+                # Rounding is relative: at early times the mean is far larger than what matters.
+                painted = painted - pm.mean
+            if self._pyramid is not None:
+                return self._pyramid.field(painted)
+            return convolve(painted, pm.mesh, self.filters, coefficients, half=pm.half)
 
-    def kick(self, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
-        """Returns factors[0] velocity + factors[1] force, read and added in one pass.
+        return pm.box.function(build, painted=pm.mesh.shape, **self._coefficient_shape)
 
-        It has no gradient; its adjoint is `kick_adjoint`.
+    @functools.cached_property
+    def field_adjoint(self) -> MeshFunction:
+        """`f(cotangent of the field)`: the cotangent of what was painted.
 
-        Args:
-            field: the result of `field`.
-            displacement, velocity: mtf tensors [..., x, y, z, component].
-            factors: mtf tensor [..., 2].
+        With a basis it is `f(cotangent, coefficients, painted)`, and the cotangents of the
+        coefficients follow, this rank's part; see `convolve_adjoint`.
         """
-        g, pm = self.pm.lattice(self._margin), self.pm
+        if self.is_symmetric:
+            return self.field
+        pm, more = self.pm, self._coefficient_shape
+        if more:
+            more["painted"] = pm.mesh.shape
+
+        def build(_: Any, cotangent: Any, coefficients: Any = None, painted: Any = None) -> Any:
+            if self._pyramid is not None:
+                return self._pyramid.adjoint(cotangent)
+            return convolve_adjoint(
+                cotangent, pm.mesh, self.filters, coefficients, painted, half=pm.half
+            )
+
+        return pm.box.function(build, cotangent=self.field_shape, **more)
+
+    @functools.cached_property
+    def force(self) -> MeshFunction:
+        """`f(field, displacement)`: the force over 1.5 Omega_m at the particles [Mpc/h].
+
+        It is [..., x, y, z, component]. The field is a result of `field`.
+        """
+
+        def build(_: Any, field: Any, displacement: Any) -> Any:
+            if self._differences:
+                padded = self._pyramid is not None
+                return read_gradient(field, displacement, self.pm, padded=padded)
+            return read(field, displacement, self.pm)
+
+        box = self.pm.box
+        return box.function(build, field=self.field_shape, displacement=box.vector_shape)
+
+    @functools.cached_property
+    def kick(self) -> MeshFunction:
+        """`f(field, displacement, velocity, factors)`: the velocity after a kick.
+
+        It is factors[0] velocity + factors[1] force, read and added in one pass, for a result of
+        `field`, displacement and velocity [..., x, y, z, component], and factors [..., 2]. It has
+        no gradient; its adjoint is `kick_adjoint`.
+        """
+        g, pm, vector = self.pm.lattice(self._margin), self.pm, self.pm.box.vector_shape
 
         def run(f: tf.Tensor, s: tf.Tensor, v: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
             f = pm.block(f, self._margin, self._components)
             c = tf.reshape(c, [-1, 2])
             return kernels().kick(g, f, pm.particles(s), pm.particles(v), c)
 
-        padded = self._with_halo(field)
-        inputs = [padded, displacement, velocity, factors]
-        return local(run, inputs, [(velocity.shape, velocity.dtype)], name="kick")[0]
+        def build(_: Any, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
+            inputs = [self._with_halo(field), displacement, velocity, factors]
+            return local(run, inputs, [(velocity.shape, velocity.dtype)], name="kick")[0]
 
-    def kick_adjoint(
-        self, field: Any, displacement: Any, velocity: Any, dv: Any, ds: Any, factors: Any
-    ) -> tuple[Any, Any, Any, Any]:
-        """Undoes a kick and propagates cotangents backwards through it.
+        return pm.box.function(
+            build,
+            field=self.field_shape,
+            displacement=vector,
+            velocity=vector,
+            factors=self._factor_shape,
+        )
 
-        Args:
-            field, displacement, factors: the arguments of the kick.
-            velocity: the velocity after the kick.
-            dv: the cotangent of the velocity after the kick.
-            ds: the cotangent of the displacement, without the kick's contribution.
+    @functools.cached_property
+    def kick_adjoint(self) -> MeshFunction:
+        """`f(field, displacement, velocity, dv, ds, factors)`: a kick undone, with cotangents.
 
-        Returns:
-            The velocity before the kick, the cotangent of `field`, the cotangent of the
-            displacement, and this rank's part of the cotangents of the factors [..., 2], float64,
-            which differs between ranks.
+        Field, displacement and factors are the arguments of the kick. The velocity and its
+        cotangent `dv` are those after the kick; `ds` is the cotangent of the displacement, without
+        the kick's contribution. The results are the velocity before the kick, the cotangent of the
+        field, the cotangent of the displacement, and this rank's part of the cotangents of the
+        factors [..., 2], float64, which differs between ranks.
         """
-        g, pm = self.pm.lattice(self._margin), self.pm
+        g, pm, vector = self.pm.lattice(self._margin), self.pm, self.pm.box.vector_shape
 
         def run(*blocks: tf.Tensor) -> tuple[tf.Tensor, ...]:
             f, c = pm.block(blocks[0], self._margin, self._components), blocks[-1]
@@ -204,14 +261,46 @@ class Gravity:
             c = tf.reshape(c, [-1, 2])
             return kernels().kick_vjp(g, f, s, v, dv, ds, c)
 
-        padded = self._with_halo(field)
-        outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]
-        outputs.append((factors.shape, tf.float64))
-        inputs = [padded, displacement, velocity, dv, ds, factors]
-        before, dfield, ds, sums = local(run, inputs, outputs, name="kick_adjoint")
-        if self._pyramid is None:
-            dfield = pm.without_halo(dfield, field.shape, self._margin)
-        return before, dfield, ds, sums
+        def build(_: Any, field: Any, *others: Any) -> tuple[Any, Any, Any, Any]:
+            padded = self._with_halo(field)
+            _displacement, velocity, _dv, ds, factors = others
+            outputs = [(x.shape, x.dtype) for x in (velocity, padded, ds)]
+            outputs.append((factors.shape, tf.float64))
+            before, dfield, ds, sums = local(run, [padded, *others], outputs, name="kick_adjoint")
+            if self._pyramid is None:
+                dfield = pm.without_halo(dfield, field.shape, self._margin)
+            return before, dfield, ds, sums
+
+        return pm.box.function(
+            build,
+            field=self.field_shape,
+            displacement=vector,
+            velocity=vector,
+            dv=vector,
+            ds=vector,
+            factors=self._factor_shape,
+        )
+
+    def without_correction(self) -> list[tf.Tensor]:
+        """Returns coefficients of 0 where the force has a correction; else none."""
+        basis, box = self.basis, self.pm.box
+        return [] if basis is None else [tf.zeros([*box.local_batch, basis.size], box.dtype)]
+
+    @property
+    def _coefficient_shape(self) -> dict[str, Any]:
+        """The shape of the coefficients of a correction, by the name of the input; or nothing."""
+        if self.basis is None:
+            return {}
+        dims = [*self.pm.box.number_shape.dims, mtf.Dimension("term", self.basis.size)]
+        return {"coefficients": mtf.Shape(dims)}
+
+    @property
+    def _factor_shape(self) -> Any:
+        """The shape of the factors of a kick: one of the velocity, one of the force."""
+        return mtf.Shape([*self.pm.box.number_shape.dims, mtf.Dimension("factor", 2)])
+
+    def _with_halo(self, field: Any) -> Any:
+        return field if self._pyramid is not None else self.pm.with_halo(field, self._margin)
 
 
 def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
@@ -228,7 +317,3 @@ def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
         return result / window**2
 
     return kernel
-
-
-FACTORS = mtf.Dimension("factor", 2)
-"""The factors of a kick: one of the velocity, one of the force."""

@@ -123,8 +123,9 @@ class CompiledSolver:
         # nothing of this is to be differentiated
         x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
         painted = nbody.painted(x, f"start of the evolution, a = {a:.4g}")
-        field = nbody.field(painted, *nbody.without_correction())
-        nbody.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
+        gravity = nbody.gravity
+        field = gravity.field(painted, *gravity.without_correction())
+        gravity.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
         nbody.is_compiled = True
         return time.perf_counter() - begin
 

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from conftest import process_mesh
 
-from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.fourier import without_nyquist
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
@@ -57,7 +56,7 @@ def test_the_window_is_divided_out_up_to_the_particles_nyquist_mode(cells):
 @functools.cache
 def solver(force_gradient, deconvolve, mesh_factor=1):
     pm = ParticleMesh(box(GRID, SIDES), mesh_factor, 2)
-    return NBody(Gravity(pm, ForceOptions(force_gradient=force_gradient, deconvolve=deconvolve)))
+    return Gravity(pm, ForceOptions(force_gradient=force_gradient, deconvolve=deconvolve))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -76,16 +75,16 @@ def test_force_of_a_plane_wave_in_an_uneven_box(force_gradient, deconvolve, fact
 
     Halfway between two cells of the mesh their mean is read: the wave there, times a cosine.
     """
-    nbody = solver(force_gradient, deconvolve, factor)
+    gravity = solver(force_gradient, deconvolve, factor)
     k = 2 * np.pi * np.divide(mode, SIDES)
-    mesh, mesh_cells = nbody.pm.mesh.grid, CELLS / factor
+    mesh, mesh_cells = gravity.pm.mesh.grid, CELLS / factor
 
     def phase_at(indices, cells):
         return np.tensordot(k * cells, indices, 1)
 
     wave = 1 + np.cos(phase_at(np.indices(mesh), mesh_cells))
     phase, rest = phase_at(np.indices(GRID), CELLS), tf.zeros([*GRID, 3], tf.float64)
-    found = nbody.force(nbody.field(tf.constant(wave / factor**3)), rest).numpy()
+    found = gravity.force(gravity.field(tf.constant(wave / factor**3)), rest).numpy()
     halfway = np.moveaxis(np.indices(GRID) * factor % 1, 0, -1)
     read = np.where(halfway, np.cos(k * mesh_cells / 2), 1.0).prod(axis=-1)
     along = k

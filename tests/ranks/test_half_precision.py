@@ -11,7 +11,6 @@ import tensorflow as tf
 from reference import relative_rms
 
 import flowpm_dist as fpm
-from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
@@ -54,8 +53,8 @@ def functions(pm: ParticleMesh) -> dict[str, Any]:
     box = pm.box
     padded = pm.padded(pm.mesh.shape)
     return {
-        "potential": box.function(lambda _, n: Gravity(pm).field(n), a=box.shape),
-        "potential's adjoint": NBody(Gravity(pm)).field_adjoint,
+        "potential": Gravity(pm).field,
+        "potential's adjoint": Gravity(pm).field_adjoint,
         "halo": box.function(lambda _, f: pm.with_halo(f), a=box.shape),
         "halo's adjoint": box.function(lambda _, f: pm.without_halo(f, box.shape), a=padded),
     }

@@ -9,7 +9,6 @@ import tensorflow as tf
 from conftest import process_mesh
 
 import flowpm_dist as fpm
-from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
@@ -42,12 +41,12 @@ def waves_forces(force, mode, shifts, cell=(1.0, 1.0, 1.0)):
         cell: sides of a cell of the lattice [Mpc/h].
     """
     box = Box(GRID, tuple(np.multiply(GRID, cell)), process_mesh("row:1,col:1"), tf.float64)
-    nbody = NBody(Gravity(ParticleMesh(box, force.mesh_factor, 2), force))
+    gravity = Gravity(ParticleMesh(box, force.mesh_factor, 2), force)
     phase = np.tensordot(2 * np.pi * np.divide(mode, GRID), np.indices(GRID), 1)[..., np.newaxis]
 
     def at(displacement):
         given = tf.constant(displacement)
-        return nbody.force(nbody.field(nbody.paint(given)[0]), given).numpy()
+        return gravity.force(gravity.field(gravity.paint(given)[0]), given).numpy()
 
     found = np.zeros((3, 3), complex)
     for axis, shift in itertools.product(range(3), shifts):

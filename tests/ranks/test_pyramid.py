@@ -10,7 +10,6 @@ import tensorflow as tf
 from conftest import SIZE, by_rank_zero, solo
 from reference import relative_rms
 
-from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import StepTraffic
 from flowpm_dist.grid.field import Field
@@ -32,12 +31,11 @@ TAILS = {"1%": 2e-2, "0.1%": 1e-3}
 
 
 @functools.cache
-def nbody(mesh: ProcessMesh, choice: str) -> NBody:
-    """The particles of a small box, float64."""
+def gravity(mesh: ProcessMesh, choice: str) -> Gravity:
+    """The gravity of the particles of a small box, float64."""
     box = Box(GRID, tuple(CELL * n for n in GRID), mesh, tf.float64)
-    return NBody(
-        Gravity(ParticleMesh(box, 1, HALOS[choice]), ForceOptions(pyramid=choice, deconvolve=False))
-    )
+    pm = ParticleMesh(box, 1, HALOS[choice])
+    return Gravity(pm, ForceOptions(pyramid=choice, deconvolve=False))
 
 
 def wavenumbers() -> list[np.ndarray]:
@@ -70,10 +68,10 @@ def test_force(mesh: ProcessMesh, choice: str) -> None:
     expected = at_cells[cells[..., 0], cells[..., 1], cells[..., 2]]
 
     def force_on(ranks: ProcessMesh) -> np.ndarray:
-        solver = nbody(ranks, choice)
-        field = solver.field(tf.constant(np.fft.ifftn(modes).real[solver.box.place]))
-        moved = tf.constant(CELL * strayed[solver.box.place])
-        return Field(solver.force(field, moved), solver.box).numpy()
+        solver = gravity(ranks, choice)
+        field = solver.field(tf.constant(np.fft.ifftn(modes).real[solver.pm.box.place]))
+        moved = tf.constant(CELL * strayed[solver.pm.box.place])
+        return Field(solver.force(field, moved), solver.pm.box).numpy()
 
     found = force_on(mesh)
     assert relative_rms(found, expected) < 2 * float(choice.strip("%")) / 100
@@ -85,9 +83,9 @@ def test_force(mesh: ProcessMesh, choice: str) -> None:
 @pytest.mark.parametrize("choice", COSTLY)
 def test_adjoint(mesh: ProcessMesh, choice: str) -> None:
     """<v, F u> = <F^T v, u> for any fields, and the messages are those of the formulas."""
-    solver = nbody(mesh, choice)
+    solver = gravity(mesh, choice)
     random = np.random.default_rng([3, mesh.rank])
-    u = tf.constant(random.normal(size=solver.box.block))
+    u = tf.constant(random.normal(size=solver.pm.box.block))
     found = solver.field(u)
     v = tf.constant(random.normal(size=found.shape))
     adjoint = solver.field_adjoint(v)

@@ -42,8 +42,8 @@ def test_a_step(
     x = tf.zeros([*box.block, 3], dtype)
     for _ in range(2):  # ranks meet when they build
         before = so_far()
-        field = nbody.field(nbody.painted(x, "here"))
-        nbody.kick(field, x, x, tf.ones([2], dtype))
+        field = nbody.gravity.field(nbody.painted(x, "here"))
+        nbody.gravity.kick(field, x, x, tf.ones([2], dtype))
     cells = tuple(factor * n for n in grid)
     axes = mesh.axis_size("row"), mesh.axis_size("col")
     expected = StepTraffic(cells, *axes, factor * halo, force, dtype.size, half).tally

@@ -79,7 +79,7 @@ class BackwardPass:
     def _kick(
         self, number: int, operation: Operation, c: tf.Tensor, dx: tf.Tensor, dv: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        nbody, lpt = self._nbody, self._plan.lpt
+        nbody, gravity, lpt = self._nbody, self._nbody.gravity, self._plan.lpt
         after = self._v
         if lpt:
             self._v = combine([self._v, *lpt], _undone(c[..., 2:4]))
@@ -88,7 +88,7 @@ class BackwardPass:
             self._x = kept.displacement
         label = f"in the backward pass of step {operation.step}, a = {operation.a:.4g}"
         painted, coefficients = nbody.painted(self._x, label), coefficients_in(c)
-        field = nbody.field(painted, *coefficients)
+        field = gravity.field(painted, *coefficients)
         needed = [*coefficients, painted] if coefficients else []
         del painted
         slope_before = None
@@ -109,10 +109,10 @@ class BackwardPass:
         slopes = self._lpt_slopes(dv, c)
         decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
         used = tf.concat([decay, c[..., 1:2]], axis=-1)
-        self._v, dfield, dx, sums = nbody.kick_adjoint(field, self._x, self._v, dv, dx, used)
-        found = nbody.field_adjoint(dfield, *needed)
+        self._v, dfield, dx, sums = gravity.kick_adjoint(field, self._x, self._v, dv, dx, used)
+        found = gravity.field_adjoint(dfield, *needed)
         dpainted, *of_coefficients = found if needed else [found]
-        dx = nbody.paint_adjoint(dpainted, self._x, dx)
+        dx = gravity.paint_adjoint(dpainted, self._x, dx)
         del dpainted, found, needed
         along = sums[..., 0]
         if kept is not None:
@@ -127,7 +127,7 @@ class BackwardPass:
     def _undone_kick(self, field: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
         """Returns the velocity before the kick by a field, from the one after it."""
         undone = tf.stack([1.0 / c[..., 0], -c[..., 1] / c[..., 0]], axis=-1)
-        return self._nbody.kick(field, self._x, self._v, undone)
+        return self._nbody.gravity.kick(field, self._x, self._v, undone)
 
     def _measurements_vjp(self, observer: Observer, kick: int, moment: Moment) -> Moment:
         """Returns the cotangents of the particles at a kick; adds up those for other inputs."""
