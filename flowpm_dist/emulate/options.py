@@ -162,6 +162,11 @@ class EmulationOptions(SimulatedRun):
 
     may_differ = ("emulate.checkpoint_every", "run.halo")
 
+    @property
+    def parameter_ranges(self) -> ParameterRanges:
+        """The section [priors]."""
+        return self.priors
+
     def idle(self) -> dict[str, str]:
         """See `Options.idle`: the tables of pairs have the cosmologies."""
         sections = {"cosmology": self.cosmology, "priors": self.priors} if self.truth.pairs else {}

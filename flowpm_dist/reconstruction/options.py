@@ -205,6 +205,21 @@ class ReconstructionOptions(SimulatedRun):
         return InitialOptions(lpt_order=self.observation.lpt_order)
 
     @property
+    def parameter_ranges(self) -> FittedPriors:
+        """The section [priors]."""
+        return self.priors
+
+    @property
+    def observed(self) -> ObservationOptions:
+        """The section [observation]."""
+        return self.observation
+
+    @property
+    def cone(self) -> ConvergenceOptions | None:
+        """The section [lightcone]; None without one."""
+        return self.lightcone
+
+    @property
     def is_mock(self) -> bool:
         """Whether the truth is known."""
         return self.data.mock_seed is not None

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
 
 from flowpm_dist.cosmology.options import (
     CosmologyOptions,
+    ParameterRanges,
     PartialCosmologyOptions,
     universe_problems,
 )
@@ -27,10 +28,9 @@ from flowpm_dist.evolution.corrections import (
     CorrectionFileError,
     CorrectionWarning,
     file_of,
-    force_cell,
     load_correction,
 )
-from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
+from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
 from flowpm_dist.evolution.options import (
     AdjointOptions,
     CorrectedForceOptions,
@@ -57,7 +57,8 @@ from flowpm_dist.io.snapshot import (
 from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_white_noise
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import LightConePlan
-from flowpm_dist.observables.light_cone.section import SKIES, LensingOptions, distance_of
+from flowpm_dist.observables.light_cone.section import SKIES, LensedSky, LensingOptions, distance_of
+from flowpm_dist.observables.options import ObservationOptions
 from flowpm_dist.observables.tracers import A_LINE_OF_SIGHT, LineOfSight
 from flowpm_dist.options import (
     A_SEED,
@@ -152,8 +153,22 @@ class SimulatedRun(RunFile):
     @property
     def initial_options(self) -> InitialOptions:
         """The options of the initial conditions, besides the white noise."""
-        options: InitialOptions = getattr(self, "initial", InitialOptions())
-        return options
+        return InitialOptions()
+
+    @property
+    def parameter_ranges(self) -> ParameterRanges | None:
+        """The section [priors], in run files that have one."""
+        return None
+
+    @property
+    def observed(self) -> ObservationOptions | None:
+        """The section [observation], in run files that have one."""
+        return None
+
+    @property
+    def cone(self) -> LensedSky | None:
+        """The section [lightcone], where there is one."""
+        return None
 
     @property
     def precision(self) -> Literal["float32", "float64"]:
@@ -180,20 +195,14 @@ class SimulatedRun(RunFile):
         from flowpm_dist.simulation.simulation import Simulation
 
         box, edges = self.box, self.evolution.edges_of(cosmology)
-        with warnings.catch_warnings():  # the job prints `warnings`
-            warnings.simplefilter("ignore", CorrectionWarning)
-            warnings.simplefilter("ignore", LatticeWarning)
-            simulation = Simulation(
-                cosmology, box.grid, box.size, edges, mesh=mesh, **dict(self.solver)
-            )
-            simulation.warn_of_times(self.state_times)
-        return simulation
+        return Simulation(
+            cosmology, box.grid, box.size, edges, mesh=mesh, warn=False, **dict(self.solver)
+        )
 
     @property
     def state_times(self) -> list[float]:
         """The scale factors of the states that leave a run, and the first one of a light cone."""
-        last, observation = self.evolution.last, getattr(self, "observation", None)
-        cone = getattr(self, "lightcone", None)
+        last, observation, cone = self.evolution.last, self.observed, self.cone
         times = [last] if observation is None else observation.scale_factors(last)
         return times if cone is None else [cone.earliest, *times]
 
@@ -217,31 +226,23 @@ class SimulatedRun(RunFile):
         Here it is a force that is unstable on the lattice, and how far runs lie outside the range
         of their correction.
         """
-        correction, steps = self.evolution.loaded_correction, self.evolution
+        solver, steps = self.solver, self.evolution
         shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
         values = {name: [value] for name, value in shared.items()}
-        if (priors := getattr(self, "priors", None)) is not None:
-            values |= {n: v for n in VARIABLE if (v := getattr(priors, n)) is not None}
-        first = steps.first or steps.last / steps.step_count  # the first edge above 0, about
-        spacing = [length / n for length, n in zip(self.box.size, self.box.grid, strict=True)]
-        least = {n: min(v) for n, v in values.items()}
-        unstable = self.solver.instability(spacing, (first, steps.last), least)
-        lattice = () if unstable is None else (f"evolution.deconvolve: {unstable}",)
-        if correction is None or correction.trained is None:
-            return lattice
-        name, cell = name_of(steps.integrator), force_cell(self.box.size, self.force_cells)
-        a = (steps.first, steps.last)
-        found = [*correction.trained.outside(name, steps.step_count, a, cell, values)]
-        if correction.of_states is not None:
-            found += correction.trained.outside_times(self.state_times)
-        return (*lattice, *(f"evolution.correction: {each}" for each in found))
+        if (ranges := self.parameter_ranges) is not None:
+            values |= {n: v for n in VARIABLE if (v := getattr(ranges, n)) is not None}
+        edges = np.linspace(steps.first, steps.last, steps.step_count + 1).tolist()  # about
+        shown = [*solver.warnings(self.box.size, self.box.grid, edges, values)]
+        shown += solver.time_warnings(self.state_times)
+        keys = {LatticeWarning: "deconvolve: ", CorrectionWarning: ""}
+        return tuple(f"evolution.{keys[type(each)]}{each}" for each in shown)
 
     def _correction_problems(self) -> Iterator[Problem]:
         """Yields the problems of a correction of states with what else is in the file."""
         if (correction := self.solver.state_correction) is None:
             return
         key, path = "evolution.correction", self.evolution.correction
-        structure = getattr(getattr(self, "observation", None), "structure", "pm")
+        structure = "pm" if self.observed is None else self.observed.structure
         learned = LPT_ONLY if correction.of_lpt else "pm"
         if structure in ("linear", "1lpt", "2lpt", "pm") and structure != learned:
             what = f'was learned from {learned}: the structure is "{structure}"'
@@ -281,7 +282,7 @@ class SimulatedRun(RunFile):
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
-        priors = getattr(self, "priors", None)
+        priors = self.parameter_ranges
         yield from universe_problems(self.cosmology, priors)
         yield from self._correction_problems()
         for problem in self.solver.problems():
@@ -296,7 +297,7 @@ class SimulatedRun(RunFile):
             self.evolution.pyramid, finer_grid(grid, factor), {}, self.box.size
         ):
             yield Problem("evolution.pyramid", wrong)
-        if (cone := getattr(self, "lightcone", None)) is not None:
+        if (cone := self.cone) is not None:
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             try:
                 end = distance_of(cone.z_max, self.cosmology, priors) if known else None
@@ -421,6 +422,16 @@ class SimulationOptions(SimulatedRun):
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
         return WITHOUT_GRADIENTS
+
+    @property
+    def initial_options(self) -> InitialOptions:
+        """The section [initial]."""
+        return self.initial
+
+    @property
+    def cone(self) -> LensingOptions | None:
+        """The section [lightcone]; None without one."""
+        return self.lightcone
 
     @property
     def light_cone(self) -> LightConePlan | None:

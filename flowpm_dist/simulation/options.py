@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypedDict
 
 from pydantic import Field
@@ -18,20 +18,23 @@ from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
     Correction,
     CorrectionChoice,
+    CorrectionWarning,
     ForceCorrection,
     StateCorrection,
+    force_cell,
 )
 from flowpm_dist.evolution.integrators import (
     INTEGRATORS,
     FastPM,
     Integrator,
     IntegratorChoice,
+    name_of,
 )
 from flowpm_dist.evolution.options import CorrectedForceOptions, RunOptions
-from flowpm_dist.grid.decomposition import PyramidChoice
+from flowpm_dist.grid.decomposition import Grid, PyramidChoice, finer_grid
 from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
 from flowpm_dist.options import Problem
-from flowpm_dist.particle_mesh.lattice import instability
+from flowpm_dist.particle_mesh.lattice import LatticeWarning, instability
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
 
 
@@ -77,20 +80,49 @@ class SolverOptions(InitialOptions, CorrectedForceOptions, RunOptions):
         trained = self.correction.trained.force
         return frozenset(name for name, value in trained.items() if getattr(self, name) == value)
 
-    def instability(
-        self, cell: Sequence[float], a: tuple[float, float], values: Mapping[str, float | None]
-    ) -> str | None:
-        """Returns a warning of `lattice.instability`, if there is one.
+    def warnings(
+        self,
+        size: Sequence[float],
+        grid: Grid,
+        edges: Sequence[float],
+        values: Mapping[str, Sequence[float]],
+    ) -> Iterator[UserWarning]:
+        """Yields a `LatticeWarning` of an unstable force, and `CorrectionWarning`s.
+
+        A correction warns of each way in which a run lies outside what it was trained for.
 
         Args:
-            cell: sides of a cell of the particle lattice [Mpc/h].
-            a: the first scale factor above 0 and the last one of the steps.
-            values: parameters of the cosmology by name, where they are known.
+            size: sides of the box [Mpc/h].
+            grid: particles along each side.
+            edges: scale factors at which steps begin and end, at least 2.
+            values: of the parameters of the cosmology that are known, one or several of each.
         """
-        sigma8, early = values.get("sigma8"), values.get("A_s")
+        cell = [length / n for length, n in zip(size, grid, strict=True)]
+        times = next(a for a in edges if a > 0), edges[-1]
+        least = {name: min(several) for name, several in values.items()}
+        sigma8 = least.get("sigma8")
         if sigma8 is None:  # as in Planck's universe
-            sigma8 = 0.82 * math.sqrt((early or 2.1e-9) / 2.1e-9)
-        return instability(self.part(ForceOptions), cell, a, sigma8)
+            sigma8 = 0.82 * math.sqrt(least.get("A_s", 2.1e-9) / 2.1e-9)
+        if (text := instability(self.part(ForceOptions), cell, times, sigma8)) is not None:
+            yield LatticeWarning(text)
+        if self.correction is None or self.correction.trained is None:
+            return
+        mesh_cell = force_cell(size, finer_grid(grid, self.mesh_factor))
+        steps, ends = len(edges) - 1, (edges[0], edges[-1])
+        trained, name = self.correction.trained, name_of(self.integrator)
+        for text in trained.outside(name, steps, ends, mesh_cell, values):
+            yield CorrectionWarning(f"correction: {text}")
+
+    def time_warnings(self, times: Iterable[float]) -> Iterator[CorrectionWarning]:
+        """Yields a warning for each state's scale factor for which a network was not trained.
+
+        Args:
+            times: scale factors of states that leave a run, or of particles on a light cone.
+        """
+        correction = self.state_correction
+        if correction is not None and correction.trained is not None:
+            for text in correction.trained.outside_times(times):
+                yield CorrectionWarning(f"correction: {text}")
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

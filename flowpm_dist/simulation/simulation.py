@@ -17,7 +17,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology.parameters import Cosmology, known_value
 from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.cosmology.theory import Theory
-from flowpm_dist.evolution.corrections import LPT_ONLY, Correction, CorrectionWarning, force_cell
+from flowpm_dist.evolution.corrections import LPT_ONLY, Correction
 from flowpm_dist.evolution.integrators import FastPM, Integrator, name_of
 from flowpm_dist.evolution.nbody import Clock, Particles, StepCallback
 from flowpm_dist.evolution.observers import Observer
@@ -28,7 +28,6 @@ from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
-from flowpm_dist.particle_mesh.lattice import LatticeWarning
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.cost import (
     Estimate,
@@ -79,6 +78,8 @@ class Simulation:
         mesh: the ranks, as a `ProcessMesh` or its shape; by default chosen from their number.
         theory: what makes the theory of a cosmology: `Theory`, or a subclass with other physics or
             with another code's tables.
+        warn: whether to warn of an unstable force and of runs outside a correction's training; a
+            caller that shows these warnings itself gives False.
         **options: the options of `SolverOptions`, by name.
 
     Attributes:
@@ -102,6 +103,7 @@ class Simulation:
         *,
         mesh: ProcessMesh | MeshShape | None = None,
         theory: TheoryOf = Theory,
+        warn: bool = True,
         **options: Unpack[SolverKeys],
     ) -> None:
         cells, box_size = np.asarray(in_unit("grid", grid)), in_unit("box_size", box_size, "Mpc/h")
@@ -129,37 +131,17 @@ class Simulation:
         ):
             raise ValueError(f"pyramid {problem}")
         self._cosmologies = CosmologyFactory(cosmology, theory)
-        self._warn()
+        self._warned: set[str] | None = None
+        if warn:
+            self._warn()
 
     def _warn(self) -> None:
-        self._warned: set[str] = set()
-        self._warn_of_lattice()
-        self._warn_of_correction(self.cosmology)
-
-    def _warn_of_lattice(self) -> None:
-        """Warns if a force that is unstable on a lattice at rest acts on it for too long."""
-        cell = [length / n for length, n in zip(self._box_size, self._grid, strict=True)]
-        steps = float(self.edges[self.edges > 0][0]), float(self.edges[-1])
+        self._warned = set()
         known = {n: known_value(getattr(self.cosmology, n)) for n in self.cosmology.names}
-        if (text := self.options.instability(cell, steps, known)) is not None:
-            warnings.warn(text, LatticeWarning, stacklevel=4)
-
-    def _warn_of_correction(self, cosmology: Cosmology) -> None:
-        correction = self.options.correction
-        if correction is None or correction.trained is None:
-            return
-        mesh = self.box_of_replicas.finer(self.options.mesh_factor)
-        known = {n: known_value(getattr(cosmology, n)) for n in cosmology.names}
         values = {n: [value] for n, value in known.items() if value is not None}
-        found = correction.trained.outside(
-            name_of(self.options.integrator),
-            len(self.edges) - 1,
-            (float(self.edges[0]), float(self.edges[-1])),
-            force_cell(mesh.size, mesh.grid),
-            values,
-        )
-        for text in found:
-            warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=4)
+        edges = self.edges.tolist()
+        for warning in self.options.warnings(self._box_size, self._grid, edges, values):
+            warnings.warn(warning, stacklevel=3)
 
     def warn_of_times(self, times: Iterable[float]) -> None:
         """Warns, once each, of states at scale factors for which a network was not trained.
@@ -168,13 +150,12 @@ class Simulation:
             times: scale factors of states that leave a run, or of particles on a light cone. `run`,
                 `lpt` and `LightCone` check theirs.
         """
-        correction = self.options.state_correction
-        if correction is None or correction.trained is None:
+        if self._warned is None:
             return
-        for text in correction.trained.outside_times(in_unit("times", times)):
-            if text not in self._warned:
-                self._warned.add(text)
-                warnings.warn(f"correction: {text}", CorrectionWarning, stacklevel=3)
+        for warning in self.options.time_warnings(in_unit("times", times)):
+            if str(warning) not in self._warned:
+                self._warned.add(str(warning))
+                warnings.warn(warning, stacklevel=3)
 
     def _repr_html_(self) -> str:
         return as_html(self, self._facts)

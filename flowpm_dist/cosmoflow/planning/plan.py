@@ -40,7 +40,7 @@ from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
 from flowpm_dist.observables.observations import file_problems
-from flowpm_dist.observables.options import Observation
+from flowpm_dist.observables.options import Observation, ObservationOptions
 from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.options import Problem, Variants
 from flowpm_dist.options.base import flat_variants
@@ -104,6 +104,26 @@ class TrainingPlan(SimulatedRun):
         return super().check(filled, source)._completed()
 
     # The simulation and what is observed of it
+
+    @property
+    def initial_options(self) -> InitialOptions:
+        """The section [initial]."""
+        return self.initial
+
+    @property
+    def parameter_ranges(self) -> PriorOptions:
+        """The section [priors]."""
+        return self.priors
+
+    @property
+    def observed(self) -> ObservationOptions:
+        """The section [observation]."""
+        return self.observation
+
+    @property
+    def cone(self) -> ConvergenceOptions | None:
+        """The section [lightcone]; None without one."""
+        return self.lightcone
 
     @property
     def grid(self) -> tuple[int, int, int]:
