@@ -10,7 +10,15 @@ from scipy.integrate import quad, solve_ivp
 from scipy.optimize import brentq
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology import Background, Cosmology, Fluid, Growth, Theory
+from flowpm_dist.cosmology import (
+    Background,
+    Cosmology,
+    Distances,
+    Fluid,
+    Growth,
+    Halofit,
+    Theory,
+)
 from flowpm_dist.cosmology.growth import EINSTEIN_DE_SITTER, TERMS
 from flowpm_dist.cosmology.parameters import AMPLITUDES, PARAMETERS, SHAPE, affecting
 from flowpm_dist.jobs.run_file import ConfigError
@@ -123,7 +131,9 @@ def test_a_theory_reaches_states_and_snapshots(tmp_path):
     moved = early.redshift_space("z").numpy() - early.displacement.numpy()
     speed = early.velocity.numpy()[..., 2] / 0.5**2 / np.sqrt(expansion(0.5, 0.1)[0])
     np.testing.assert_allclose(moved[..., 2], speed, rtol=1e-9)
-    again, plain = fpm.State.from_snapshot(path, theory=fluid), fpm.State.from_snapshot(path)
+    again = fpm.State.from_snapshot(path, theory=fluid)
+    with pytest.warns(UserWarning, match="theory"):
+        plain = fpm.State.from_snapshot(path)
     assert float(again.linear_growth) == float(early.linear_growth)
     there = again.redshift_space("z").numpy() - again.displacement.numpy()
     np.testing.assert_array_equal(there, moved)
@@ -278,7 +288,7 @@ def test_curvature_is_differentiable_at_any_value():
 
 def test_curvature_is_refused_where_space_is_taken_to_be_flat():
     curved = PLANCK.replace(Omega_k=0.05)
-    with pytest.raises(ValueError, match="Omega_k: light cones and lensing are for flat space"):
+    with pytest.raises(ValueError, match="lensing and Halofit are for flat space"):
         convergence_power([100.0], [SourcePlane(1.0)], curved)
     with pytest.raises(
         ValueError, match="Omega_k = 0.4: must lie between -Omega_m and 1 - Omega_m"
@@ -297,3 +307,64 @@ def test_curvature_is_refused_where_space_is_taken_to_be_flat():
     }
     with pytest.raises(ConfigError, match="lightcone cannot be made: Omega_k: light cones"):
         SimulationOptions.check(table, Path("run.toml"))
+
+
+def test_a_run_is_differentiated_by_a_theory_of_ones_own():
+    """Under the tape that the simulation is made in; another simulation's is refused."""
+
+    def loss(sim):
+        return tf.reduce_sum(sim.run(seed=1).displacement.block ** 2)
+
+    omega = tf.constant(0.05, tf.float64)
+    before = simulation(with_fluid(omega))
+    with tf.GradientTape() as tape:
+        tape.watch(omega)
+        with pytest.raises(ValueError, match="make the simulation under the tape"):
+            before.run(seed=1)
+        value = loss(simulation(with_fluid(omega)))
+    step = 1e-5
+    high, low = (loss(simulation(with_fluid(0.05 + s))) for s in (step, -step))
+    assert float(tape.gradient(value, omega)) == pytest.approx((high - low) / (2 * step), rel=1e-6)
+
+
+def test_replaced_parts_reach_what_uses_them():
+    class Stretched(Distances):
+        def comoving(self, a):
+            return 1.1 * super().comoving(a)
+
+    class Far(Theory):
+        @functools.cached_property
+        def distances(self):
+            return Stretched(self.background)
+
+    assert float(Far(PLANCK).line_of_sight.comoving(0.5)) == pytest.approx(
+        1.1 * float(Theory(PLANCK).line_of_sight.comoving(0.5))
+    )
+
+    class ByScale(Growth):
+        by_scale = True
+
+        def d1(self, a, k=None):
+            return super().d1(a) * (1.0 if k is None else 1.0 / (1.0 + np.asarray(k)))
+
+    class OfScale(Theory):
+        @functools.cached_property
+        def growth(self):
+            return ByScale(self.background)
+
+    power = OfScale(PLANCK).power
+    k = np.geomspace(1e-4, 50.0, 4000)
+    window = 3 * (np.sin(8 * k) - 8 * k * np.cos(8 * k)) / (8 * k) ** 3
+    variance = np.trapezoid(k**3 * power(k) * window**2 / (2 * np.pi**2), np.log(k))
+    assert np.sqrt(variance) == pytest.approx(PLANCK.sigma8, rel=1e-4)
+    assert float(power.sigma8()) == pytest.approx(PLANCK.sigma8, rel=1e-12)
+    with pytest.raises(ValueError, match="does not depend on the wavenumber"):
+        Halofit(power)
+
+
+def test_a_snapshot_of_another_theory_warns(tmp_path):
+    path = simulation(with_fluid(0.1)).lpt(seed=1).save(tmp_path)
+    with pytest.warns(UserWarning, match="Omega_de = 0.59.*give State.from_snapshot"):
+        fpm.State.from_snapshot(path)
+    with pytest.raises(ValueError, match="w0 . wa = 0.333333 of a fluid: must be below 0"):
+        Fluid(1e-4, 1 / 3)

@@ -331,6 +331,8 @@ def _check_universes(pairs: Sequence[Pair], kind: type[Correction], structure: s
         options = pair.simulation.options
         if (options.state_correction if of_states else options.correction) is not None:
             raise ValueError(f"{pair.name}: the cheap run has a correction already")
+        if structure == LPT_ONLY and not isinstance(pair.start, int | np.integer):
+            raise ValueError(f"{pair.name}: {LPT_ONLY} starts from a seed, not from a state")
     free: dict[str, Any] = {"cell": (0.0, 0.0), "cosmology": {}, "times": None}
     runs = [dataclasses.replace(range_of([pair], structure), **free) for pair in pairs]
     if any(run != runs[0] for run in runs):

@@ -217,7 +217,7 @@ def _cheap(pair: Pair, simulation: Simulation, structure: str, **outputs: Any) -
     start = pair.start
     begin: dict[str, Any] = (
         {"seed": start}
-        if isinstance(start, int)
+        if isinstance(start, int | np.integer)
         else {"particles": (start.displacement, start.velocity)}
     )
     begin["cosmology"] = pair.cosmology

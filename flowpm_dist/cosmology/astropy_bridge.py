@@ -28,8 +28,8 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
     matter_and_dark_energy = float(cosmology.Om0) + float(cosmology.Ode0)
     if abs(float(cosmology.Ok0)) > FLATNESS and abs(matter_and_dark_energy - 1.0) > FLATNESS:
         raise ValueError(
-            f"{_name(cosmology)} is curved (Ok0 = {float(cosmology.Ok0):.3g}); only flat "
-            "universes are supported: Om0 + Ode0 must be 1"
+            f"{_name(cosmology)} is curved (Ok0 = {float(cosmology.Ok0):.3g}): Om0 + Ode0 must "
+            "be 1; a curved universe is made by Cosmology(..., Omega_k=...)"
         )
     parameters = {
         "Omega_m": float(cosmology.Om0),

@@ -61,6 +61,9 @@ class Fluid:
 
     def __post_init__(self) -> None:
         keep_in_units(self, Omega="", w0="", wa="")
+        early = known(self.w0 + self.wa)
+        if early is not None and not early < 0:
+            raise ValueError(f"w0 + wa = {early:g} of a fluid: must be below 0")
 
     def w(self, a: Any) -> Any:
         """Pressure over density at scale factors a [1], arrays or tensors."""
@@ -84,7 +87,7 @@ class Background:
     subclass with more `others`; growth, distances and power follow.
 
     Args:
-        parameters: a `Cosmology`, or its parameters by name, of which those of `GROWTH` are used.
+        parameters: a `Cosmology`, or its parameters by name: those that the fluids need.
 
     Attributes:
         values: the parameters by name, as float64 arrays or tensors.
@@ -95,7 +98,8 @@ class Background:
 
     def __init__(self, parameters: Cosmology | Mapping[str, Any]) -> None:
         values = parameters if isinstance(parameters, Mapping) else parameters.values()
-        self.values = {n: as_array(values.get(n, PARAMETERS[n].default)) for n in GROWTH}
+        filled = {name: values.get(name, row.default) for name, row in PARAMETERS.items()}
+        self.values = {name: as_array(v) for name, v in filled.items() if v is not None}
         self.Omega_m, self.Omega_k = self.values["Omega_m"], self.values["Omega_k"]
         others = self.others()
         self.Omega_de = reduce(lambda left, fluid: left - fluid.Omega, others, 1.0 - self.Omega_m)
@@ -154,15 +158,16 @@ class Background:
         critical = reduce(add, (density for _, density in densities), self.Omega_m)
         return [(fluid, density / critical) for fluid, density in densities]
 
-    def line_of_sight(self) -> Distances:
-        """Returns the distances, for lensing and light cones: they take space to be flat.
+    def check_flat(self) -> None:
+        """Checks that space is flat, as light cones, lensing and `Halofit` take it to be.
 
         Raises:
-            ValueError: space is curved.
+            ValueError: space is curved, or Omega_k is a tensor, by which they have no gradient.
         """
-        if is_tensor(self.Omega_k) or self.Omega_k != 0:
-            raise ValueError("Omega_k: light cones and lensing are for flat space, Omega_k = 0")
-        return Distances(self)
+        if is_tensor(self.Omega_k):
+            raise ValueError("Omega_k: light cones, lensing and Halofit have no gradient by it")
+        if self.Omega_k != 0:
+            raise ValueError("Omega_k: light cones, lensing and Halofit are for flat space alone")
 
 
 def background_of(universe: Cosmology | Background) -> Background:

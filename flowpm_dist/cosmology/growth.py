@@ -44,7 +44,7 @@ from flowpm_dist.cosmology.arrays import (
     total,
     zeros_like,
 )
-from flowpm_dist.cosmology.background import A_MAX, Background, Fluid, background_of
+from flowpm_dist.cosmology.background import A_MAX, GROWTH, Background, Fluid, background_of
 from flowpm_dist.cosmology.parameters import Cosmology, is_compiled
 from flowpm_dist.options import in_unit
 
@@ -83,14 +83,16 @@ class Growth:
     conditioned (Greengard 1991). The solution can be differentiated with respect to the parameters
     any number of times.
 
-    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1. Anywhere in the
-    ranges of `Cosmology`, factors are accurate to 1e-7 and rates to 1e-6. The steeper dark
-    energy rises, the more nodes are needed. The last Chebyshev coefficients measure the accuracy.
-    More nodes are tried until these coefficients are small enough. If they stay too large, a
-    ValueError is raised.
+    Growth factors and rates are accurate to 1e-11 for dark energy near w = -1; otherwise factors
+    are accurate to 1e-7 and rates to 1e-6. The steeper dark energy rises, the more nodes are
+    needed. The last Chebyshev coefficients measure the accuracy. More nodes are tried until these
+    coefficients are small enough. If they stay too large, a ValueError is raised.
 
     Methods that take a wavenumber k [h/Mpc] return an array that broadcasts with it. Here growth
-    does not depend on it; where it does, a subclass replaces these methods.
+    does not depend on it; where it does, a subclass replaces these methods and sets `by_scale`.
+
+    Attributes:
+        by_scale: whether growth depends on the wavenumber.
 
     Args:
         universe: the parameters, or the background.
@@ -101,6 +103,8 @@ class Growth:
             that is negative or above 2.
     """
 
+    by_scale = False
+
     def __init__(self, universe: Cosmology | Background) -> None:
         self.background = background_of(universe)
         for nodes in NODES:
@@ -110,11 +114,12 @@ class Growth:
             if tail is not None and tail <= CONVERGED:
                 break
         if tail is not None and not tail <= RESOLVED:
-            values = {name: float(value) for name, value in self.background.values.items()}
+            values = {name: float(self.background.values[name]) for name in GROWTH}
             shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
             raise ValueError(
-                f"{shown}: dark energy rises too steeply for its growth functions to be resolved; "
-                "w0 nearer to -1, wa nearer to 0 or more matter would do"
+                f"{shown}: the expansion changes too steeply before a = {A_MAX:g}, or would end, "
+                "for growth functions to be resolved; w0 nearer to -1, wa and Omega_k nearer to 0 "
+                "or more matter would do"
             )
 
     @gives_tensor
@@ -258,7 +263,7 @@ def _compiled_coefficients(values: Mapping[str, tf.Tensor], nodes: int) -> tf.Te
 
 def _solved(background: Background, nodes: int) -> Any:
     """Returns the coefficients of a background; those of plain numbers are kept."""
-    values = background.values
+    values = {name: background.values[name] for name in GROWTH}
     if type(background) is not Background:
         return _coefficients(background, nodes)
     if not any(map(is_tensor, values.values())):

@@ -29,7 +29,8 @@ def lensing_weight(cosmology: Universe, chi: Any, a: Any | None = None) -> tf.Te
     """
     chi = as_float64(chi, "chi", "Mpc/h")
     theory = theory_of(cosmology)
-    a = theory.line_of_sight.scale_factor(chi) if a is None else as_float64(a, "a")
+    distances = theory.line_of_sight
+    a = distances.scale_factor(chi) if a is None else as_float64(a, "a")
     return 1.5 * as_float64(theory.background.Omega_m) / HUBBLE_DISTANCE**2 * chi / a
 
 

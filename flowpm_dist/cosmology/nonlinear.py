@@ -36,10 +36,16 @@ class Halofit:
 
     Args:
         linear: the linear power; its cosmology is used.
+
+    Raises:
+        ValueError: space is curved, or growth depends on the wavenumber.
     """
 
     def __init__(self, linear: LinearPower) -> None:
         self.linear, self.growth = linear, linear.growth
+        self.growth.background.check_flat()
+        if self.growth.by_scale:
+            raise ValueError("Halofit is for growth that does not depend on the wavenumber")
         k = np.exp(_LN_K)
         step = _LN_K[1] - _LN_K[0]
         self._k = tf.constant(k)

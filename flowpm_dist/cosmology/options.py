@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field, create_model
 
+from flowpm_dist.cosmology.arrays import arrays_within
+from flowpm_dist.cosmology.background import A_MAX, GROWTH, Background
 from flowpm_dist.cosmology.parameters import (
     AMPLITUDES,
     PARAMETERS,
@@ -46,8 +49,15 @@ def universe_problems(
         shown = list(ends[name]) if len(ends[name]) > 1 else ends[name][0]
         return Problem(f"{sections[name]}.{name}", f"= {shown}: {what}")
 
-    for name, what in conflicts(ends):
-        yield problem(name, what)
+    wrong = list(conflicts(ends))
+    yield from (problem(name, what) for name, what in wrong)
+    corners = [] if wrong else list(itertools.product(*(ends[name] for name in GROWTH)))
+    a = np.linspace(0.02, A_MAX, 100)
+    with arrays_within():
+        worlds = [Background(dict(zip(GROWTH, corner, strict=True))) for corner in corners]
+        if any(np.any(world.a3_e2(a) <= 0) for world in worlds):
+            what = f"with the other parameters the expansion would end before a = {A_MAX:g}"
+            yield problem("Omega_k", what)
     if ends["Omega_b"] and min(ends["Omega_b"]) == 0 and cosmology.transfer == "camb":
         what = 'transfer = "camb" needs baryons, above 0; or use transfer = "eisenstein-hu"'
         yield problem("Omega_b", what)
@@ -107,7 +117,7 @@ else:
 
 
 class CosmologyOptions(_Complete):
-    """A flat universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
+    """A universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""

@@ -117,7 +117,7 @@ class Cosmology:
             growth; light cones and lensing are refused.
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
 
-    The ranges of Omega_m, w0 and wa are such that growth functions are resolved (`growth.Growth`).
+    In most of the ranges growth functions are resolved; `growth.Growth` refuses the others.
 
     Raises:
         ValueError: a value out of its range, or not exactly one amplitude.
@@ -321,7 +321,12 @@ def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]
     if matter and baryons and max(baryons) >= min(matter):
         yield "Omega_b", f"must be below Omega_m = {shown('Omega_m')}, which contains it"
     curvature = ends.get("Omega_k")
-    if matter and curvature and (max(curvature) > 1 - max(matter) or min(curvature) < -min(matter)):
+    beyond = (
+        matter
+        and curvature
+        and max(max(curvature) + max(matter) - 1, -min(curvature) - min(matter))
+    )
+    if beyond and beyond > 1e-12:  # rounding
         what = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
         yield "Omega_k", f"{what}: there would be no big bang, or dark energy below 0"
     w0, wa = ends.get("w0"), ends.get("wa")

@@ -14,6 +14,7 @@ from flowpm_dist.options import Options, Problem, constructed, listed
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
+    from flowpm_dist.cosmology.theory import Universe
 
 SAME = 1e-9
 """Relative difference below which two scale factors are the same."""
@@ -133,7 +134,7 @@ def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     return edges
 
 
-def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int) -> np.ndarray:
+def growth_steps(cosmology: Universe, a_start: float, a_stop: float, steps: int) -> np.ndarray:
     """Returns the edges of `steps` steps equal in a cosmology's D1(a) [1], float64 [steps + 1].
 
     The edges are scale factors. They are constants for gradients with respect to the cosmology.
@@ -141,11 +142,11 @@ def growth_steps(cosmology: Cosmology, a_start: float, a_stop: float, steps: int
     Raises:
         ValueError: `StepOptions` does not allow these values.
     """
-    from flowpm_dist.cosmology.growth import Growth
+    from flowpm_dist.cosmology.theory import theory_of
 
     given = _checked(a_start, a_stop, steps, "D")
     a_start, a_stop, steps = given.a_start, given.a_stop, given.steps
-    growth = Growth(cosmology)
+    growth = theory_of(cosmology).growth
     first, last = (float(growth.d1(a)) for a in (a_start, a_stop))
     wanted = np.linspace(first, last, steps + 1)[1:-1]
     low, high = np.full(steps - 1, a_start), np.full(steps - 1, a_stop)

@@ -59,7 +59,8 @@ class Theory:
                 return MyBackground(self.cosmology)
 
     and is given to `Simulation(..., theory=WithFluid)`, and to functions that take a cosmology.
-    Each part is made when it is first used.
+    Each part is made when it is first used, and kept: make a theory of tensors where it is used,
+    under the tape and inside the `tf.function`.
 
     Args:
         cosmology: the parameters.
@@ -90,8 +91,13 @@ class Theory:
 
     @property
     def line_of_sight(self) -> Distances:
-        """The distances for lensing and light cones, see `Background.line_of_sight`."""
-        return self.background.line_of_sight()
+        """The distances for lensing and light cones.
+
+        Raises:
+            ValueError: as `Background.check_flat`.
+        """
+        self.background.check_flat()
+        return self.distances
 
     def prepare(self) -> None:
         """Makes growth and power now, such as under the tape that watches the parameters."""
@@ -101,8 +107,10 @@ class Theory:
         """Takes growth and power of another theory, as far as no parameter of theirs differs.
 
         What a cosmology is differentiated by is never taken for the same: values are compared by
-        identity.
+        identity. A subclass shares nothing: what its parts depend on, only it knows.
         """
+        if type(self) is not Theory or type(other) is not Theory:
+            return
         mine, others = self.cosmology, other.cosmology
         names = {*mine.names, *others.names}
         differ = [n for n in names if getattr(mine, n, None) is not getattr(others, n, None)]
@@ -132,7 +140,7 @@ class LinearPower:
 
     CAMB's table covers about 1e-5 h/Mpc to 20/Mpc. Outside this range the power is a power law,
     with the slope at the nearer end of the table. Dark energy is CAMB's PPF; neutrinos are
-    massless.
+    massless. The power today is CAMB's own, also with another growth than that of the cosmology.
 
     Args:
         cosmology: the parameters.
@@ -149,7 +157,7 @@ class LinearPower:
         with arrays_within():
             self._d1_today = self.growth.d1(1.0)
             self._shape = self._shape_of(cosmology)
-            self._unit = None if cosmology.A_s is not None else self._unit_sigma8()
+            self._unit_today = None if cosmology.A_s is not None else self._unit_sigma8(1.0)
             self._amplitude = self._amplitude_of(cosmology)
 
     def _shape_of(self, cosmology: Cosmology) -> Callable[[Any], Any]:
@@ -189,22 +197,25 @@ class LinearPower:
     @gives_tensor
     def sigma8(self, a: Any = 1.0) -> Any:
         """Returns the rms linear overdensity in spheres of 8 Mpc/h at scale factor a [1]."""
-        return sqrt(self._amplitude) * self._unit_sigma8() * self.growth.d1(a)
+        return sqrt(self._amplitude) * self._unit_sigma8(a)
 
     def _amplitude_of(self, cosmology: Cosmology) -> Any:
         if cosmology.A_s is not None:
             return as_array(cosmology.A_s)
-        return (as_array(cosmology.sigma8) / (self._unit * self._d1_today)) ** 2
+        return (as_array(cosmology.sigma8) / self._unit_today) ** 2
 
-    def _unit_sigma8(self) -> Any:
-        """Returns sigma8 for A_s = 1 without growth."""
+    def _unit_sigma8(self, a: Any) -> Any:
+        """Returns sigma8 for A_s = 1 at scale factor a."""
         k, weights = _sigma8_quadrature()
-        return sqrt(total(weights * self._shape(k)))
+        if not self.growth.by_scale:
+            return sqrt(total(weights * self._shape(k))) * self.growth.d1(a)
+        growth = self.growth.d1(as_array(a, "a")[..., np.newaxis], k)
+        return sqrt(total(weights * self._shape(k) * square(growth)))
 
 
-def sigma8(cosmology: Cosmology) -> tf.Tensor:
+def sigma8(cosmology: Universe) -> tf.Tensor:
     """Returns the rms linear overdensity in spheres of 8 Mpc/h today [1], a float64 scalar."""
-    return LinearPower(cosmology).sigma8()
+    return theory_of(cosmology).power.sigma8()
 
 
 # Omega_b h^2 below which the fit's own powers of it lose their derivatives; no effect above.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import (
     OF_PARTICLES,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 PARAMETER_TOLERANCE = 1e-4
 """Relative difference up to which parameters of a file and of a cosmology are the same."""
+RADIATION = 0.005
+"""Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
 UNORDERED = 0.2
 """If the root mean square displacement is above this part of the box, the ids do not number the
 lattice in the expected order. A random order gives 0.29."""
@@ -117,6 +120,12 @@ class ParticleFiles:
                     f"{self.path} has {theirs} = {there:g}, and the cosmology has {ours} = "
                     f"{numbers[ours]:g}: they must be equal"
                 )
+        rest = float(Background(numbers).Omega_de)
+        if "OmegaLambda" in self.header and abs(self._number("OmegaLambda") - rest) > RADIATION:
+            raise SnapshotError(
+                f"{self.path} has OmegaLambda = {self._number('OmegaLambda'):g}, and the cosmology "
+                f"{rest:g}: give its Omega_k"
+            )
         scale = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
         self._number("BoxSize")  # or three
         sides = self._numbers("BoxSize") * scale

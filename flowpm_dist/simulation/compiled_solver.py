@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -50,10 +49,6 @@ class CompiledSolver:
     force_options: ForceOptions
     lpt_fields: bool
     basis: Basis | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        parts = self.initial_options, self.force_options, self.lpt_fields, self.basis
-        return _solver, (self.box, *parts)
 
     @functools.cached_property
     def initial(self) -> InitialConditions:

@@ -29,7 +29,7 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
 from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
-from flowpm_dist.simulation.compiled_solver import CompiledSolver
+from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies
 from meshimpl.graph_guards import is_watched
@@ -155,7 +155,7 @@ class Inputs:
     """What determines a universe, read and checked. A run has it, and its states keep it.
 
     Attributes:
-        solver: the lowered functions of its box.
+        box: the box of one universe, or of a batch.
         options: the simulation's options. A state from a snapshot has only the options of initial
             conditions and force, and the precision.
         edges: scale factors at which steps begin and end, float64 [steps + 1]; of a state from a
@@ -165,17 +165,17 @@ class Inputs:
         halo: the halo of the evolution [particle spacings]; 0 before the initial conditions.
     """
 
-    solver: CompiledSolver
+    box: Box
     options: SolverOptions
     edges: np.ndarray
     cosmologies: LocalCosmologies
     source: WhiteNoiseSource
     halo: int = 0
 
-    @property
-    def box(self) -> Box:
-        """The box of one universe, or of a batch."""
-        return self.solver.box
+    @functools.cached_property
+    def solver(self) -> CompiledSolver:
+        """The lowered functions of the box."""
+        return compiled_solver(self.box, self.options)
 
     @property
     def from_particles(self) -> bool:
@@ -281,6 +281,7 @@ def first_particles(
     """
     a, integrator = float(inputs.edges[0]), inputs.options.integrator
     if resume is not None:
+        particles.clear()
         lpt = lpt_particles(inputs, a, integrator)[1] if integrator.uses_lpt else ()
         return [resume(inputs.box)], lpt
     if particles:

@@ -28,7 +28,6 @@ from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
-from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.cost import (
     Estimate,
     kind_of,
@@ -113,7 +112,6 @@ class Simulation:
         lattice = constructed(BoxOptions, sides)
         self.options = constructed(SolverOptions, options)
         self._halo = self.options.halo
-        self._solvers: dict[int | None, tuple[SolverOptions, CompiledSolver]] = {}
         self.edges = _checked_edges(steps, self.options.integrator)
         if mesh is None:
             force = self.options
@@ -262,7 +260,8 @@ class Simulation:
             outputs: whether states are measured during the run.
         """
         axes, cells = dict(self._mesh.axes), math.prod(self._grid)
-        own = simulation_bytes(self.options, self._grid, axes, outputs=outputs)
+        options = self.options.model_copy(update={"halo": self.halo})
+        own = simulation_bytes(options, self._grid, axes, outputs=outputs)
         ranks, steps = self._mesh.size, len(self.edges) - 1
         return Estimate(
             ranks=ranks,
@@ -391,7 +390,7 @@ class Simulation:
                 which the same run can continue. An exception from it ends the run.
             resume: a function that is given the box and returns such a `MidRun` with this rank's
                 blocks. The run continues from there. On the same mesh the result is identical to
-                the bit. Give the same `observe`, but `states_at` only times that are yet to come.
+                the bit. Give the same `observe`; states that the run has passed are None.
 
         Returns:
             The last state. With `outputs`, a list in the order of `outputs`: the states at these
@@ -414,22 +413,26 @@ class Simulation:
         if outputs is not None and observe is not None:
             raise ValueError("outputs: with observe, give states_at(outputs, on_output) among them")
         several = isinstance(observe, Sequence)
-        makers = list(observe) if isinstance(observe, Sequence) else [observe] if observe else []
+        makers = list(observe) if isinstance(observe, Sequence) else []
+        if callable(observe):
+            makers = [observe]
         if outputs is not None:
-            makers = [self.states_at(in_unit("outputs", outputs), on_output)]
-        else:
-            self.warn_of_times(self.edges[-1:])
+            chosen = check_outputs(in_unit("outputs", outputs), self.edges)
+            makers = [_states_at(chosen, on_output)]
+        self.warn_of_times(self.edges[-1:] if outputs is None else chosen)
         start = Start(seed, white_noise, particles, cosmology, paired)
         inputs, given = self._read(start, observe=makers, resume=resume is not None)
         begin, lpt = first_particles(inputs, given, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
         done, timings = evolve_particles(begin, lpt, inputs, clock, progress, observers, after_step)
-        results = [] if observers is None else observers.results(done.measured)
         if outputs is not None:
-            return results[0]
+            return observers.results(done.measured)[0] if observers else []
         state = State.leaving(done.particles, inputs, float(self.edges[-1]), timings)
-        return state if observe is None else (state, results if several else results[0])
+        if observe is None or observers is None:
+            return state if observe is None else (state, [])
+        results = observers.results(done.measured)
+        return state, results if several else results[0]
 
     def states_at(
         self, times: Sequence[float] | np.ndarray, on_output: OnOutput | None = None
@@ -444,9 +447,7 @@ class Simulation:
         """
         chosen = check_outputs(in_unit("times", times), self.edges)
         self.warn_of_times(chosen)
-        # Ranks may bind values of their own to it, such as a path: its name alone is compared.
-        call = None if on_output is None else lambda state: on_output(state)
-        return functools.partial(_at_times, chosen, call)
+        return _states_at(chosen, on_output)
 
     def lpt(
         self,
@@ -499,15 +500,8 @@ class Simulation:
         box = self.box_of(start.batch(self.box_of_replicas))
         self._check_equal(start, box, more)
         local = self._cosmologies.local(start.cosmology, box)
-        inputs = Inputs(self._solver(box), self.options, self.edges, local, source_of(start, box))
+        inputs = Inputs(box, self.options, self.edges, local, source_of(start, box))
         return inputs, particles_of(start, box)
-
-    def _solver(self, box: Box) -> CompiledSolver:
-        options, solver = self._solvers.get(box.batch, (None, None))
-        if solver is None or options is not self.options:
-            solver = compiled_solver(box, self.options)
-            self._solvers[box.batch] = self.options, solver
-        return solver
 
     def _check_equal(self, start: Start, box: Box, more: dict[str, Any]) -> None:
         """Checks that all ranks make the same run, before anything is computed.
@@ -530,6 +524,12 @@ class Simulation:
             **options,
             **more,
         )
+
+
+def _states_at(times: Sequence[float], on_output: OnOutput | None) -> ObserverOf:
+    # Ranks may bind values of their own to it, such as a path: its name alone is compared.
+    call = None if on_output is None else lambda state: on_output(state)
+    return functools.partial(_at_times, times, call)
 
 
 # Not a lambda: ranks compare what it is given.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,7 +97,8 @@ class State:
         """
         box = inputs.box
         displacement, velocity = Field(particles.displacement, box), Field(particles.velocity, box)
-        return cls(displacement, velocity, a, inputs, timings or {})
+        # A copy, which does not keep the lowered functions.
+        return cls(displacement, velocity, a, replace(inputs), timings or {})
 
     @classmethod
     def leaving(
@@ -170,9 +172,15 @@ class State:
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], False, theory)
         options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
         halo = int(about.get("halo", 1))
+        rest, recorded = float(local.theories[0].background.Omega_de), about.get("Omega_de")
+        if recorded is not None and abs(rest - recorded) > 1e-9:
+            warnings.warn(
+                f"{path} is of a universe with Omega_de = {recorded:g}, the theory has {rest:g}: "
+                "give State.from_snapshot(..., theory=) the theory of its simulation",
+                stacklevel=2,
+            )
         a, source = float(about["a"]), WhiteNoiseSource.of_snapshot(snapshot)
-        solver = compiled_solver(box, options)
-        return cls.of(particles, Inputs(solver, options, np.array([a]), local, source, halo), a)
+        return cls.of(particles, Inputs(box, options, np.array([a]), local, source, halo), a)
 
     def corrected(self, correction: StateCorrection, *, velocities: bool = True) -> State:
         """Returns the state with its particles moved by a correction of states; differentiable.
@@ -357,7 +365,7 @@ class State:
 
     @property
     def _solver(self) -> CompiledSolver:
-        return self._inputs.solver
+        return compiled_solver(self.box, self._inputs.options)
 
     @functools.cached_property
     def white_noise(self) -> Field:

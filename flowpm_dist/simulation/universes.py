@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.box import Box
@@ -157,10 +158,24 @@ class CosmologyFactory:
                     "to differentiate by a cosmology, give it to run(cosmology=...): the "
                     "simulation's own was evaluated when it was made"
                 )
+            if self._own_is_outdated():
+                raise ValueError(
+                    "to differentiate by a theory of your own, make the simulation under the tape: "
+                    "the simulation's own theory was evaluated when it was made"
+                )
             return self.own if box.batch is None else self.own.repeated(box.local_batch[0])
         several = [given] if isinstance(given, Cosmology) else list(given)
         batched, first = box.batch is not None, self.own.theories[0]
         return LocalCosmologies.of(of_this_rank(several, box), batched, self.own.theory_of, first)
+
+    def _own_is_outdated(self) -> bool:
+        """Returns whether a tape watches what the first theory was made of, but not its growth."""
+        theory = self.own.theories[0]
+        if type(theory) is Theory:
+            return False
+        parts = theory.background.a3_e2, theory.growth.d1
+        expansion, growth = (is_watched([as_float64(part(1.0))]) for part in parts)
+        return expansion and not growth
 
 
 def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:

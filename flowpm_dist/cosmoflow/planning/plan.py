@@ -395,7 +395,9 @@ class TrainingPlan(SimulatedRun):
             elif name in REQUIRED and not fixed and name not in varied:
                 what = f"is missing: fix it at {PARAMETERS[name].what}, or give it a range in "
                 yield Problem(f"cosmology.{name}", f"{what}[priors]")
-        yield from self.exactly_one("cosmology.sigma8", "cosmology.A_s", "priors.sigma8")
+        fixed_or_varied = [f"cosmology.{name}" for name in reversed(AMPLITUDES)]
+        fixed_or_varied += [f"priors.{name}" for name in AMPLITUDES if name in VARIABLE]
+        yield from self.exactly_one(*fixed_or_varied)
 
     def _of_the_network(self, dataset: Dataset | None) -> Iterator[Problem]:
         channels = dataset.header.channels if dataset else 1

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
+from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.io.files import read_text, write_text
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class Range:
         theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
         every = {**{name: [value] for name, value in ours.items()}, **parameters}
         for name, value in ((name, value) for name, values in every.items() for value in values):
-            yield from _outside(name, value, theirs.get(name, (-math.inf, math.inf)))
+            default = PARAMETERS[name].default if name in PARAMETERS else None
+            unknown = (-math.inf, math.inf) if default is None else (default, default)
+            yield from _outside(name, value, theirs.get(name, unknown))
 
     def outside_times(self, times: Iterable[float]) -> Iterator[str]:
         """Yields, for each scale factor of a state that lies outside, by how much it does."""

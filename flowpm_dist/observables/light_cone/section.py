@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from flowpm_dist.cosmology.arrays import arrays_within
-from flowpm_dist.cosmology.background import GROWTH, Background
+from flowpm_dist.cosmology.background import GROWTH, Background, Distances
 from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.observables.lensing.options import (
@@ -229,8 +229,10 @@ def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None
     """
     ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in GROWTH]
     corners = [Background(dict(zip(GROWTH, corner, strict=True))) for corner in product(*ends)]
+    for background in corners:
+        background.check_flat()
     with arrays_within():
-        return max(float(each.line_of_sight().comoving(1 / (1 + z))) for each in corners)
+        return max(float(Distances(each).comoving(1 / (1 + z))) for each in corners)
 
 
 def map_warnings(
