@@ -23,6 +23,7 @@ from typing import Any
 from common import report, start_worker
 
 from flowpm_dist.evolution.adjoints import ADJOINTS
+from flowpm_dist.grid.decomposition import parse_mesh
 from meshimpl import launch
 
 COSMOLOGY = """
@@ -33,13 +34,33 @@ n_s = 0.96
 transfer = "eisenstein-hu"
 """
 MATTER = "Omega_m = 0.31\nsigma8 = 0.81\n"
+SIMULATED = f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n[run]\nhalo = 16\n"
+DATASET = f"""{COSMOLOGY}
+[priors]
+Omega_m = [0.25, 0.35]
+sigma8 = [0.78, 0.95]
+[evolution]
+steps = 2
+[training]
+batch = 4
+[data]
+simulations = 8
+validation = 4
+test = 4
+[observation]
+structure = """
 JOBS = {
-    "simulate": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n",
-    "simulate with outputs": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n[evolution]\nsteps = 3\n"
-    "[output]\na = [0.5]\ncheckpoint_every = 1\n",
-    "simulate with a light cone": f"{COSMOLOGY}{MATTER}[initial]\nseed = 1\n"
-    "[evolution]\nsteps = 3\n[lightcone]\nfield_of_view = 2.0\npixels = 512\nz_max = 1.0\n"
-    "sources = [{ redshift = 0.5 }, { redshift = 1.0 }]\n",
+    "simulate": SIMULATED,
+    "simulate with outputs": f"{SIMULATED}[output]\na = [0.5]\ncheckpoint_every = 1\n",
+    "simulate with a light cone": f"""{SIMULATED}
+[lightcone]
+field_of_view = 2.0
+pixels = 512
+z_max = 1.0
+sources = [{{ redshift = 0.5 }}, {{ redshift = 1.0 }}]
+""",
+    "dataset of 1lpt": f'{DATASET}"1lpt"\n',
+    "dataset of pm": f'{DATASET}"pm"\n',
     "train": f"""{COSMOLOGY}
 [priors]
 Omega_m = [0.25, 0.35]
@@ -60,6 +81,8 @@ test = 2
     "reconstruct": f"""{COSMOLOGY}{MATTER}
 [evolution]
 steps = 3
+[run]
+halo = 16
 [observation]
 structure = "pm"
 sigma = 0.1
@@ -123,22 +146,29 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
 
 def estimated(kind: str, grid: int, ranks: int) -> int:
     """A job's estimate of the memory of a rank [bytes]."""
+    from flowpm_dist.cosmoflow.planning.memory import check_training_mesh, dataset_memory
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
     from flowpm_dist.jobs.job import Request, job_class
 
+    command = kind.partition(" ")[0]
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
-        planned = job_class(kind.partition(" ")[0]).plan(Request(run_file, ranks, output))
+        if command == "dataset":
+            plan = TrainingPlan.load(run_file)
+            mesh = check_training_mesh(plan, ranks, source=run_file)
+            return dataset_memory(plan, plan.grid, parse_mesh(mesh, batched=True))
+        planned = job_class(command).plan(Request(run_file, ranks, output))
         return planned.estimate.memory
 
 
-def print_jobs(grids: list[int], kinds: list[str]) -> None:
+def print_jobs(grids: list[int], kinds: list[str], numbers: list[int]) -> None:
     """Print a row of docs/measurements/memory.md for each job, grid and number of ranks."""
     print("| job | grid | ranks | estimated [MiB] | measured [MiB] | estimated / measured |")
     print("|---|---|---|---|---|---|")
     for kind in kinds:
         for grid in grids:
-            for ranks in (1, 2):
+            for ranks in numbers:
                 measured, estimated = job(kind, grid, ranks)
                 figures = (
                     f"{estimated / 2**20:.0f} | {measured / 2**20:.0f} | {estimated / measured:.2f}"
@@ -200,7 +230,8 @@ def main() -> None:
     parser.add_argument("--corrected", type=int, default=0, metavar="GRID")
     parser.add_argument("--large", type=int, default=0, metavar="GRID")
     parser.add_argument("--jobs", type=int, nargs="+", default=[], metavar="GRID")
-    parser.add_argument("--only", choices=list(JOBS), help="this job alone")
+    parser.add_argument("--only", choices=list(JOBS), nargs="+", help="these jobs alone")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="of the jobs")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--adjoint", default="reversible", choices=["none", *ADJOINTS])
     options = parser.parse_args()
@@ -208,7 +239,7 @@ def main() -> None:
         worker(options.grid, options.steps, options.adjoint, bool(options.corrected))
         return
     if options.jobs:
-        print_jobs(options.jobs, [options.only] if options.only else list(JOBS))
+        print_jobs(options.jobs, options.only or list(JOBS), options.ranks)
         return
 
     def measured(grid: int, steps: int, adjoint: str, ranks: int, threads: int) -> Any:

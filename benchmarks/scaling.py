@@ -139,7 +139,7 @@ def memory(step: StepTraffic) -> int:
     """Returns the memory of a rank [bytes]: the process and a run with such steps from 2LPT."""
     solver = SolverOptions(halo=step.halo, force_gradient=step.force_gradient, pyramid=step.pyramid)
     axes = axes_of(step)
-    return process_bytes(axes) + simulation_bytes(solver, step.grid, axes)
+    return process_bytes(axes, "simulate") + simulation_bytes(solver, step.grid, axes)
 
 
 def worker(grid: int, steps: int) -> None:

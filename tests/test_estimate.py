@@ -1,5 +1,6 @@
 """Estimates are shown before a job starts, and jobs that cannot fit are refused in time."""
 
+import json
 import os
 import re
 import tomllib
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from commands import flowpm_and_loaded, flowpm_here, folder_with, plain
+from commands import flowpm, flowpm_and_loaded, flowpm_here, folder_with, plain
 from run_files import RUN
 
 from flowpm_dist.cosmology.parameters import Cosmology
@@ -198,6 +199,15 @@ def test_a_simulation_in_python_is_estimated_as_the_command_does(here, monkeypat
     record_rate(kind_of("simulate", 1), job.cells, 1.0)
     assert sim.estimate().seconds == job.estimate.seconds == 2 * 16**3
     assert str(sim.estimate()).splitlines()[-1] == "time: about 2.3 hours, as measured here before"
+
+
+def test_a_simulation_takes_the_memory_that_was_told(here):
+    """Its measured peak is at most 5 % above the estimate, and the estimate 30 % above the peak."""
+    told = SimulationJob.plan(Request(here / "run.toml", 1, here / "out")).estimate.memory
+    done = flowpm("simulate", "run.toml", "--ranks", "1", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    (peak,) = json.loads(Path("out/timings.json").read_text())["peak_memory_bytes"]
+    assert 0.95 * peak < told < 1.3 * peak
 
 
 def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):

@@ -303,7 +303,9 @@ class EmulationOptions(SimulatedRun):
         values = (6 + 2 * FINER**3) * times + 6 * len(pairs) + 6 * moving * times
         states = values * cells * itemsize
         cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
-        return process_bytes(axes) + max(made, math.ceil(cheap + kept)) + math.ceil(states)
+        return (
+            process_bytes(axes, "emulate") + max(made, math.ceil(cheap + kept)) + math.ceil(states)
+        )
 
     def demand(self, mesh: str) -> Demand:
         """Returns the memory that the work needs."""

@@ -179,8 +179,6 @@ FIELDS = 9
 """Fields of the results, at most."""
 OF_CHAIN = 3
 """Fields of a checkpoint of a chain."""
-PROGRAMS = 90 * 2**20
-"""Memory of the programs of a reconstruction [bytes]."""
 
 
 class ReconstructionOptions(SimulatedRun):
@@ -388,7 +386,7 @@ class ReconstructionOptions(SimulatedRun):
         if self.lightcone is not None:
             pixels = len(self.lightcone.sources) * self.lightcone.pixels**2
             values += VALUES_PER_MAP * pixels * max(1, together)
-        return process_bytes(axes) + PROGRAMS + math.ceil(values * itemsize)
+        return process_bytes(axes, "reconstruct") + math.ceil(values * itemsize)
 
     @property
     def disk(self) -> int:

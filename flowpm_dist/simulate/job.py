@@ -266,7 +266,7 @@ def demand_of(options: SimulationOptions) -> Demand:
 
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (
-            process_bytes(axes)
+            process_bytes(axes, "simulate")
             + simulation_bytes(solver, grid, axes, outputs=outputs)
             + writing_bytes(solver, grid, axes)
         )

@@ -1,4 +1,4 @@
-"""The model of cost: the memory that jobs take on a rank, their estimate, and their refusal.
+"""The memory of processes and simulations on a rank, the estimate of a job, and its refusal.
 
 Memory counts the values that lie there at the same time, with the halos of fields. The numbers were
 measured; docs/measurements/memory.md compares the estimates with what jobs take. Times come from
@@ -35,10 +35,12 @@ from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch
 from meshimpl.launch import user_cache
 
-PROCESS = 680 * 2**20
+PROCESS = 700 * 2**20
 """Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
-OF_RANKS = 110 * 2**20
+OF_RANKS = 40 * 2**20
 """Additional memory if there are several ranks: Horovod, MPI and their buffers [bytes]."""
+PROGRAMS = {"simulate": 40 * 2**20, "reconstruct": 160 * 2**20, "emulate": 210 * 2**20}
+"""Additional memory by command: compiled programs, of gradients too, and figures [bytes]."""
 SHARED = 360 * 2**20
 """The part of `PROCESS` that the ranks of a host share: code and data of libraries [bytes]."""
 STATE = 6
@@ -67,13 +69,15 @@ OUTPUT = 20
 """Values of a particle while an output is measured: the state, its density, a spectrum."""
 
 
-def process_bytes(axes: Mapping[str, int]) -> int:
+def process_bytes(axes: Mapping[str, int], command: str | None = None) -> int:
     """Returns the memory of a rank without any field [bytes].
 
     Args:
         axes: sizes of the mesh's axes.
+        command: the command, if it is in `PROGRAMS`.
     """
-    return PROCESS + (OF_RANKS if math.prod(axes.values()) > 1 else 0)
+    ranks = OF_RANKS if math.prod(axes.values()) > 1 else 0
+    return PROCESS + ranks + (PROGRAMS[command] if command else 0)
 
 
 def field_cells(grid: Grid, axes: Mapping[str, int], width: int = 0) -> float:

@@ -266,7 +266,7 @@ class Simulation:
         return Estimate(
             ranks=ranks,
             together=launch.ranks_on_host(ranks),
-            memory=process_bytes(axes) + own,
+            memory=process_bytes(axes, "simulate") + own,
             seconds=measured_seconds(kind_of("simulate", ranks), cells, steps),
         )
 

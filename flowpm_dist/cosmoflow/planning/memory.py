@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TRAINING = 140 * 2**20
 """Memory of the programs and libraries of a training [bytes]."""
-LEAST = 500 * 2**20
+LEAST = 570 * 2**20
 """Memory that every training takes while its programs are compiled [bytes]."""
 COPIES_OF_WEIGHTS = 6
 """Arrays of the weights' size: weights, gradients, Adam's moments, an update's own."""
