@@ -224,7 +224,9 @@ def test_a_fluid_is_differentiable():
         value = tf.reduce_sum(weights * run_numbers(omega) / run_numbers(0.08))
     step = 1e-4
     low, high = (np.sum(weights * run_numbers(0.08 + d) / run_numbers(0.08)) for d in (-step, step))
-    assert float(tape.gradient(value, omega)) == pytest.approx((high - low) / (2 * step), rel=1e-6)
+    assert float(tape.gradient(value, omega)) == pytest.approx(
+        float(high - low) / (2 * step), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("Omega_k", [0.3, 0.02, -0.1])
@@ -324,7 +326,9 @@ def test_a_run_is_differentiated_by_a_theory_of_ones_own():
         value = loss(simulation(with_fluid(omega)))
     step = 1e-5
     high, low = (loss(simulation(with_fluid(0.05 + s))) for s in (step, -step))
-    assert float(tape.gradient(value, omega)) == pytest.approx((high - low) / (2 * step), rel=1e-6)
+    assert float(tape.gradient(value, omega)) == pytest.approx(
+        float(high - low) / (2 * step), rel=1e-6
+    )
 
 
 def test_replaced_parts_reach_what_uses_them():
