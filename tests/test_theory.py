@@ -364,6 +364,8 @@ def test_replaced_parts_reach_what_uses_them():
     assert float(power.sigma8()) == pytest.approx(PLANCK.sigma8, rel=1e-12)
     with pytest.raises(ValueError, match="does not depend on the wavenumber"):
         Halofit(power)
+    with pytest.raises(ValueError, match="cannot be simulated yet"):
+        simulation(OfScale)
 
 
 def test_a_snapshot_of_another_theory_warns(tmp_path):

@@ -52,7 +52,8 @@ class Fluid:
 
     Attributes:
         Omega: its density today over the critical density [1].
-        w0, wa: its equation of state [1]: pressure over density. w0 + wa must be below 0.
+        w0, wa: its equation of state [1]: pressure over density. w0 + wa must be below 0, because
+            growth starts from matter alone: radiation is refused.
     """
 
     Omega: Any
@@ -84,7 +85,7 @@ class Background:
 
     The universe is made of matter, which clusters, and of fluids, which do not: `others`, and dark
     energy, which has what is left of the critical density. A universe with more in it is a
-    subclass with more `others`; growth, distances and power follow.
+    subclass with more `others`; growth, distances and the normalisation of the power follow.
 
     Args:
         parameters: a `Cosmology`, or its parameters by name: those that the fluids need.

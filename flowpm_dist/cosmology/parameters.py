@@ -32,8 +32,9 @@ Transfer = Literal["eisenstein-hu", "camb"]
 """Where the transfer function comes from."""
 
 Effect = Literal["background", "growth", "transfer", "primordial", "amplitude"]
-"""What a parameter can change: expansion or Hubble constant, E(a) and with it the growth of
-structure, transfer function, slope of the primordial spectrum, amplitude of the spectrum."""
+"""What a parameter can change. background: densities in physical units, such as h does; growth:
+E(a), and with it the growth of structure and distances; the transfer function; the slope of the
+primordial spectrum; the amplitude of the spectrum."""
 
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
@@ -110,8 +111,8 @@ class Cosmology:
         A_s: amplitude of the primordial scalar spectrum at `k_pivot` [1]; or
         sigma8: rms linear overdensity in spheres of 8 Mpc/h today [1]. Exactly one of the two.
         w0, wa: dark energy equation of state w(a) = w0 + wa (1 - a) [1].
-        T_cmb: temperature of the microwave background today [K], for the transfer function only:
-            E(a) has no radiation.
+        T_cmb: temperature of the microwave background today [K]. It changes the transfer function:
+            E(a) has no radiation yet.
         k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
         Omega_k: curvature of space today [1], above 0 in an open universe. It changes expansion and
             growth; light cones and lensing are refused.

@@ -135,9 +135,9 @@ def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
 
 
 def growth_steps(cosmology: Universe, a_start: float, a_stop: float, steps: int) -> np.ndarray:
-    """Returns the edges of `steps` steps equal in a cosmology's D1(a) [1], float64 [steps + 1].
+    """Returns the edges of `steps` steps equal in D1(a) of a cosmology or a theory, [steps + 1].
 
-    The edges are scale factors. They are constants for gradients with respect to the cosmology.
+    The edges are scale factors, float64. They are constants for gradients by the cosmology.
 
     Raises:
         ValueError: `StepOptions` does not allow these values.

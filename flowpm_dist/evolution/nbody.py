@@ -251,7 +251,7 @@ class NBody:
             plan: what to do.
             clock: gets an entry a step.
             fused: read and kick in one kernel, which plain differentiation cannot handle.
-            keep: called before each kick with its number and the state.
+            keep: called before each kick with its number among the operations, and the state.
 
         Raises:
             HaloError, FloatingPointError: on every rank, naming the step.

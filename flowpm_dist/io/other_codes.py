@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PARAMETER_TOLERANCE = 1e-4
 """Relative difference up to which parameters of a file and of a cosmology are the same."""
-RADIATION = 0.005
+LAMBDA_TOLERANCE = 0.005
 """Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
 UNORDERED = 0.2
 """If the root mean square displacement is above this part of the box, the ids do not number the
@@ -121,7 +121,10 @@ class ParticleFiles:
                     f"{numbers[ours]:g}: they must be equal"
                 )
         rest = float(Background(numbers).Omega_de)
-        if "OmegaLambda" in self.header and abs(self._number("OmegaLambda") - rest) > RADIATION:
+        if (
+            "OmegaLambda" in self.header
+            and abs(self._number("OmegaLambda") - rest) > LAMBDA_TOLERANCE
+        ):
             raise SnapshotError(
                 f"{self.path} has OmegaLambda = {self._number('OmegaLambda'):g}, and the cosmology "
                 f"{rest:g}: give its Omega_k"

@@ -105,12 +105,18 @@ class CompiledSolver:
         return int(self.box.mesh.world.allreduce(tf.constant(halo), "max"))
 
     def compile(self, nbody: NBody, particles: Particles, a: float) -> float:
-        """Lowers and compiles every function of a step, once; returns the seconds that took.
+        """Makes one kick, once, which lowers and compiles its functions; returns the seconds.
+
+        Functions of LPT fields, of plain differentiation and of observers are lowered when they are
+        first called.
 
         Args:
             nbody: the evolution to compile.
             particles: the particles at the start.
             a: their scale factor, for messages.
+
+        Raises:
+            HaloError, FloatingPointError: on every rank.
         """
         if nbody.is_compiled:
             return 0.0

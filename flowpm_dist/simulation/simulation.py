@@ -402,6 +402,8 @@ class Simulation:
                 does not fit.
             HaloError: a particle left the halo; the message says which halo is wide enough. Raised
                 on every rank.
+            FloatingPointError: particles are not finite. Raised on every rank.
+            CollectiveError: ranks were given different arguments. Raised on every rank.
         """
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:

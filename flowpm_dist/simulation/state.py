@@ -68,7 +68,7 @@ class State:
         velocity: canonical, a^2 dx/dt [Mpc/h H0].
         a: scale factor [1].
         timings: "phases" {name: [seconds per step]}, "steps" [seconds], "compile", "initial",
-            "evolution" and "total" seconds (the latter without compilation), and
+            "evolution" and "total" seconds (the latter without "compile", that of a kick), and
             "ns_per_particle_per_step" of the evolution over all particles; empty where no step was
             made here.
     """
@@ -108,7 +108,7 @@ class State:
         a: float,
         timings: Mapping[str, Any] | None = None,
     ) -> State:
-        """Returns the same of a run, whose correction of states has moved the particles."""
+        """Returns the same of a run, and applies its correction of states, if it has one."""
         state, correction = cls.of(particles, inputs, a, timings), inputs.options.state_correction
         return state if correction is None else state.corrected(correction)
 

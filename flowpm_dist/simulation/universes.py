@@ -58,6 +58,10 @@ class LocalCosmologies:
                 if like is not None:
                     theory.share(like)
                 theory.prepare()
+                if theory.growth.by_scale:
+                    raise ValueError(
+                        "growth that depends on the wavenumber cannot be simulated yet"
+                    )
         return cls(tuple(theories[id(c)] for c in cosmologies), batched, theory_of)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -95,7 +95,7 @@ class ReversibleAdjoint(Adjoint):
 
 
 def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
-    """Returns the numbers of the kicks before which the state is to be kept, the last one first.
+    """Returns the kicks before which the state is to be kept, by operation, the last one first.
 
     The errors are followed back from the end in linear theory. There the force is the displacement,
     so drifts and kicks are linear in position and velocity. Positions are rounded in proportion to
