@@ -97,8 +97,10 @@ class Steps:
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays of a checkpoint."""
         values = {f"value_{n}": value for n, value in enumerate(self._values())}
+        values |= {f"good_{n}": value for n, value in enumerate(self._good)}
         best = {"best": self.best, "best_loss": np.array(self.best_loss)}
-        return {"done": np.array(self.done), **best, **values}
+        counts = {"done": np.array(self.done), "failures": np.array(self.failures)}
+        return {**counts, **best, **values}
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Continues from the arrays of a checkpoint.
@@ -108,8 +110,8 @@ class Steps:
         """
         for n, variable in enumerate(self._variables):
             variable.assign(arrays[f"value_{n}"])
-        self._good = self._values()
-        self.done = int(arrays["done"])
+        self._good = [arrays[f"good_{n}"] for n in range(len(self._variables))]
+        self.done, self.failures = int(arrays["done"]), int(arrays["failures"])
         self.best, self.best_loss = arrays["best"], float(arrays["best_loss"])
 
 
@@ -202,8 +204,9 @@ class Learner:
             `correction`, the best one.
 
         Raises:
-            LearningError: a cheap run and its truth have different white noise, or several
-                iterations in a row failed.
+            LearningError: a cheap run and its truth have different white noise (looked at for the
+                universes held out, and for those that start from states), or several iterations in
+                a row failed.
             HaloError: a particle left the halo in a run without the correction.
         """
         # Of seeds the universes held out are enough; states are of files, each of its own.

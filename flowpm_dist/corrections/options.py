@@ -36,7 +36,8 @@ class LearningOptions(Options):
             of 1 - r^2 there; by default 0 for a filter, 0.1 for a network. With 0 nothing is
             learned from velocities.
         validate_every: the number of iterations between validations.
-        seed: the seed that determines the first weights and the order of the universes.
+        seed: the seed of the order and the symmetry turns of the universes; in run files it gives
+            the first weights, too.
     """
 
     structure: Literal["pm", "2lpt"] = Field(default="pm", description='"pm" or "2lpt"')
