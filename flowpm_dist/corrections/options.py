@@ -30,8 +30,8 @@ class LearningOptions(Options):
             filter, 0.003 for a network.
         correlation: the weight of 1 - r^2 in the loss. The squared logarithm of the ratio of powers
             has the weight 1.
-        displacement: the weight of the mean squared distance of particles from those of the truth
-            [spacing^2]; by default 0 for a filter, 1 for a network.
+        displacement: the weight of the mean squared distance of particles from their true
+            places [spacing^2]; by default 0 for a filter, 1 for a network.
         redshift_space: the weight of the power in redshift space, along z, and times `correlation`
             of 1 - r^2 there; by default 0 for a filter, 0.1 for a network. With 0 nothing is
             learned from velocities.

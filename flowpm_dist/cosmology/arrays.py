@@ -102,7 +102,7 @@ def gives_tensor(function: Callable[P, Any]) -> Callable[P, tf.Tensor]:
 
 
 def _either(name: str, of_arrays: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Returns a function of arrays, which is that of TensorFlow with this name for tensors."""
+    """Returns a function of arrays, which calls TensorFlow's of this name for tensors."""
     of_tensors = operator.attrgetter(name)
 
     def call(*values: Any) -> Any:

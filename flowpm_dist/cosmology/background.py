@@ -107,10 +107,14 @@ class Background:
         self.dark_energy = Fluid(self.Omega_de, self.values["w0"], self.values["wa"])
         self.fluids = (self.dark_energy, *others)
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether space is flat; not if Omega_k is a tensor, whatever its value."""
+        return not is_tensor(self.Omega_k) and bool(self.Omega_k == 0)
+
     def others(self) -> tuple[Fluid, ...]:
         """Returns the fluids besides dark energy: curvature expands as one with w = -1/3."""
-        flat = not is_tensor(self.Omega_k) and self.Omega_k == 0
-        return () if flat else (Fluid(self.Omega_k, -1.0 / 3.0),)
+        return () if self.is_flat else (Fluid(self.Omega_k, -1.0 / 3.0),)
 
     @gives_tensor
     def e(self, a: Any) -> Any:
@@ -167,7 +171,7 @@ class Background:
         """
         if is_tensor(self.Omega_k):
             raise ValueError("Omega_k: light cones, lensing and Halofit have no gradient by it")
-        if self.Omega_k != 0:
+        if not self.is_flat:
             raise ValueError("Omega_k: light cones, lensing and Halofit are for flat space alone")
 
 
@@ -247,10 +251,10 @@ class Distances:
         space f_K = chi, with Omega_k > 0 f_K = c/H0 sinh(sqrt(Omega_k) chi H0/c) / sqrt(Omega_k),
         with Omega_k < 0 likewise with the sine (Hogg 1999, astro-ph/9905116).
         """
-        chi, curvature = as_array(chi, "chi", "Mpc/h"), as_array(self.background.Omega_k)
-        if known(curvature) == 0 and not is_tensor(curvature):
+        chi = as_array(chi, "chi", "Mpc/h")
+        if self.background.is_flat:
             return chi
-        x = curvature * (chi / HUBBLE_DISTANCE) ** 2
+        x = self.background.Omega_k * (chi / HUBBLE_DISTANCE) ** 2
         series = 1.0 + x / 6.0 * (1.0 + x / 20.0 * (1.0 + x / 42.0))
         far = abs(x) > 1e-2
         root = sqrt(where(far, abs(x), ones_like(x)))

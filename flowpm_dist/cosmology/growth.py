@@ -262,7 +262,7 @@ def _compiled_coefficients(values: Mapping[str, tf.Tensor], nodes: int) -> tf.Te
 
 
 def _solved(background: Background, nodes: int) -> Any:
-    """Returns the coefficients of a background; those of plain numbers are kept."""
+    """Returns the coefficients of a background; coefficients of plain numbers are kept."""
     values = {name: background.values[name] for name in GROWTH}
     if type(background) is not Background:
         return _coefficients(background, nodes)

@@ -309,7 +309,7 @@ HEADERS = {name: row.header for name, row in PARAMETERS.items() if row.header is
 
 
 def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]]:
-    """Yields a parameter and what is wrong with it beside others, for values anywhere in ranges.
+    """Yields a parameter and why others do not allow it, for values anywhere in ranges.
 
     Args:
         ends: by parameter its value, or the ends of its range; empty or missing if not known.
@@ -322,14 +322,11 @@ def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]
     if matter and baryons and max(baryons) >= min(matter):
         yield "Omega_b", f"must be below Omega_m = {shown('Omega_m')}, which contains it"
     curvature = ends.get("Omega_k")
-    beyond = (
-        matter
-        and curvature
-        and max(max(curvature) + max(matter) - 1, -min(curvature) - min(matter))
-    )
-    if beyond and beyond > 1e-12:  # rounding
-        what = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
-        yield "Omega_k", f"{what}: there would be no big bang, or dark energy below 0"
+    if matter and curvature:
+        low, high = -min(matter) - 1e-12, 1 - max(matter) + 1e-12  # rounding
+        if min(curvature) < low or max(curvature) > high:
+            what = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
+            yield "Omega_k", f"{what}: there would be no big bang, or dark energy below 0"
     w0, wa = ends.get("w0"), ends.get("wa")
     if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY + 1e-12:  # up to rounding of the sum
         what = f"w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would matter early"

@@ -140,7 +140,7 @@ class LinearPower:
 
     CAMB's table covers about 1e-5 h/Mpc to 20/Mpc. Outside this range the power is a power law,
     with the slope at the nearer end of the table. Dark energy is CAMB's PPF; neutrinos are
-    massless. The power today is CAMB's own, also with another growth than that of the cosmology.
+    massless. The power today is CAMB's own, whatever `growth` is.
 
     Args:
         cosmology: the parameters.

@@ -42,7 +42,7 @@ class EmulationFolder(WorkFolder):
         """Returns the folders of the states of a converged run, by scale factor.
 
         Args:
-            number: of the run, from 0.
+            number: the number of the run, from 0.
             times: scale factors.
         """
         return {a: self.truth / f"{number:03d}-{output_name(a)}" for a in times}

@@ -44,7 +44,7 @@ from flowpm_dist.options import (
     rows,
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
-from flowpm_dist.simulate.options import SimulatedRun
+from flowpm_dist.simulate.options import ObservedSections, SimulatedRun
 from flowpm_dist.simulation.cost import NETWORK_GRADIENT, process_bytes
 
 Radius = Annotated[float, Field(ge=0)]
@@ -181,7 +181,7 @@ OF_CHAIN = 3
 """Fields of a checkpoint of a chain."""
 
 
-class ReconstructionOptions(SimulatedRun):
+class ReconstructionOptions(ObservedSections, SimulatedRun):
     """The run file of a reconstruction: everything that defines it, except the ranks."""
 
     cosmology: CosmologyOptions
@@ -201,21 +201,6 @@ class ReconstructionOptions(SimulatedRun):
     def initial_options(self) -> InitialOptions:
         """The initial conditions that the observation's structure needs."""
         return InitialOptions(lpt_order=self.observation.lpt_order)
-
-    @property
-    def parameter_ranges(self) -> FittedPriors:
-        """The section [priors]."""
-        return self.priors
-
-    @property
-    def observed(self) -> ObservationOptions:
-        """The section [observation]."""
-        return self.observation
-
-    @property
-    def cone(self) -> ConvergenceOptions | None:
-        """The section [lightcone]; None without one."""
-        return self.lightcone
 
     @property
     def is_mock(self) -> bool:

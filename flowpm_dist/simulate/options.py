@@ -307,6 +307,33 @@ class SimulatedRun(RunFile):
             yield from cone.run_problems(self.evolution, self.box.size, end)
 
 
+class ObservedSections:
+    """The sections of run files whose universes have priors and are observed."""
+
+    if TYPE_CHECKING:
+        priors: Any
+        observation: Any
+        lightcone: Any
+
+    @property
+    def parameter_ranges(self) -> ParameterRanges:
+        """The section [priors]."""
+        ranges: ParameterRanges = self.priors
+        return ranges
+
+    @property
+    def observed(self) -> ObservationOptions:
+        """The section [observation]."""
+        observation: ObservationOptions = self.observation
+        return observation
+
+    @property
+    def cone(self) -> LensedSky | None:
+        """The section [lightcone]; None without one."""
+        cone: LensedSky | None = self.lightcone
+        return cone
+
+
 WITHOUT_GRADIENTS = {"evolution.adjoint": "reconstruct, the only job that needs gradients of a run"}
 """The key that has no effect in jobs without gradients."""
 

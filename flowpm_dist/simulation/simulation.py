@@ -428,12 +428,14 @@ class Simulation:
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
         done, timings = evolve_particles(begin, lpt, inputs, clock, progress, observers, after_step)
-        if outputs is not None:
-            return observers.results(done.measured)[0] if observers else []
-        state = State.leaving(done.particles, inputs, float(self.edges[-1]), timings)
-        if observe is None or observers is None:
-            return state if observe is None else (state, [])
-        results = observers.results(done.measured)
+        state = None
+        if outputs is None:
+            state = State.leaving(done.particles, inputs, float(self.edges[-1]), timings)
+        results = observers.results(done.measured) if observers else []
+        if state is None:
+            return results[0]
+        if observe is None:
+            return state
         return state, results if several else results[0]
 
     def states_at(

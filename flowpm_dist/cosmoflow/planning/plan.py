@@ -40,13 +40,14 @@ from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
 from flowpm_dist.observables.observations import file_problems
-from flowpm_dist.observables.options import Observation, ObservationOptions
+from flowpm_dist.observables.options import Observation
 from flowpm_dist.observables.record import ObservationRecord
 from flowpm_dist.options import Problem, Variants
 from flowpm_dist.options.base import flat_variants
 from flowpm_dist.simulate.options import (
     WITHOUT_GRADIENTS,
     EvolutionOptions,
+    ObservedSections,
     SimulatedRun,
 )
 
@@ -69,7 +70,7 @@ MAP_NETWORK = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"
 """A network of maps, see `map_convolutions`."""
 
 
-class TrainingPlan(SimulatedRun):
+class TrainingPlan(ObservedSections, SimulatedRun):
     """A training: its universes, its network, and how the network learns.
 
     The sections [cosmology] and [priors] share the parameters: each is fixed, or has a prior.
@@ -109,21 +110,6 @@ class TrainingPlan(SimulatedRun):
     def initial_options(self) -> InitialOptions:
         """The section [initial]."""
         return self.initial
-
-    @property
-    def parameter_ranges(self) -> PriorOptions:
-        """The section [priors]."""
-        return self.priors
-
-    @property
-    def observed(self) -> ObservationOptions:
-        """The section [observation]."""
-        return self.observation
-
-    @property
-    def cone(self) -> ConvergenceOptions | None:
-        """The section [lightcone]; None without one."""
-        return self.lightcone
 
     @property
     def grid(self) -> tuple[int, int, int]:
