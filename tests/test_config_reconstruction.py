@@ -12,7 +12,7 @@ from commands import python
 from pydantic import Field
 from run_files import ROUND_NUMBERS, check_mistake, problems_of, write
 
-from flowpm_dist.evolution.adjoints import ADJOINTS, DirectAdjoint
+from flowpm_dist.evolution.adjoints import ADJOINTS, DirectAdjoint, ReversibleAdjoint
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.jobs.run_file import ConfigError
@@ -66,9 +66,16 @@ def test_the_last_scale_factor_is_that_of_the_data(tmp_path):
 
 
 def test_the_adjoint(tmp_path):
-    assert ReconstructionOptions.load(write(tmp_path, GOOD)).evolution.adjoint == "reversible"
+    assert ReconstructionOptions.load(write(tmp_path, GOOD)).evolution.adjoint == ReversibleAdjoint()
     direct = GOOD.replace("steps = 2", 'steps = 2\nadjoint = "direct"')
-    assert ReconstructionOptions.load(write(tmp_path, direct)).evolution.adjoint == "direct"
+    assert ReconstructionOptions.load(write(tmp_path, direct)).evolution.adjoint == DirectAdjoint()
+    exact = GOOD.replace("steps = 2", "steps = 2\nmax_error_growth = 4")
+    run = ReconstructionOptions.load(write(tmp_path, exact))
+    assert run.solver.adjoint == ReversibleAdjoint(max_error_growth=4)
+    table = run.to_table()["evolution"]
+    assert (table["adjoint"], table["max_error_growth"]) == ("reversible", 4)
+    (message,) = problems(tmp_path, direct.replace("direct\"", "direct\"\nmax_error_growth = 4"))
+    assert 'goes with adjoint = "reversible", not with "direct"' in message
     (message,) = problems(tmp_path, direct.replace('"direct"', '"none"'))
     assert re.match('evolution.adjoint .*must be "reversible" or "direct"', message)
 
@@ -85,11 +92,16 @@ def test_messages_in_float16(tmp_path):
 def test_every_adjoint_of_the_table_has_its_name_in_run_files(tmp_path, monkeypatch):
     for name in ADJOINTS:
         text = GOOD.replace("steps = 2", f'steps = 2\nadjoint = "{name}"')
-        assert ReconstructionOptions.load(write(tmp_path, text)).evolution.adjoint == name
+        run = ReconstructionOptions.load(write(tmp_path, text))
+        assert run.to_table()["evolution"]["adjoint"] == name
     own = GOOD.replace("steps = 2", 'steps = 2\nadjoint = "own"')
     assert problems(tmp_path, own)
-    monkeypatch.setitem(ADJOINTS, "own", DirectAdjoint)
-    assert ReconstructionOptions.load(write(tmp_path, own)).evolution.adjoint == "own"
+
+    class Own(DirectAdjoint):
+        pass
+
+    monkeypatch.setitem(ADJOINTS, "own", Own)
+    assert ReconstructionOptions.load(write(tmp_path, own)).evolution.adjoint == Own()
 
 
 def test_the_examples():

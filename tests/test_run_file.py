@@ -153,3 +153,14 @@ def test_a_resumed_run_may_differ_where_it_says(tmp_path):
         "steps.first = 0.2: the run has 0.3; to resume it, give that",
         "steps.last = 0.7: the run has 0.8; to resume it, give that or more",
     ]
+
+
+def test_a_file_of_before_a_key_was_there_is_resumed_with_its_default(tmp_path):
+    run = load(tmp_path, "[steps]\nfirst = 0.3\nlast = 0.8\n")
+    begun = tmp_path / "begun.toml"
+    begun.write_text(run.resolved().replace('scheme = "euler"\n', ""))
+    assert begun.read_text() != run.resolved()
+    run.check_resumed(begun, begun, "the run")
+    other = load(tmp_path, '[steps]\nfirst = 0.3\nlast = 0.8\nscheme = "leap"\n')
+    with pytest.raises(ConfigError, match="steps.scheme = "):
+        other.check_resumed(begun, begun, "the run")

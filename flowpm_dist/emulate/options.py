@@ -22,7 +22,6 @@ from flowpm_dist.evolution.corrections import (
     ResidualNetwork,
     load_correction,
 )
-from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid, MeshFactor, mesh_factor_problem
 from flowpm_dist.grid.options import A_SIZE, Sides
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
@@ -41,6 +40,7 @@ from flowpm_dist.options import (
 )
 from flowpm_dist.simulate.options import SimulatedRun
 from flowpm_dist.simulation.cost import NETWORK_GRADIENT, Demand, process_bytes, simulation_bytes
+from flowpm_dist.simulation.options import RunOptions
 
 COMPARING = 60
 """Values of a particle while a corrected run is differentiated and compared."""

@@ -155,7 +155,11 @@ class RunFile(Options):
         Raises:
             ConfigError: keys differ, or `then` cannot be read.
         """
-        before, after = flat(read_table(then)), flat(self.to_table())
+        try:  # with the defaults of keys that the file was written without
+            before = flat(type(self).load(then).to_table())
+        except ConfigError:
+            before = flat(read_table(then))
+        after = flat(self.to_table())
         problems = []
         for key in sorted({*before, *after} - {"mesh.shape", *self.may_differ}):
             was, now = before.get(key), after.get(key)

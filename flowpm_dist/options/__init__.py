@@ -37,7 +37,6 @@ from flowpm_dist.options.types import (
     count,
     distinct,
     either,
-    from_registry,
     known,
     limits,
     listed,

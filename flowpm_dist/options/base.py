@@ -76,7 +76,9 @@ class Options(BaseModel):
 
     def problem(self, key: str, what: str) -> Problem:
         """Returns the problem of a key, with its value; "evolution.steps" is a key of a section."""
-        return Problem(key, f"= {as_written(operator.attrgetter(key)(self))}: {what}")
+        part, name = self._holder(key)
+        value, variants = getattr(part, name), flat_variants(type(part)).get(name)
+        return Problem(key, f"= {as_written(variants.name_of(value) if variants else value)}: {what}")
 
     def exactly_one(self, *keys: str) -> Iterator[Problem]:
         """Yields a problem unless exactly one of several keys is given."""
@@ -97,9 +99,13 @@ class Options(BaseModel):
         part = getattr(self, first)
         return isinstance(part, Options) and part.is_given(rest)
 
-    def _is_default(self, key: str) -> bool:
+    def _holder(self, key: str) -> tuple[Options, str]:
+        """Returns the options that have a key, such as "evolution.steps", and its name there."""
         section, _, name = key.rpartition(".")
-        part: Options = operator.attrgetter(section)(self) if section else self
+        return (operator.attrgetter(section)(self) if section else self), name
+
+    def _is_default(self, key: str) -> bool:
+        part, name = self._holder(key)
         field = type(part).model_fields[name]
         default = field.get_default(call_default_factory=True, validated_data=dict(part))
         return bool(getattr(part, name) == default)
@@ -123,7 +129,10 @@ class Options(BaseModel):
         for key in idle:  # of sections
             section, _, rest = key.partition(".")
             if rest and section in found:
-                found[section].pop(rest, None)
+                part, name = self._holder(key)
+                variants = flat_variants(type(part)).get(name)
+                for each in (rest, *(variants.keys() if variants else ())):
+                    found[section].pop(each, None)
         return found
 
     @model_validator(mode="before")
@@ -209,7 +218,7 @@ def _as_toml(value: Any) -> Any:
         return [_as_toml(each) for each in value]
     if isinstance(value, Mapping):
         return {key: _as_toml(each) for key, each in value.items()}
-    return str(value) if isinstance(value, Path) else value
+    return value if isinstance(value, str | int | float) else str(value)
 
 
 def problems_of(

@@ -127,21 +127,6 @@ def limits(what: str) -> Any:
     return Field(default=None, description=f"[low, high] with low below high, each {what}")
 
 
-def from_registry(registry: Mapping[str, Callable[[], T]], what: str) -> Callable[[Any], Any]:
-    """Returns the validator of a field that holds an object, or is given the name of one.
-
-    Args:
-        registry: name -> maker of the object; looked up at each validation.
-        what: the kind of object, for the message about an unknown name.
-    """
-
-    def made(value: Any) -> Any:
-        return registry[checked(value)]() if isinstance(value, str) else value
-
-    checked = known(registry, what)
-    return made
-
-
 def _from_folder(value: Any, info: ValidationInfo) -> Any:
     """Returns an absolute path from one relative to the run file's folder."""
     folder = (info.context or {}).get("folder", Path())

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import CosmologyOptions, FittedRanges
 from flowpm_dist.cosmology.parameters import AMPLITUDES, VARIABLE, affecting
-from flowpm_dist.evolution.options import RunOptions
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.grid.options import BatchedMeshOptions
 from flowpm_dist.initial.options import InitialOptions
@@ -46,6 +45,7 @@ from flowpm_dist.options import (
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.simulate.options import ObservedSections, SimulatedRun
 from flowpm_dist.simulation.cost import NETWORK_GRADIENT, process_bytes
+from flowpm_dist.simulation.options import RunOptions
 
 Radius = Annotated[float, Field(ge=0)]
 Inflation = Annotated[float, Field(ge=1)]

@@ -5,14 +5,13 @@ Nothing here imports TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from flowpm_dist.cosmology.options import (
     CosmologyOptions,
@@ -22,21 +21,7 @@ from flowpm_dist.cosmology.options import (
 )
 from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.cosmology.steps import SAME, StepOptions
-from flowpm_dist.evolution.corrections import (
-    LPT_ONLY,
-    Correction,
-    CorrectionFileError,
-    CorrectionWarning,
-    file_of,
-    load_correction,
-)
-from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator
-from flowpm_dist.evolution.options import (
-    AdjointOptions,
-    CorrectedForceOptions,
-    HaloOptions,
-    RunOptions,
-)
+from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
 from flowpm_dist.grid.decomposition import (
     default_mesh,
     finer_grid,
@@ -71,11 +56,15 @@ from flowpm_dist.options import (
     Unit,
     Variants,
     distinct,
-    either,
     listed,
 )
 from flowpm_dist.particle_mesh.lattice import LatticeWarning
-from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.options import (
+    DynamicsOptions,
+    HaloOptions,
+    RunOptions,
+    SolverOptions,
+)
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
@@ -108,32 +97,12 @@ class InitialSection(InitialOptions):
         return dict.fromkeys(("noise", "fixed_amplitude", "paired"), "a seed, not with white_noise")
 
 
-class EvolutionOptions(StepOptions, CorrectedForceOptions, AdjointOptions):
+class EvolutionOptions(StepOptions, DynamicsOptions):
     """The section [evolution]: time steps, integrator with its own options, and force."""
-
-    integrator: Annotated[
-        InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
-    ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
-    correction: Literal["default", "default-2", "network"] | AnyPath | None = Field(
-        default=None, description='"default", "default-2", "network", or the file of a correction'
-    )
-
-    @functools.cached_property
-    def loaded_correction(self) -> Correction | None:
-        """The correction of the force, read from its file.
-
-        Raises:
-            CorrectionFileError: the file cannot be used.
-        """
-        return None if self.correction is None else load_correction(self.correction)
 
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
         yield from super().problems()
-        try:
-            _ = self.loaded_correction
-        except CorrectionFileError as error:
-            yield Problem("correction", str(error))
         if wrong := self.integrator.wrong_start(self.first):
             yield Problem("edges" if self.edges else "a_start", wrong)
 
@@ -182,7 +151,6 @@ class SimulatedRun(RunFile):
         found: dict[str, Any] = {}
         for part in (self.initial_options, self.evolution, self.run):
             found |= {n: getattr(part, n) for n in SolverOptions.model_fields if hasattr(part, n)}
-        found["correction"] = self.evolution.loaded_correction
         return SolverOptions.model_construct(**{**found, "precision": self.precision})
 
     def simulation(self, cosmology: Cosmology, *, mesh: ProcessMesh | MeshShape) -> Simulation:
@@ -209,12 +177,12 @@ class SimulatedRun(RunFile):
     @property
     def files(self) -> dict[str, Path | None]:
         """Paths of the files that are read, by key; here the file of the correction."""
-        name = self.evolution.correction
-        return {} if name is None else {"evolution.correction": file_of(name)}
+        correction = self.evolution.correction
+        return {} if correction is None else {"evolution.correction": file_of(str(correction))}
 
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the values in these files, by key."""
-        correction = self.evolution.loaded_correction
+        correction = self.evolution.correction
         if correction is None:
             return {}
         return {"evolution.correction": checksum(correction.numbers())}
@@ -241,12 +209,12 @@ class SimulatedRun(RunFile):
         """Yields the problems of a correction of states with what else is in the file."""
         if (correction := self.solver.state_correction) is None:
             return
-        key, path = "evolution.correction", self.evolution.correction
+        key, source = "evolution.correction", self.evolution.correction
         structure = "pm" if self.observed is None else self.observed.structure
         learned = LPT_ONLY if correction.of_lpt else "pm"
         if structure in ("linear", "1lpt", "2lpt", "pm") and structure != learned:
             what = f'was learned from {learned}: the structure is "{structure}"'
-            yield Problem(key, f"= {str(path)!r} {what}")
+            yield Problem(key, f"= {str(source)!r} {what}")
 
     @property
     def force_cells(self) -> list[int]:

@@ -4,42 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, model_validator
 
-from flowpm_dist.evolution.adjoints import (
-    ADJOINTS,
-    Adjoint,
-    AdjointChoice,
-    ReversibleAdjoint,
-)
+from flowpm_dist.evolution.adjoints import ADJOINTS, Adjoint, ReversibleAdjoint
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
     Correction,
-    CorrectionChoice,
+    CorrectionFileError,
     CorrectionWarning,
     ForceCorrection,
     StateCorrection,
+    chosen_correction,
     force_cell,
 )
-from flowpm_dist.evolution.integrators import (
-    INTEGRATORS,
-    FastPM,
-    Integrator,
-    IntegratorChoice,
-    name_of,
-)
-from flowpm_dist.evolution.options import CorrectedForceOptions, RunOptions
+from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
 from flowpm_dist.grid.decomposition import Grid, PyramidChoice, finer_grid
 from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
-from flowpm_dist.options import Problem
+from flowpm_dist.options import Options, Problem, Variants, either
 from flowpm_dist.particle_mesh.lattice import LatticeWarning, instability
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
 
 
-class SolverOptions(InitialOptions, CorrectedForceOptions, RunOptions):
-    """All options of a simulation: of initial conditions, force and run, and these.
+class HaloOptions(Options):
+    """The options of the halo: how far particles may stray.
+
+    Attributes:
+        halo: planes exchanged along split axes [particle spacings]; "auto" sizes it from the LPT
+            displacement.
+    """
+
+    halo: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto", description='"auto" or a whole number of cells, at least 1'
+    )
+
+
+class RunOptions(HaloOptions):
+    """The options of the computation of a run.
+
+    Attributes:
+        precision: of fields and particles, "float32" or "float64".
+    """
+
+    precision: Literal["float32", "float64"] = Field(
+        default="float32", description='"float32" or "float64"'
+    )
+
+
+def _chosen(value: Any, info: ValidationInfo) -> Any:
+    return chosen_correction(value, (info.context or {}).get("folder"))
+
+
+class DynamicsOptions(ForceOptions):
+    """How particles are moved: by which force, integrator and correction.
+
+    An integrator or an adjoint that is named takes its own options next to its name, such as
+    half_step of "fastpm". A correction brings the options of the force that it was trained with,
+    where none are given.
 
     Attributes:
         integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
@@ -49,18 +71,31 @@ class SolverOptions(InitialOptions, CorrectedForceOptions, RunOptions):
             "default-2", "network", or the path of a file; None for none.
     """
 
-    integrator: IntegratorChoice = Field(
-        default_factory=FastPM,
-        description=f"an Integrator or one of {', '.join(map(repr, INTEGRATORS))}",
+    integrator: Annotated[
+        InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
+    ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
+    adjoint: Annotated[
+        InstanceOf[Adjoint], Variants("adjoint", ADJOINTS, "reversible", flat=True)
+    ] = Field(default_factory=ReversibleAdjoint, description=either(ADJOINTS))
+    correction: Annotated[InstanceOf[Correction], BeforeValidator(_chosen)] | None = Field(
+        default=None, description='"default", "default-2", "network", or the file of a correction'
     )
-    adjoint: AdjointChoice = Field(
-        default_factory=ReversibleAdjoint,
-        description=f"an Adjoint or one of {', '.join(map(repr, ADJOINTS))}",
-    )
-    correction: CorrectionChoice | None = Field(
-        default=None,
-        description='a Correction, "default", "default-2", "network", or the path of a file',
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_trained_force(cls, keys: Any, info: ValidationInfo) -> Any:
+        if not isinstance(keys, Mapping) or keys.get("correction") is None:
+            return keys
+        try:
+            chosen = _chosen(keys["correction"], info)
+        except CorrectionFileError:  # reported as a problem of the key itself
+            return keys
+        trained = chosen.trained if isinstance(chosen, Correction) else None
+        return {**(trained.force if trained else {}), **keys, "correction": chosen}
+
+
+class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
+    """All options of a simulation: of its initial conditions, dynamics and computation."""
 
     @property
     def force_correction(self) -> ForceCorrection | None:

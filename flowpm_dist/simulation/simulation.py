@@ -21,7 +21,6 @@ from flowpm_dist.evolution.corrections import LPT_ONLY, Correction
 from flowpm_dist.evolution.integrators import FastPM, Integrator, name_of
 from flowpm_dist.evolution.nbody import Clock, Particles, StepCallback
 from flowpm_dist.evolution.observers import Observer
-from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh, pyramid_problem
 from flowpm_dist.grid.options import BoxOptions
@@ -35,7 +34,7 @@ from flowpm_dist.simulation.cost import (
     process_bytes,
     simulation_bytes,
 )
-from flowpm_dist.simulation.options import SolverKeys, SolverOptions
+from flowpm_dist.simulation.options import HaloOptions, SolverKeys, SolverOptions
 from flowpm_dist.simulation.outputs import (
     ObserverOf,
     OnOutput,

@@ -35,7 +35,6 @@ from flowpm_dist.cosmoflow.planning.presets import with_preset
 from flowpm_dist.cosmoflow.volumes.draws import most_filled
 from flowpm_dist.cosmology.options import REQUIRED, CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.cosmology.parameters import AMPLITUDES, PARAMETERS, VARIABLE
-from flowpm_dist.evolution.options import HaloOptions
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
@@ -50,6 +49,7 @@ from flowpm_dist.simulate.options import (
     ObservedSections,
     SimulatedRun,
 )
+from flowpm_dist.simulation.options import HaloOptions
 
 WARMUP = 100
 """Steps of the warm-up, unless that is more than a tenth of all."""

@@ -7,11 +7,9 @@ names of all are known when a run file is checked.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import BeforeValidator, InstanceOf
-
-from flowpm_dist.options import Options, from_registry
+from flowpm_dist.options import Options
 
 if TYPE_CHECKING:
     from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
@@ -41,7 +39,3 @@ class Adjoint(Options, abc.ABC):
 
 ADJOINTS: dict[str, type[Adjoint]] = {}
 """Name in a run file -> way to differentiate; filled by the package."""
-
-
-AdjointChoice = Annotated[InstanceOf[Adjoint], BeforeValidator(from_registry(ADJOINTS, "adjoint"))]
-"""A way to differentiate, or the name of one."""

@@ -16,10 +16,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from pydantic import BeforeValidator, InstanceOf
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.io.files import read_text, write_text
@@ -146,12 +145,14 @@ class Correction(abc.ABC):
         trained: what it was trained for; None if that is not known.
         scores: what was measured with it on universes that it was not trained on.
         provenance: where it comes from.
+        source: the name in `SHIPPED` or the path that it was read from; None if it was made here.
     """
 
     theta: Any
     trained: Range | None = None
     scores: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = field(default=None, init=False)
 
     name: ClassVar[str]
     """The name in files."""
@@ -183,7 +184,11 @@ class Correction(abc.ABC):
         """Returns whether another correction is the same, whatever its numbers."""
         if type(self) is not type(other):
             return False
-        return {**vars(self), "theta": None} == {**vars(other), "theta": None}
+        apart = {"theta": None, "source": None}
+        return {**vars(self), **apart} == {**vars(other), **apart}
+
+    def __str__(self) -> str:
+        return self.source or self.name
 
     def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
         """Returns the numbers with which turned universes are corrected as theta corrects them.
@@ -334,12 +339,14 @@ def load_correction(path: str | Path) -> Correction:
     Raises:
         CorrectionFileError: the file cannot be read, or holds no correction.
     """
-    path = file_of(path)
+    source, path = str(path), file_of(path)
     try:
         about = json.loads(read_text(path))
         if about["flowpm_dist correction"] != VERSION:
             raise CorrectionFileError(f"{path} was written by another version of this package")
-        return _made_from(about, path)
+        correction = _made_from(about, path)
+        object.__setattr__(correction, "source", source)
+        return correction
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise CorrectionFileError(f"{path} cannot be read: {error}") from error
     except CorrectionFileError:
@@ -391,8 +398,6 @@ def chosen_correction(value: Any, folder: Path | None = None) -> Any:
     """
     if not isinstance(value, str | Path):
         return value
-    return load_correction((folder or Path()) / file_of(value).expanduser())
-
-
-CorrectionChoice = Annotated[InstanceOf[Correction], BeforeValidator(chosen_correction)]
-"""A correction, or a name in `SHIPPED`, or the path of its file."""
+    if str(value) in SHIPPED:
+        return load_correction(value)
+    return load_correction(((folder or Path()) / Path(value).expanduser()).absolute())

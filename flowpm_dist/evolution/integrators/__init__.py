@@ -3,7 +3,6 @@
 from flowpm_dist.evolution.integrators.base import (
     INTEGRATORS,
     Integrator,
-    IntegratorChoice,
     Interpolation,
     Operation,
     Schedule,
@@ -24,7 +23,6 @@ __all__ = [
     "BullFrog",
     "FastPM",
     "Integrator",
-    "IntegratorChoice",
     "Interpolation",
     "Operation",
     "Schedule",

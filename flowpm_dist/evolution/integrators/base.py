@@ -9,12 +9,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, InstanceOf
 
-from flowpm_dist.options import Options, from_registry
+from flowpm_dist.options import Options
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -329,9 +328,3 @@ def name_of(integrator: Integrator) -> str:
     """Returns the name of a scheme in run files; of one of a user's own the name of its class."""
     kind = type(integrator)
     return next((name for name, each in INTEGRATORS.items() if each is kind), kind.__name__)
-
-
-IntegratorChoice = Annotated[
-    InstanceOf[Integrator], BeforeValidator(from_registry(INTEGRATORS, "integrator"))
-]
-"""A scheme, or the name of one."""
