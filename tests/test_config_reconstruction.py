@@ -66,7 +66,8 @@ def test_the_last_scale_factor_is_that_of_the_data(tmp_path):
 
 
 def test_the_adjoint(tmp_path):
-    assert ReconstructionOptions.load(write(tmp_path, GOOD)).evolution.adjoint == ReversibleAdjoint()
+    plain = ReconstructionOptions.load(write(tmp_path, GOOD))
+    assert plain.evolution.adjoint == ReversibleAdjoint()
     direct = GOOD.replace("steps = 2", 'steps = 2\nadjoint = "direct"')
     assert ReconstructionOptions.load(write(tmp_path, direct)).evolution.adjoint == DirectAdjoint()
     exact = GOOD.replace("steps = 2", "steps = 2\nmax_error_growth = 4")
@@ -74,7 +75,7 @@ def test_the_adjoint(tmp_path):
     assert run.solver.adjoint == ReversibleAdjoint(max_error_growth=4)
     table = run.to_table()["evolution"]
     assert (table["adjoint"], table["max_error_growth"]) == ("reversible", 4)
-    (message,) = problems(tmp_path, direct.replace("direct\"", "direct\"\nmax_error_growth = 4"))
+    (message,) = problems(tmp_path, direct.replace('direct"', 'direct"\nmax_error_growth = 4'))
     assert 'goes with adjoint = "reversible", not with "direct"' in message
     (message,) = problems(tmp_path, direct.replace('"direct"', '"none"'))
     assert re.match('evolution.adjoint .*must be "reversible" or "direct"', message)

@@ -78,7 +78,8 @@ class Options(BaseModel):
         """Returns the problem of a key, with its value; "evolution.steps" is a key of a section."""
         part, name = self._holder(key)
         value, variants = getattr(part, name), flat_variants(type(part)).get(name)
-        return Problem(key, f"= {as_written(variants.name_of(value) if variants else value)}: {what}")
+        shown = as_written(variants.name_of(value) if variants else value)
+        return Problem(key, f"= {shown}: {what}")
 
     def exactly_one(self, *keys: str) -> Iterator[Problem]:
         """Yields a problem unless exactly one of several keys is given."""
