@@ -105,6 +105,7 @@ setup(
         "rich>=13",
         "tomli-w>=1",
         "typer>=0.12",
+        "typing-extensions>=4.6",
         "matplotlib>=3.8",
         "scikit-learn>=1.5",
         "scipy>=1.11",

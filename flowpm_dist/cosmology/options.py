@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from pydantic import Field, create_model
+from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.cosmology.background import A_MAX, GROWTH, Background
@@ -119,8 +120,8 @@ else:
 class CosmologyOptions(_Complete):
     """A universe of cold dark matter, baryons and dark energy w0 + wa (1 - a)."""
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from self.exactly_one(*AMPLITUDES)
 
 

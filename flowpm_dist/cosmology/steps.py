@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.cosmology.background import A_MAX
 from flowpm_dist.options import Options, Problem, constructed, listed
@@ -63,8 +64,8 @@ class StepOptions(Options):
         default=None, description="a list of two or more increasing scale factors from 0 to 2"
     )
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.steps > MOST_STEPS:
             yield self.problem("steps", f"must be at most {MOST_STEPS}")
         if self.edges is None and self.a_start >= self.a_stop:
@@ -72,8 +73,8 @@ class StepOptions(Options):
         elif self.edges is None and self.a_start == 0 and self.spacing == "log a":
             yield self.problem("spacing", "must start later than a_start = 0")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         equal = ("a_start", "a_stop", "steps", "spacing")
         return dict.fromkeys(equal if self.edges else (), "equal steps, not with edges")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 Measured = dict[Hashable, tf.Tensor]
 """What an observer has measured, by names that it chooses; values of the same name are added."""
@@ -107,8 +108,8 @@ class Observers(Observer):
         self.inputs = tuple(tensor for each in self._all for tensor in each.inputs)
         self.needs_before = any(each.needs_before for each in self._all)
 
+    @override
     def measurements(self, kick: int) -> list[Measurement]:
-        """See `Observer.measurements`."""
         found: list[Measurement] = []
         begin = 0
         for number, each in enumerate(self._all):
@@ -125,16 +126,16 @@ class Observers(Observer):
         """Returns the results of each."""
         return [each.results(own) for each, own in self._parts(measured)]
 
+    @override
     def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
-        """See `Observer.pack`."""
         return {
             f"{number}_{name}": value
             for number, (each, own) in enumerate(self._parts(measured))
             for name, value in each.pack(own).items()
         }
 
+    @override
     def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
-        """See `Observer.unpack`."""
         measured: Measured = {}
         for number, each in enumerate(self._all):
             begin = f"{number}_"

@@ -20,6 +20,7 @@ from pydantic import (
     SerializeAsAny,
     ValidationError,
 )
+from typing_extensions import override
 
 from flowpm_dist.cosmology.options import KEYS
 from flowpm_dist.cosmology.parameters import VARIABLE
@@ -226,8 +227,8 @@ class CellOptions(TracerOptions, ObservationOptions):
         "the simulation",
     )
 
+    @override
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
-        """See `ObservationOptions`."""
         from flowpm_dist.observables.forward_model import ForwardModel
 
         how = {key: getattr(self, key) for key in ("redshift_space", "bias", "bias_scheme")}
@@ -236,8 +237,8 @@ class CellOptions(TracerOptions, ObservationOptions):
         except ValueError as error:
             raise ObservationError(f"[observation]: {error}") from error
 
+    @override
     def lacks(self, name: str) -> str | None:
-        """See `ObservationOptions`."""
         if name == "amplitude" or name in (self.bias or {}):
             return None
         if name == "noise_amplitude":
@@ -246,10 +247,10 @@ class CellOptions(TracerOptions, ObservationOptions):
             return lacking("observation.bias", name)
         return _no_parameter(name, NuisanceRanges.model_fields)
 
+    @override
     def step_problems(
         self, first: float | None, last: float | None, *, uses_lpt: bool
     ) -> Iterator[Problem]:
-        """See `ObservationOptions`."""
         yield from super().step_problems(first, last, uses_lpt=uses_lpt)
         if self.redshifts is None or last is None:
             return
@@ -276,13 +277,13 @@ class DensityOptions(CellOptions):
     )
 
     @property
+    @override
     def is_noisy(self) -> bool:
-        """See `ObservationOptions`."""
         return self.sigma is not None
 
     @property
+    @override
     def is_positive(self) -> bool:
-        """See `ObservationOptions`."""
         return self.is_positive_without_noise and self.sigma is None
 
 
@@ -301,8 +302,8 @@ class CountsOptions(CellOptions):
     own_input = "log1p-counts"
 
     @property
+    @override
     def is_positive(self) -> bool:
-        """See `ObservationOptions`."""
         return True
 
 
@@ -314,25 +315,25 @@ class ConvergenceMapOptions(ObservationOptions):
     likelihood = "GaussianMaps"
     own_input = "convergence"
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.structure != "pm":
             what = 'a light cone needs the steps of the particle mesh; must be "pm"'
             yield self.problem("structure", what)
 
     @property
+    @override
     def line_of_sight(self) -> LineOfSight | None:
-        """See `ObservationOptions`."""
         return "z"
 
+    @override
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
-        """See `ObservationOptions`."""
         from flowpm_dist.observables.convergence_model import ConvergenceModel
 
         return ConvergenceModel.of(simulation, light_cone)
 
+    @override
     def lacks(self, name: str) -> str | None:
-        """See `ObservationOptions`."""
         if name == "noise_amplitude":
             return None
         if name == "amplitude":

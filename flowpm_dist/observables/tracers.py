@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import (
@@ -79,12 +80,12 @@ class TracerOptions(Options):
         f"{A_BIAS}",
     )
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         return {} if self.bias is not None else {"bias_scheme": "bias"}
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         bias, own = self.bias, self.bias_scheme is not None
         if bias is not None and not own:
             unknown = [name for name in bias if name not in BIASES]

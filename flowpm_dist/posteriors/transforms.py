@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 from numpy.random import Generator
+from typing_extensions import override
 
 MAX_LOG_SCALE = 6.0
 """Limit of the logarithm of a scale."""
@@ -92,8 +93,8 @@ class Gaussian(Transform):
         outputs = 2 * parameters + len(self._below)
         self._masks = _masks([0] * features, [1] * outputs, hidden, 1)
 
+    @override
     def initial(self, rng: Generator, members: int, regression: Regression) -> Arrays:
-        """See `Transform.initial`."""
         weights, p = _initial(self._masks, rng, members), self.parameters
         slopes, offsets, residuals = regression(self.features, range(p))
         covariance = residuals.T @ residuals / len(residuals) + MIN_VARIANCE * np.eye(p)
@@ -121,14 +122,14 @@ class Gaussian(Transform):
             factor += tf.tensordot(rest, tf.constant(places, rest.dtype), 1)
         return mean, log_diagonal, factor
 
+    @override
     def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
-        """See `Transform.noise`."""
         mean, log_diagonal, factor = self._mean_and_factor(weights, x)
         noise = tf.reduce_sum(factor * (z - mean)[..., tf.newaxis, :], axis=-1)
         return noise, tf.reduce_sum(log_diagonal, axis=-1)
 
+    @override
     def inverse(self, weights: Weights, noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """See `Transform.inverse`."""
         mean, _, factor = self._mean_and_factor(weights, x)
         solved = tf.linalg.triangular_solve(factor, noise[..., tf.newaxis], lower=True)
         return mean + solved[..., 0]
@@ -185,8 +186,8 @@ class SplineFlow(Transform):
         knots = parameters_of_spline(found[..., 2:], self._bins)
         return found[..., 0], _limited(found[..., 1]), knots
 
+    @override
     def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
-        """See `Transform.noise`."""
         total = tf.zeros_like(z[..., 0])
         for layer in range(len(self._orders)):
             shift, log_scale, knots = self._settings(layer, weights, z, x)

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from flowpm_dist.options import in_unit
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior
@@ -128,8 +129,8 @@ class Microcanonical(Isokinetic):
         self._size = StepSizeByEnergy(in_unit("step", step), self.options.energy_error)
         self._failed = 0
 
+    @override
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
-        """See `Sampler.start`."""
         self._size.values |= {"mean": 0.0, "count": 0.0}  # learns anew from the present step size
         super().start(objective, point)
         self._velocity = self._unit(self._normal(Use.VELOCITY, self._count))
@@ -188,14 +189,14 @@ class Microcanonical(Isokinetic):
                 self._size.learn(step, float(np.mean(np.sqrt(errors[-1]))))
         return np.mean(errors, axis=0)
 
+    @override
     def memory(self) -> Memory:
-        """See `Sampler.memory`."""
         kept = super().memory()
         points = {**kept.points, "velocity": self._velocity}
         return Memory(points, {**kept.numbers, "failed": self._failed})
 
+    @override
     def resume(self, objective: EvenPosterior, memory: Memory) -> None:
-        """See `Sampler.resume`."""
         super().resume(objective, memory)
         self._failed = int(memory.numbers["failed"])
         self._velocity = memory.points["velocity"]

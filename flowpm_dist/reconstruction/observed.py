@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist import reconstruction
 from flowpm_dist.cosmology.parameters import Cosmology
@@ -143,13 +144,13 @@ class ObservedCells(Observed):
         self.data, self.likelihood = data, likelihood_of(options, box, block, data)
 
     @staticmethod
+    @override
     def kept_likelihood(options: ReconstructionOptions, box: Box, folder: Path) -> Likelihood:
-        """See `Observed.kept_likelihood`."""
         data = load_snapshot(folder / FIELDS).arrays["data"][box.place[-3:]]
         return likelihood_of(options, box, block_of(options, box), np.asarray(data))
 
+    @override
     def fields(self, found: Universe, *, fits_amplitude: bool) -> dict[str, Field]:
-        """See `Observed.fields`."""
         box, observation = found.state.box, self.options.observation
         fields = {"data": Field(tf.constant(self.data, box.dtype), box)}
         assert isinstance(observation, CellOptions)
@@ -269,8 +270,8 @@ class ObservedMaps(Observed):
         self.likelihood = _likelihood_of_maps(cone, model.simulation.box, self.data)
 
     @staticmethod
+    @override
     def kept_likelihood(options: ReconstructionOptions, box: Box, folder: Path) -> Likelihood:
-        """See `Observed.kept_likelihood`."""
         maps = load_snapshot(folder / MAPS[0])["data"]
         assert options.lightcone is not None
         return _likelihood_of_maps(options.lightcone, box, np.swapaxes(maps, -1, -2))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.cosmology.options import CosmologyOptions, FittedRanges
 from flowpm_dist.cosmology.parameters import AMPLITUDES, VARIABLE, affecting
@@ -66,8 +67,8 @@ class LikelihoodOptions(Options):
     )
     error: float = Field(default=0.0, ge=0, description="a number of at least 0")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         what = "the likelihood of observation.kind, not with a likelihood.name"
         return {} if self.name is None else {"error": what}
 
@@ -89,12 +90,12 @@ class DataOptions(Options):
     noise_seed: Seed = Field(default=0, description=A_SEED)
     add_noise: bool = Field(default=True, description="true or false")
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from self.exactly_one("mock_seed", "file")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         if self.mock_seed is None:
             return dict.fromkeys(("noise_seed", "add_noise"), "mock_seed")
         return {} if self.add_noise else {"noise_seed": "add_noise = true, not with false"}
@@ -139,13 +140,13 @@ class SearchOptions(Options):
     checkpoint_every: int = count(10)
     keep: int = count(2)
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         what = "default stages; each of search.stages has its own number of evaluations"
         return {} if self.stages is None else {"evaluations": what}
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.stages is not None:
             radius, inflation, evaluations = self.stages[-1]
             if (radius, inflation) != (0, 1):
@@ -219,8 +220,8 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         of_model.remove("noise_amplitude")
         return tuple(name for name in self.priors.ranges if name not in of_model)
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         kinds, idle = OBSERVATIONS, {}
         for key, takes in TAKES.items():
             if not takes(self.observation):
@@ -228,8 +229,8 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
                 idle[key] = f'observation.kind = {names}, not with "{self.observation.kind}"'
         return idle
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         # [initial] is not in the file: the observation says what goes with its structure.
         yield from (each for each in super().problems() if not each.key.startswith("initial"))
         observation, steps = self.observation, self.evolution
@@ -296,16 +297,16 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         return read_convergence(file, cone)
 
     @property
+    @override
     def warnings(self) -> tuple[str, ...]:
-        """See `SimulatedRun.warnings`."""
         if self.lightcone is None:
             return super().warnings
         of_maps = map_warnings(self.lightcone, self.cosmology, self.box.size, self.force_cells)
         return (*super().warnings, *of_maps)
 
     @property
+    @override
     def files(self) -> dict[str, Path | None]:
-        """See `SimulatedRun.files`."""
         observed = {f"observation.{key}": path for key, path in self.observation.files.items()}
         tables = {} if self.lightcone is None else self.lightcone.tables
         data = {} if self.data.file is None else {"data.file": self.data.file}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.reconstruction.posterior import Evaluation, EvenPosterior, attempt
@@ -209,13 +210,13 @@ class MetropolisSampler(Sampler):
         of place and velocity, volume included.
         """
 
+    @override
     def start(self, objective: EvenPosterior, point: Unknowns) -> None:
-        """See `Sampler.start`."""
         self._size = DualAveraging(self._size.settled, self.options.target)
         super().start(objective, point)
 
+    @override
     def draw(self, *, learn: bool) -> Draw:
-        """See `Sampler.draw`."""
         rng = random_numbers(self.options.seed, Use.CHANCE, self._count)
         leaps, step = self._plan(rng, self._size.now if learn else self._size.settled)
         chance = rng.uniform(size=np.shape(self._here.loss))

@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.folder import OutputError, numbered_checkpoints
 from flowpm_dist.jobs.job import Job
@@ -76,13 +78,13 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         )
 
     @property
+    @override
     def meshes(self) -> tuple[str, ...]:
-        """See `Job.meshes`."""
         return search_mesh(self.mesh), self.mesh
 
     @property
+    @override
     def demand(self) -> Demand:
-        """See `Job.demand`."""
         options, free = self.options, self.options.with_mesh(None)
         return Demand(
             "the reconstruction",
@@ -95,24 +97,24 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         )
 
     @property
+    @override
     def disk(self) -> int:
-        """See `Job.disk`."""
         return self.options.disk
 
     @property
+    @override
     def warnings(self) -> tuple[str, ...]:
-        """See `Job.warnings`."""
         return self.options.warnings
 
     @property
+    @override
     def rate_name(self) -> str:
-        """See `Job.rate_name`."""
         model, steps = self.options.observation.structure, self.options.evolution.step_count
         return f"reconstruct {model}" + (f" {steps} steps" if model == "pm" else "")
 
     @property
+    @override
     def cells(self) -> int:
-        """See `Job.cells`."""
         return math.prod(self.options.box.grid)
 
     @property
@@ -121,13 +123,13 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         known = self.options.sampler is None and not self.resume
         return self.options.search.total if known else None
 
+    @override
     def seconds_per_piece(self, result: dict[str, Any]) -> float | None:
-        """See `Job.seconds_per_piece`."""
         seconds: float | None = result.get("seconds_per_evaluation")
         return seconds
 
+    @override
     def last_checkpoint(self) -> tuple[Path, str] | None:
-        """See `Job.last_checkpoint`."""
         if (move := self.folder.last_move()) is not None:
             return self.folder.chains, f"move {move}"
         return super().last_checkpoint()
@@ -204,8 +206,8 @@ Reconstruction in {path}:
 {outcome_of(facts.get("stopped"), facts.get("left"))}."""
 
     @classmethod
+    @override
     def record(cls, path: Path) -> RunRecord | None:
-        """See `Job.record`."""
         folder = ReconstructionFolder(path)
         facts = read_json(folder.result)
         results: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, model_validator
+from typing_extensions import override
 
 from flowpm_dist.evolution.adjoints import ADJOINTS, Adjoint, ReversibleAdjoint
 from flowpm_dist.evolution.corrections import (
@@ -159,8 +160,8 @@ class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
             for text in correction.trained.outside_times(times):
                 yield CorrectionWarning(f"correction: {text}")
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.exchange == "float16" and self.precision == "float64":
             what = 'goes with precision = "float32", not with "float64"'
             yield self.problem("exchange", what)

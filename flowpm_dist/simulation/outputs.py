@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.growth import Growth
@@ -280,12 +281,12 @@ class Corrected(Observer):
         """Returns the results of the other observer."""
         return self._observer.results(measured)
 
+    @override
     def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
-        """See `Observer.pack`."""
         return self._observer.pack(measured)
 
+    @override
     def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
-        """See `Observer.unpack`."""
         return self._observer.unpack(packed)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
@@ -74,8 +75,8 @@ class AngularPower(Labelled):
             axes, self.ell, curves, names, modes=modes, labels=[label], logarithmic="xy"
         )
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         axes = (*leading_axes(self.power, 1, "map"), "ell")
         return {
             "ell": LabelledArray(self.ell, axes[-1:], "1", "mean multipole"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
@@ -67,8 +68,8 @@ class Comparison(Labelled):
         labels = [f"{label}  {name}".strip() for name in ("correlation", "transfer function")]
         return draw_curves(axes, self.k, curves, (WAVENUMBER, "$r(k)$, $T(k)$"), labels=labels)
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         axes = (*leading_axes(self.cross, 1), "k")
         found = {
             "k": LabelledArray(self.k, axes[-1:], "h/Mpc", "mean wavenumber"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
@@ -35,8 +36,8 @@ class _Counts(Labelled):
         """The centres of the bins [bin]."""
         return bin_centres(self.edges)
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         axes = (*leading_axes(self.counts, 1), "centre")
         return {
             "centre": LabelledArray(self.centres, axes[-1:], "", "centre of the bin"),
@@ -79,8 +80,8 @@ class Histogram(_Counts):
         names = "centre of the bin", "probability density"
         return draw_curves(axes, self.centres, self.pdf, names, labels=[label], logarithmic="")
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         found = super().labelled()
         axes = found["counts"].dimensions
         return found | {"pdf": LabelledArray(self.pdf, axes, "", "probability density")}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
@@ -55,8 +56,8 @@ class PowerSpectrum(Labelled):
             axes, self.k, self.power, names, modes=modes, labels=[label], logarithmic="xy"
         )
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         axes = (*leading_axes(self.power, 1), "k")
         return self._bins() | {"power": LabelledArray(self.power, axes, "(Mpc/h)^3", "power")}
 
@@ -154,8 +155,8 @@ class Multipoles(PowerSpectrum):
         labels = [f"{label}  $l = {order}$".strip() for order in self.orders]
         return draw_curves(axes, self.k, self.k * self.power, names, labels=labels)
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         axes, orders = (*leading_axes(self.power, 2), "order", "k"), np.array(self.orders)
         return self._bins() | {
             "order": LabelledArray(orders, ("order",), "1", "order of the multipole"),
@@ -270,8 +271,8 @@ class Wedges(Labelled):
             axes, self.k, self.power, names, modes=modes, labels=labels, logarithmic="xy"
         )
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         axes = (*leading_axes(self.power, 2), "wedge", "bin")
         return {
             "k": LabelledArray(self.k, axes[-2:], "h/Mpc", "mean wavenumber"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from flowpm_dist.evolution.adjoints.base import Adjoint
 
 if TYPE_CHECKING:
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 class DirectAdjoint(Adjoint):
     """Keeps all intermediate states; for small runs, and to check other adjoints against."""
 
+    @override
     def evolve(
         self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
     ) -> Evolved:
-        """See `Adjoint.evolve`."""
         return nbody.evolve(particles, plan, clock, fused=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from flowpm_dist.evolution.adjoints.base import Adjoint
 
@@ -41,10 +42,10 @@ class ReversibleAdjoint(Adjoint):
 
     max_error_growth: float = Field(default=32.0, ge=1, description="a number of at least 1")
 
+    @override
     def evolve(
         self, nbody: NBody, particles: list[Particles], plan: EvolutionPlan, clock: Clock
     ) -> Evolved:
-        """See `Adjoint.evolve`."""
         import tensorflow as tf
 
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass

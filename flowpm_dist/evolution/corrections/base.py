@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from typing_extensions import override
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.io.files import read_text, write_text
@@ -243,13 +244,13 @@ class ForceCorrection(Correction):
         """
 
     @property
+    @override
     def in_force(self) -> ForceCorrection | None:
-        """See `Correction.in_force`."""
         return self
 
     @property
+    @override
     def of_states(self) -> StateCorrection | None:
-        """See `Correction.of_states`."""
         return None
 
 
@@ -296,22 +297,22 @@ class StateCorrection(Correction):
         """
 
     @property
+    @override
     def in_force(self) -> ForceCorrection | None:
-        """See `Correction.in_force`."""
         return self.force
 
     @property
+    @override
     def of_states(self) -> StateCorrection | None:
-        """See `Correction.of_states`."""
         return self
 
+    @override
     def numbers(self) -> np.ndarray:
-        """See `Correction.numbers`."""
         own = super().numbers()
         return own if self.force is None else np.concatenate([own, self.force.numbers()])
 
+    @override
     def about(self) -> dict[str, Any]:
-        """See `Correction.about`."""
         return {
             **super().about(),
             "force": None if self.force is None else self.force.about(),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
+from typing_extensions import override
 
 from flowpm_dist.evolution.corrections.base import ForceCorrection
 from flowpm_dist.evolution.corrections.features import FEATURES, features
@@ -36,7 +37,7 @@ class CubicSplines:
     distance: float = 0.2
 
     def __call__(self, k: tf.Tensor) -> Sequence[tf.Tensor]:
-        """See `Basis`."""
+        """Returns each B-spline at wavenumbers k [Nyquist wavenumber of the mesh], shaped as k."""
         return [self._spline(k / self.distance - (j + 2)) for j in range(self.size)]
 
     def _spline(self, x: tf.Tensor) -> tf.Tensor:
@@ -79,14 +80,14 @@ class PotentialFilter(ForceCorrection):
         return cls(np.concatenate([part.ravel() for part in parts]))
 
     @property
+    @override
     def basis(self) -> CubicSplines:
-        """See `Correction.basis`."""
         return CubicSplines()
 
+    @override
     def coefficients(
         self, theta: tf.Tensor, power: LinearPower, cell: float, a: np.ndarray
     ) -> tf.Tensor:
-        """See `Correction.coefficients`."""
         import tensorflow as tf
 
         x = features(power, cell, a)

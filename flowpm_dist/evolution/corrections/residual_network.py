@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
+from typing_extensions import override
 
 from flowpm_dist.evolution.corrections.base import StateCorrection, force_cell
 from flowpm_dist.evolution.corrections.features import FEATURES, features_and_rates
@@ -69,14 +70,14 @@ class ResidualNetwork(StateCorrection):
             parts.append(part)
         return cls(np.concatenate([part.ravel() for part in parts]))
 
+    @override
     def style(self, power: LinearPower, cell: float, a: float) -> tf.Tensor:
-        """See `StateCorrection.style`."""
         return features_and_rates(power, cell, np.asarray(a, np.float64))
 
+    @override
     def moved(
         self, theta: tf.Tensor, style: tf.Tensor, fields: Sequence[tf.Tensor], box: Box
     ) -> list[tf.Tensor]:
-        """See `StateCorrection.moved`."""
         import tensorflow as tf
 
         from flowpm_dist.evolution.corrections.network_layers import network_function
@@ -105,8 +106,8 @@ class ResidualNetwork(StateCorrection):
         inputs = [tf.cast(x, box.dtype) for x in (modulation, *parts.values())]
         return list(function(*fields, *inputs))
 
+    @override
     def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
-        """See `Correction.turned`."""
         import tensorflow as tf
 
         places, signs = _symmetry(element)

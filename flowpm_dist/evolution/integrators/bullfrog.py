@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
@@ -42,8 +43,8 @@ class BullFrog(Integrator):
 
     starts_at_zero: ClassVar[bool] = True
 
+    @override
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
-        """See `Integrator.schedule`."""
         from flowpm_dist.cosmology.arrays import arrays_within
 
         a = np.asarray(edges, dtype=np.float64)
@@ -91,10 +92,10 @@ class BullFrog(Integrator):
         scale = tf.stack([tf.ones_like(canonical), canonical], axis=-1)
         return Interpolation(found.kicks, found.factors * scale[:, :, tf.newaxis])
 
+    @override
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
-        """See `Integrator.since_kick`."""
         import tensorflow as tf
 
         d1, now = growth.d1(np.asarray(edges, dtype=np.float64)), growth.d1(times)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, field_validator
+from typing_extensions import override
 
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
@@ -60,8 +61,8 @@ class COLA(Integrator):
             raise ValueError("the residual velocity has to grow or to decay")
         return exponent
 
+    @override
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
-        """See `Integrator.schedule`."""
         from flowpm_dist.cosmology.arrays import arrays_within
 
         a, n = np.asarray(edges, dtype=np.float64), self.exponent
@@ -84,10 +85,10 @@ class COLA(Integrator):
         steps = kick_drift_kick(edges, opening, drifts, closing)
         return followed_by_velocity(steps, last)
 
+    @override
     def interpolation(
         self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
-        """See `Integrator.interpolation`."""
         import tensorflow as tf
 
         def kicked(a: np.ndarray) -> tf.Tensor:
@@ -107,10 +108,10 @@ class COLA(Integrator):
         factors = tf.concat([residual.factors[..., :2], lpt], axis=-1)
         return Interpolation(residual.kicks, factors)
 
+    @override
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
-        """See `Integrator.since_kick`."""
         a = np.asarray(edges, dtype=np.float64)
         kicks = last_kicks(times.numpy(), a[:-1])
         half = half_step_times(edges, self.half_step)[kicks]
@@ -148,6 +149,6 @@ class COLA(Integrator):
         beyond = np.arange(factors.shape[1]) >= 2
         return tf.stack([factors[0], factors[1] * beyond])
 
+    @override
     def from_canonical(self, growth: Growth, a: float) -> tf.Tensor:
-        """See `Integrator.from_canonical`."""
         return self._velocity_of_lpt(growth, a, -1.0)[0]

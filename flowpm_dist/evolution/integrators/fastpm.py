@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
@@ -68,21 +69,20 @@ class FastPM(Integrator):
             edges, *(rows(1.0, factor, 0.0, 0.0) for factor in (opening, drift, closing))
         )
 
+    @override
     def interpolation(
         self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
-        """See `Integrator.interpolation`."""
-
         def drifted(begin: np.ndarray, end: np.ndarray, half: np.ndarray) -> tf.Tensor:
             return (growth.d1(end) - growth.d1(begin)) / growth.g_drift(half)
 
         halves = half_step_times(edges, self.half_step)
         return kick_drift_kick_between(edges, halves, times, growth.g_drift, drifted)
 
+    @override
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
     ) -> tuple[tuple[int, ...], tf.Tensor]:
-        """See `Integrator.since_kick`."""
         a = np.asarray(edges, dtype=np.float64)
         kicks = last_kicks(times.numpy(), a[:-1])
         half = half_step_times(edges, self.half_step)[kicks]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.io.files import checksum
 from flowpm_dist.observables.lensing.distributions import (
@@ -52,13 +53,13 @@ class SourceOptions(Options):
     column: int = Field(default=1, ge=1, description="a whole number of at least 1")
     shift: Annotated[float, Unit("redshift")] = Field(default=0.0, description="a number")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         goes_with = {"z_max": "smail", "column": "file"}
         return {key: other for key, other in goes_with.items() if getattr(self, other) is None}
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from self.exactly_one("redshift", "smail", "file")
         first = "redshift" if self.smail is None else "z_max"
         if not self.file and (getattr(self, first) or math.inf) + self.shift <= 0:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
@@ -97,8 +98,8 @@ class SourcePlane(Sources):
                 raise ValueError("a shift is one of redshift: give the plane's redshift")
         self.redshift, self.shift, self.distance = redshift, shift, distance
 
+    @override
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
-        """See `Sources.efficiency`."""
         return tf.nn.relu(1.0 - as_float64(chi, "chi", "Mpc/h") / self.farthest(distances))
 
     def density(self, chi: Any, distances: Distances) -> tf.Tensor:
@@ -162,14 +163,14 @@ class SourceDistribution(Sources):
             cell: int32 of the same shape: the number of the cell between edges that holds each.
         """
 
+    @override
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
-        """See `Sources.efficiency`."""
         chi = as_float64(chi, "chi", "Mpc/h")
         number, inverse = self._beyond(chi, distances)
         return tf.nn.relu(number - chi * inverse)
 
+    @override
     def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
-        """See `Sources.fractions`."""
         number, _ = self._beyond(as_float64(edges, "edges", "Mpc/h"), distances)
         return number[:-1] - number[1:]
 
@@ -185,8 +186,8 @@ class SourceDistribution(Sources):
         rate = distances.background.e(a) / HUBBLE_DISTANCE
         return tf.where(inside, found * rate, tf.zeros_like(found))
 
+    @override
     def farthest(self, distances: Distances) -> tf.Tensor:
-        """See `Sources.farthest`."""
         return distances.comoving(1.0 / (1.0 + self._limits()[-1]))
 
     def _limits(self) -> tf.Tensor:
@@ -257,8 +258,8 @@ class SmailDistribution(SourceDistribution):
         self.edges = smail_edges(z_max)
         super().__init__(shift)
 
+    @override
     def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
-        """See `SourceDistribution.unshifted`."""
         x = tf.maximum(z, 1e-12) / as_float64(self.z0)
         return x ** as_float64(self.alpha) * tf.exp(-(x ** as_float64(self.beta)))
 
@@ -303,8 +304,8 @@ class TabulatedDistribution(SourceDistribution):
         """
         return cls(*read_distribution(path, in_unit("column", column)))
 
+    @override
     def unshifted(self, z: tf.Tensor, cell: tf.Tensor) -> tf.Tensor:
-        """See `SourceDistribution.unshifted`."""
         lower, upper = (functools.partial(tf.gather, indices=i) for i in (cell, cell + 1))
         share = (z - lower(self.edges)) / lower(np.diff(self.edges))
         return lower(self.n) + share * (upper(self.n) - lower(self.n))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Moment
@@ -188,8 +189,8 @@ class FlatGeometry(Geometry):
         """See `Geometry.slabs`: particles count 1 / chi^2."""
         return LensPlanes(edges), self.particles_in_pixel * np.diff(edges)
 
+    @override
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
-        """See `Geometry.painting`."""
         self.paint_between(edges, 2 if amounts_of is None else 1)
         one = tf.ones([2, 1], tf.float64)
 
@@ -203,10 +204,10 @@ class FlatGeometry(Geometry):
         inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
         return inputs, _crossings([kicks for kicks, _, _ in found])
 
+    @override
     def paint(
         self, crossing: LayerCrossing, moment: Moment, inputs: Sequence[tf.Tensor]
     ) -> Measured:
-        """See `Geometry.paint`."""
         factors, amounts = (tf.gather(x, crossing.universes) for x in inputs)
         factors = factors[..., 1 : 2 + len(moment.lpt)]
         factors = tf.concat([tf.ones_like(factors[..., :1]), factors], -1)
@@ -273,8 +274,8 @@ class FlatGeometry(Geometry):
             np.array(directions, float).reshape(-1, 7),
         )
 
+    @override
     def recording(self) -> dict[int, list[LayerCrossing]]:
-        """See `Geometry.recording`."""
         theory = self.inputs.cosmologies.theories[0]
         self._a = a = self._times(theory).numpy()
         with reaching(a[-1]):
@@ -286,10 +287,10 @@ class FlatGeometry(Geometry):
         self.paint_between(np.array([0.0, self.end]), 0)
         return _crossings([found.kicks])
 
+    @override
     def record(
         self, crossing: LayerCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
-        """See `Geometry.record`."""
         largest = np.abs(self._moved[crossing.layers, : len(fields)]).max(0)
         own = self._own(crossing, self.reach([displacement, *fields], np.append(1.0, largest)))
         for place, directions in zip(own.places, own.directions, strict=True):

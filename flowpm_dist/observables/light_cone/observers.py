@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.cosmology.theory import Theory
@@ -79,8 +80,8 @@ class ConvergenceMaps(Labelled):
             draw_sky(axes, kappa, f"convergence of sources: {name}")
         return axes
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         return _maps("kappa", self.kappa, "source", self.sky, "convergence")
 
 
@@ -123,8 +124,8 @@ class DensityPlanes(Labelled):
             draw_sky(axes, delta, title, DELTA)
         return axes
 
+    @override
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`."""
         meaning = "comoving distance of the plane"
         chi = LabelledArray(self.planes.chi.numpy(), ("plane",), "Mpc/h", meaning)
         return _maps("delta", self.delta, "plane", self.sky, "overdensity") | {"chi": chi}
@@ -319,8 +320,8 @@ class PlanePainter(MapPainter):
         self._edges = geometry.slab_edges(given)
         super().__init__(geometry, len(self._edges) - 1, self._edges)
 
+    @override
     def results(self, measured: Measured) -> DensityPlanes:
-        """See `Observer.results`."""
         planes, expected = self.geometry.slabs(self._edges)
         counts = self.geometry.normalised(self.summed(measured))
         mean = expected.reshape([-1] + [1] * len(self._shape))

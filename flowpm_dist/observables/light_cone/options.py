@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.grid.healpix import Healpix
@@ -183,16 +184,16 @@ class FlatField(SkyOptions):
         return [(n + 0.5) * self.field_of_view / self.pixels for n in range(self.pixels)]
 
     @property
+    @override
     def pixel_area(self) -> float:
-        """See `SkyOptions.pixel_area`."""
         return (self.fov / self.pixels) ** 2
 
+    @override
     def volume(self, chi_max: float) -> float:
-        """See `SkyOptions.volume`."""
         return self.fov**2 * chi_max**3 / 3
 
+    @override
     def wide_field_warning(self) -> str | None:
-        """See `SkyOptions.wide_field_warning`."""
         if self.field_of_view < WIDE_FIELD:
             return None
         off = math.tan(0.5 * self.fov) / (0.5 * self.fov) - 1
@@ -215,8 +216,8 @@ class FlatField(SkyOptions):
                 "the field",
             )
 
+    @override
     def enough_pixels(self, scale: float) -> int:
-        """See `SkyOptions.enough_pixels`."""
         return max(FEWEST_PIXELS, math.floor(self.pixels * scale))
 
 
@@ -244,12 +245,12 @@ class FullSky(SkyOptions):
         return (Healpix(self.nside).pixels,)
 
     @property
+    @override
     def pixel_area(self) -> float:
-        """See `SkyOptions.pixel_area`."""
         return Healpix(self.nside).pixel_area
 
+    @override
     def volume(self, chi_max: float) -> float:
-        """See `SkyOptions.volume`."""
         return 4 * math.pi / 3 * chi_max**3
 
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
@@ -287,8 +288,8 @@ class FullSky(SkyOptions):
             )
         return shells
 
+    @override
     def enough_pixels(self, scale: float) -> int:
-        """See `SkyOptions.enough_pixels`."""
         enough = self.nside
         while enough > 1 and scale * self.nside / enough < 1:
             enough //= 2

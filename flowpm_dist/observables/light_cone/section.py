@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.cosmology.background import GROWTH, Background, Distances
@@ -152,13 +153,13 @@ class FlatLensingOptions(ConvergenceOptions):
     )
     planes: bool = Field(default=False, description="true or false")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         idle = {"plane_width": "ray_tracing or planes = true"}
         return {} if self.ray_tracing or self.planes else idle
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from super().problems()
         if self.alignment is not None and self.ray_tracing:
             what = "cannot be combined with ray_tracing: leave one of them out"
@@ -189,8 +190,8 @@ class FullSkyLensingOptions(LensedSky, FullSky):
         default=100.0, description="a length above 0 in Mpc/h"
     )
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         return {} if self.shells else {"shell_width": "shells = true"}
 
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:

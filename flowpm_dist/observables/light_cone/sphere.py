@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.background import Distances
 from flowpm_dist.cosmology.theory import Theory
@@ -111,8 +112,8 @@ class SphereGeometry(Geometry):
         """See `Geometry.slabs`: particles count 1."""
         return LensPlanes.of_shells(edges), self.particles_in_pixel * np.diff(edges**3) / 3
 
+    @override
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
-        """See `Geometry.painting`."""
         self.paint_between(edges, 0 if amounts_of is None else 1)
         one = tf.ones([2, 1], tf.float64)
         # Light that leaves undisplaced places outside of these leaves them as at these.
@@ -194,10 +195,10 @@ class SphereGeometry(Geometry):
             **shells,
         )
 
+    @override
     def paint(
         self, crossing: SphereCrossing, moment: Moment, inputs: Sequence[tf.Tensor]
     ) -> Measured:
-        """See `Geometry.paint`."""
         factors, amounts = inputs[2 * crossing.group : 2 * crossing.group + 2]
         factors = factors[crossing.segments, : 2 + len(moment.lpt)]
         largest = np.abs(factors.numpy()).sum(-1).max(0)
@@ -217,8 +218,8 @@ class SphereGeometry(Geometry):
         sphere = Healpix(self.sky.nside)
         return maps * tf.constant(sphere.pixel_area / sphere.painted_areas, maps.dtype)
 
+    @override
     def recording(self) -> dict[int, list[SphereCrossing]]:
-        """See `Geometry.recording`."""
         theory = self.inputs.cosmologies.theories[0]
 
         def states(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
@@ -242,10 +243,10 @@ class SphereGeometry(Geometry):
             for kick, own in _by_kick(kicks)
         }
 
+    @override
     def record(
         self, crossing: SphereCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
-        """See `Geometry.record`."""
         assert crossing.recorded is not None
         largest = np.abs(crossing.recorded[:, : len(fields)]).sum(-1).max(0)
         reach = self.reach([displacement, *fields], np.append(1.0, largest))

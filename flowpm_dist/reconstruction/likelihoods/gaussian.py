@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.universe_model import local_values
@@ -59,12 +60,12 @@ class Gaussian(Likelihood):
     def _scale(self, annealing: Annealing) -> tf.Tensor:
         return self._smooth if annealing.radius else self._exact
 
+    @override
     def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
-        """See `Likelihood`."""
         return tf.square(self._scale(annealing))
 
+    @override
     def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
-        """See `Likelihood`."""
         return (density - self._data) * self._scale(annealing)
 
     def parts(

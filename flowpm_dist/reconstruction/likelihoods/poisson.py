@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.observables.noise import LEAST_DENSITY, positive_density
@@ -36,12 +37,12 @@ class Poisson(Likelihood):
         self._counts = tf.where(self.observed > 0, tf.cast(counts, box.dtype), 0)
         self._rate = self.observed * in_dtype_of(box, mean_count, "mean_count")
 
+    @override
     def inverse_variance(self, annealing: Annealing = EXACT) -> tf.Tensor:
-        """See `Likelihood`."""
         return self._rate
 
+    @override
     def residual(self, density: tf.Tensor, annealing: Annealing = EXACT) -> tf.Tensor:
-        """See `Likelihood`."""
         positive = tf.where(self._rate > 0, self._rate, tf.ones_like(self._rate))
         return (density * self._rate - self._counts) / tf.sqrt(positive)
 
