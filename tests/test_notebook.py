@@ -11,6 +11,8 @@ import tensorflow as tf
 from matplotlib import pyplot
 
 import flowpm_dist as fpm
+from flowpm_dist.cosmology import Halofit, TabulatedPower
+from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.options import FlatField
 from flowpm_dist.options.html import as_html
@@ -24,6 +26,7 @@ from flowpm_dist.statistics import (
     Peaks,
     PowerSpectrum,
     Wedges,
+    power_spectrum,
 )
 
 K, MODES = np.array([0.1, 0.2, 0.4]), np.array([6, 18, 30])
@@ -187,6 +190,24 @@ def test_objects_are_shown_by_their_facts(universe):
     assert "<td>cic</td>" in state.density()._repr_html_()
     for fact in ("redshift</th><td>0<", "seed</th><td>7<", "picture</th><td>a slab of 4 Mpc/h<"):
         assert fact in state._repr_html_()
+
+
+def test_what_is_printed_says_what_it_is(universe):
+    """Not a place in the memory: the objects of a run, of its theory and of what is seen of it."""
+    sim, state = universe
+    theory, k, a = sim.theory, np.geomspace(0.01, 1.0, 5), np.linspace(0.4, 1.0, 4)
+    linear = theory.power
+    shown = [
+        sim, state, state.density(), sim.box, sim.box.mesh, sim.options, sim.cosmology, theory,
+        theory.background, theory.growth, theory.distances, linear, Halofit(linear),
+        TabulatedPower(k, a, np.stack([linear(k, each) for each in a])),
+        ForwardModel(sim), power_spectrum(state.density()),
+    ]  # fmt: skip
+    for each in shown:
+        assert repr(each).startswith(type(each).__name__ + "("), each
+        assert " object at 0x" not in repr(each)
+    text = "Simulation(grid 8 x 8 x 16, size 16 x 16 x 32 Mpc/h, mesh row:1,col:1, float32, "
+    assert repr(sim).startswith(f"{text}1 fastpm steps from a = 0.1 to 1, Cosmology(Omega_m=")
 
 
 def test_the_picture_of_a_state_is_brightest_where_the_slab_is_densest(universe):

@@ -107,6 +107,10 @@ class Background:
         self.dark_energy = Fluid(self.Omega_de, self.values["w0"], self.values["wa"])
         self.fluids = (self.dark_energy, *others)
 
+    def __repr__(self) -> str:
+        densities = (f"{name}={getattr(self, name)}" for name in ("Omega_m", "Omega_de", "Omega_k"))
+        return f"{type(self).__name__}({', '.join(densities)}, fluids={self.fluids})"
+
     @property
     def is_flat(self) -> bool:
         """Whether space is flat; not if Omega_k is a tensor, whatever its value."""
@@ -196,6 +200,9 @@ class Distances:
 
     def __init__(self, universe: Cosmology | Background) -> None:
         self.background = background_of(universe)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.background})"
 
     @gives_tensor
     def comoving(self, a: Any) -> Any:

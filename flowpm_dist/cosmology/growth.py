@@ -122,6 +122,9 @@ class Growth:
                 "or more matter would do"
             )
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.background})"
+
     @gives_tensor
     def ratio(self, a: Any, term: Term, derivative: int) -> Any:
         """Returns d^derivative D_term / dlna^derivative / a^order [1], finite at a = 0.

@@ -51,6 +51,9 @@ class Halofit:
         self._k = tf.constant(k)
         self._variance = step * k**3 / (2 * np.pi**2) * linear.without_growth(k)  # for D1 = 1
 
+    def __repr__(self) -> str:
+        return f"Halofit({self.linear})"
+
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Returns P [(Mpc/h)^3] for k > 0 [h/Mpc] and a [1], which broadcast; float64."""
         k, a = as_float64(k, "k", "h/Mpc"), as_float64(a, "a")
@@ -135,6 +138,7 @@ class NonlinearPower:
     def __init__(self, cosmology: Cosmology, model: str = "takahashi") -> None:
         if model not in MODELS:
             raise ValueError(f"model {model!r}: one of {', '.join(map(repr, MODELS))}")
+        self.cosmology, self.model = cosmology, model
         numbers = {name: known_number(name, getattr(cosmology, name)) for name in SHAPE}
         amplitude = LinearPower(cosmology.replace(transfer="camb")).A_s
         redshifts = np.expm1(np.linspace(0.0, np.log1p(4.0), 33))
@@ -147,6 +151,9 @@ class NonlinearPower:
             power="non-linear power",
             instead="Halofit",
         )
+
+    def __repr__(self) -> str:
+        return f"NonlinearPower({self.cosmology}, {self.model!r})"
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Returns P [(Mpc/h)^3] for k > 0 [h/Mpc] and a [1], which broadcast; float64."""
@@ -189,6 +196,10 @@ class TabulatedPower:
         self._along_a, self._along_k = _Spline(self._a), _Spline(self._ln_k)
         rows = self._along_a.to_coefficients @ tf.math.log(table)
         self._coefficients = rows @ self._along_k.to_coefficients.T
+
+    def __repr__(self) -> str:
+        (low, high), (first, last) = np.exp(self._ln_k[[0, -1]]), self._a[[0, -1]]
+        return f"TabulatedPower(k {low:.4g} to {high:.4g} h/Mpc, a {first:.4g} to {last:.4g})"
 
     def __call__(self, k: Any, a: Any = 1.0) -> tf.Tensor:
         """Returns P [(Mpc/h)^3] for k > 0 [h/Mpc] and a [1], which broadcast; float64."""

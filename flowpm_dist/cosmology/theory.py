@@ -69,6 +69,9 @@ class Theory:
     def __init__(self, cosmology: Cosmology) -> None:
         self.cosmology = cosmology
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cosmology})"
+
     @functools.cached_property
     def background(self) -> Background:
         """Expansion rate and densities."""
@@ -159,6 +162,9 @@ class LinearPower:
             self._shape = self._shape_of(cosmology)
             self._unit_today = None if cosmology.A_s is not None else self._unit_sigma8(1.0)
             self._amplitude = self._amplitude_of(cosmology)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cosmology})"
 
     def _shape_of(self, cosmology: Cosmology) -> Callable[[Any], Any]:
         """Returns the power for A_s = 1 and D1 = 1 as a function of k > 0 [h/Mpc]."""

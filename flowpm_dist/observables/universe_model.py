@@ -188,6 +188,9 @@ class UniverseModel(abc.ABC):
             For this rank's modes [kz, ky, kx], or [chain, kz, ky, kx] where parameters have chains.
         """
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.structure!r}, {self.simulation})"
+
     def fitted(self, name: str) -> bool:
         """Returns whether the model depends on a parameter of this name: one of its cosmology."""
         return name in self.simulation.cosmology.names

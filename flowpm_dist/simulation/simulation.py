@@ -154,6 +154,11 @@ class Simulation:
                 self._warned.add(str(warning))
                 warnings.warn(warning, stacklevel=3)
 
+    def __repr__(self) -> str:
+        first, last, integrator = self.edges[0], self.edges[-1], name_of(self.options.integrator)
+        steps = f"{len(self.edges) - 1} {integrator} steps from a = {first:.4g} to {last:.4g}"
+        return f"Simulation({self.box_of_replicas}, {steps}, {self.cosmology})"
+
     def _repr_html_(self) -> str:
         return as_html(self, self._facts)
 
