@@ -200,12 +200,29 @@ def test_another_code_does_not_know_the_whole_cosmology(tmp_path):
     of_another_code(tmp_path / "s")
     with pytest.raises(SnapshotError, match=r"lacks n_s and the amplitude .*: give cosmology="):
         fpm.State.from_snapshot(tmp_path / "s")
-    with h5py.File(tmp_path / "s" / "snapshot_003.1.hdf5", "r+") as file:
-        del file["Parameters"].attrs["UnitLength_in_cm"]
-    with h5py.File(tmp_path / "s" / "snapshot_003.0.hdf5", "r+") as file:
-        del file["Parameters"].attrs["UnitLength_in_cm"]
-    with pytest.raises(SnapshotError, match="has no attribute UnitLength_in_cm"):
-        fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY)
+
+
+@pytest.mark.parametrize("name", ["UnitLength_in_cm", "UnitVelocity_in_cm_per_s"])
+def test_units_that_files_do_not_name_are_given(tmp_path, name):
+    """As files of Gadget-2, Gadget-3 and monofonIC do not."""
+    folder = tmp_path / "s"
+    of_another_code(folder)
+    expected = fpm.State.from_snapshot(folder, cosmology=COSMOLOGY)
+    value = {"UnitLength_in_cm": KPC, "UnitVelocity_in_cm_per_s": 1e5}[name]
+    with pytest.raises(SnapshotError, match=rf"has {name} = \S+, not {10 * value:g}"[:-4]):
+        fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units={name: 10 * value})
+    for path in folder.iterdir():
+        with h5py.File(path, "r+") as file:
+            del file["Parameters"].attrs[name]
+    with pytest.raises(SnapshotError, match=f"no attribute {name}, .*; give units={{.{name}"):
+        fpm.State.from_snapshot(folder, cosmology=COSMOLOGY)
+    found = fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units={name: value})
+    for field in ("displacement", "velocity"):
+        blocks = (getattr(state, field).numpy() for state in (found, expected))
+        np.testing.assert_array_equal(*blocks)
+    for wrong, message in (({"UnitMass_in_g": 1.0}, "must be one of"), ({name: 0}, "above 0")):
+        with pytest.raises(SnapshotError, match=message):
+            fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units=wrong)
 
 
 def test_the_header_of_gadget(state, tmp_path):
@@ -216,6 +233,7 @@ def test_the_header_of_gadget(state, tmp_path):
     np.testing.assert_array_equal(header["NumPart_Total"], [0, np.prod(GRID), 0, 0, 0, 0])
     assert header["NumFilesPerSnapshot"] == 1
     assert (header["Omega0"], header["OmegaLambda"], header["HubbleParam"]) == (0.3, 0.7, 0.7)
+    assert (header["w0"], header["wa"]) == (COSMOLOGY.w0, COSMOLOGY.wa)
     with h5py.File(tmp_path / "snapshot.gadget/snapshot.hdf5") as file:
         assert file["Parameters"].attrs["UnitLength_in_cm"] == 3.085678e24  # Mpc
         assert file["PartType1/Velocities"].attrs["a_scaling"] == 0.5

@@ -52,7 +52,8 @@ class ParameterRow:
         symbol: for figures.
         affects: what it changes.
         unit: its unit, see `options.in_unit`.
-        header: its name in the headers of Gadget-4 and MP-Gadget; None where they have none.
+        header: its name in the headers of particle files: Gadget-4's and MP-Gadget's, or ours where
+            they have none; None if it is left out.
         in_run_files: whether run files have it, in [cosmology] and in [priors].
         default: its value unless given.
         required: whether it must be given.
@@ -152,12 +153,12 @@ class Cosmology:
     w0: Parameter = field(
         default=-1.0,
         metadata=_row("a number from -3 to below 0", dict(ge=-3, lt=0), "$w_0$",
-                      "background growth transfer"),
+                      "background growth transfer", header="w0"),
     )  # fmt: skip
     wa: Parameter = field(
         default=0.0,
         metadata=_row("a number from -5 to below 5", dict(ge=-5, lt=5), "$w_a$",
-                      "background growth transfer"),
+                      "background growth transfer", header="wa"),
     )  # fmt: skip
     T_cmb: Parameter = field(
         default=2.7255,
@@ -305,7 +306,7 @@ VARIABLE = tuple(n for n, row in PARAMETERS.items() if row.in_run_files and n !=
 """Parameters that may vary between the universes of a training."""
 
 HEADERS = {name: row.header for name, row in PARAMETERS.items() if row.header is not None}
-"""Our names of parameters, and those in the files of Gadget-4 and MP-Gadget."""
+"""Our names of parameters, and those in the headers of particle files."""
 
 
 def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]]:

@@ -105,7 +105,7 @@ class Field:
         return self.block.dtype
 
     def on(self, box: Box) -> Field:
-        """Returns this field, distributed over the ranks in the same way as another box.
+        """Returns this field as another box has its fields: its layout and its precision.
 
         Where the layouts differ, cells move between ranks. All ranks must call this together.
         Differentiable.
@@ -125,7 +125,7 @@ class Field:
                 for b in (own, box)
             )
             raise ValueError("a field of {} cannot be laid out as {}".format(*described))
-        return Field(_moved(self.block, own, box), box, self.window)
+        return Field(tf.cast(_moved(self.block, own, box), box.dtype), box, self.window)
 
     def numpy(self) -> np.ndarray:
         """The whole array, gathered on every rank; the grid must fit into one rank's memory."""

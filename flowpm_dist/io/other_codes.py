@@ -9,7 +9,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ LAMBDA_TOLERANCE = 0.005
 UNORDERED = 0.2
 """If the root mean square displacement is above this part of the box, the ids do not number the
 lattice in the expected order. A random order gives 0.29."""
+UNITS_GIVEN = ("UnitLength_in_cm", "UnitVelocity_in_cm_per_s")
+"""Units that files of some codes leave out."""
 BLOCKS = ("ID", "Position", "Velocity")
 """The blocks of bigfile, in the order of `NAMES`."""
 TYPES = (("iu", 1), ("f", 3), ("f", 3))
@@ -77,7 +79,10 @@ class ParticleFiles:
             SnapshotError: it has none of this name.
         """
         if name not in self.header:
-            raise SnapshotError(f"{self.path} has no attribute {name}, which is needed here")
+            remedy = f'; give units={{"{name}": ...}}' if name in UNITS_GIVEN else ""
+            raise SnapshotError(
+                f"{self.path} has no attribute {name}, which is needed here{remedy}"
+            )
         return float(self._numbers(name)[0])
 
     def _numbers(self, name: str, default: float = 0.0) -> np.ndarray:
@@ -226,12 +231,16 @@ class ParticleFiles:
         return own[..., :3], own[..., 3:]
 
 
-def particle_files(path: str | Path) -> ParticleFiles | None:
+def particle_files(
+    path: str | Path, units: Mapping[str, float] | None = None
+) -> ParticleFiles | None:
     """Returns the snapshot of particles at a path; None if there is none, or a `snapshot.zarr`.
 
     Args:
         path: a folder of HDF5 files, one of these files, or a folder of bigfile; or the folder of a
             run that holds one of them.
+        units: the units of files that do not name theirs: `UnitLength_in_cm` of a length times h
+            and `UnitVelocity_in_cm_per_s`.
 
     Raises:
         SnapshotError: a file is missing, damaged, or holds other than particles of dark matter.
@@ -253,6 +262,7 @@ def particle_files(path: str | Path) -> ParticleFiles | None:
     ((read, folder),) = found
     try:
         files = read(folder)
+        files = replace(files, header=_with_units(files, units or {}))
         totals = _totals(files.header)
     except (OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise SnapshotError(f"{folder} cannot be read: {error}") from error
@@ -264,6 +274,23 @@ def particle_files(path: str | Path) -> ParticleFiles | None:
             f"{folder} holds {files.count} of {totals[DARK_MATTER]} particles: files are missing"
         )
     return files
+
+
+def _with_units(files: ParticleFiles, units: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the header with units that the files do not name.
+
+    Raises:
+        SnapshotError: there is no such unit, or the files name another one.
+    """
+    for name, value in units.items():
+        if name not in UNITS_GIVEN:
+            raise SnapshotError(f"units: {name!r} must be one of {', '.join(UNITS_GIVEN)}")
+        if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+            raise SnapshotError(f"units: {name} = {value!r}: must be a number above 0")
+        there = files.header.get(name)
+        if there is not None and not math.isclose(float(there), value, rel_tol=PARAMETER_TOLERANCE):
+            raise SnapshotError(f"{files.path} has {name} = {float(there):g}, not {value:g}")
+    return {**units, **files.header}
 
 
 def _totals(header: Mapping[str, Any]) -> np.ndarray:

@@ -120,6 +120,7 @@ class State:
         mesh: ProcessMesh | MeshShape | None = None,
         cosmology: Cosmology | None = None,
         theory: TheoryOf = Theory,
+        units: Mapping[str, float] | None = None,
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
 
@@ -139,13 +140,16 @@ class State:
             cosmology: the cosmology of another code's files, which lack some parameters; Omega_m, h
                 and Omega_b must be those of the files.
             theory: what makes the theory of the cosmology, as for `Simulation`.
+            units: the units of another code's files that do not name theirs, such as
+                `{"UnitLength_in_cm": 3.085678e24, "UnitVelocity_in_cm_per_s": 1e5}` for Mpc/h and
+                km/s.
 
         Raises:
             SnapshotError: there is no complete snapshot, it lacks the particles, or files of
                 another code do not fit a lattice or the cosmology.
             ValueError: the mesh does not divide the grid.
         """
-        files = particle_files(path)
+        files = particle_files(path, units)
         if files is not None:
             snapshot, dtype = Snapshot({}, files.attributes(cosmology)), files.dtype
         else:

@@ -297,6 +297,26 @@ def test_fields_of_another_mesh_go_to_the_ranks_that_hold_their_cells():
     np.testing.assert_array_equal(slope, state().linear_delta.numpy()[elsewhere.place])
 
 
+@pytest.mark.dealt
+@pytest.mark.ranks(1, 2)
+def test_fields_in_another_precision_are_rounded_as_arrays_are():
+    """What a file holds in double precision starts a run in single precision."""
+    particles = tuple(field.numpy() for field in (state().displacement, state().velocity))
+    single = simulation_of([1.0, 1.1], precision="float32", halo=6)
+    found, expected = single.run(particles=state()), single.run(particles=particles)
+    assert found.displacement.dtype == tf.float32
+    np.testing.assert_array_equal(found.displacement.block, expected.displacement.block)
+    early, noise = single.with_steps([0.1, 0.3]), state().white_noise
+    found, expected = early.run(white_noise=noise), early.run(white_noise=noise.numpy())
+    np.testing.assert_array_equal(found.displacement.block, expected.displacement.block)
+    with tf.GradientTape() as tape:
+        tape.watch(noise.block)
+        loss = tf.reduce_sum(noise.on(single.box).block)
+    slope = tape.gradient(loss, noise.block)
+    assert slope.dtype == tf.float64
+    np.testing.assert_array_equal(slope, tf.ones_like(noise.block))
+
+
 @pytest.mark.ranks(1, 2, 4)
 def test_particles_that_do_not_fit_are_refused(saved):
     with pytest.raises(ValueError, match="are at a = 1, the first step begins at 0.1"):
