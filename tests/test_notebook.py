@@ -58,6 +58,28 @@ def test_a_spectrum_is_drawn_with_its_scatter_and_units():
     assert axes.figure.number in pyplot.get_fignums()  # so that a notebook shows it
 
 
+def test_multipoles_are_drawn_with_the_scatter_of_a_gaussian_field():
+    """In closed form where power is the same at all angles; else integrated over them."""
+    power, ones = POWER[0], np.ones(3)
+    even = Multipoles(K, np.array([power, 0 * ones, 0 * ones]), MODES, orders=(0, 2, 4))
+    expected = [power * (2 * (2 * order + 1) / MODES) ** 0.5 for order in even.orders]
+    np.testing.assert_allclose(even.scatter, expected, rtol=1e-13)
+    beta, mu = 0.4, (np.arange(20000) + 0.5) / 20000
+    kaiser = [1 + 2 * beta / 3 + beta**2 / 5, 4 * beta / 3 + 4 * beta**2 / 7, 8 * beta**2 / 35]
+    batch = np.stack([np.outer(kaiser, power)] * 2)
+    for orders in ((0, 2, 4), (4, 0, 2)):
+        found = Multipoles(K, batch[:, np.argsort(np.argsort(orders))], MODES, orders=orders)
+        shapes = [np.polynomial.Legendre.basis(order)(mu) for order in orders]
+        means = [np.mean((1 + beta * mu**2) ** 4 * shape**2) for shape in shapes]
+        factors = (2 * np.array(orders) + 1) * np.sqrt(2 * np.array(means))
+        expected = factors[:, np.newaxis] * power / MODES**0.5
+        np.testing.assert_allclose(found.scatter, [expected] * 2, rtol=1e-7)
+    bars = [each.get_segments() for each in even.plot().collections]
+    lengths = np.diff(np.array(bars)[..., 1], axis=-1)[..., 0]
+    np.testing.assert_allclose(lengths, 2 * K * even.scatter)
+    assert not Multipoles(K, POWER, MODES, orders=(2, 4)).plot().collections
+
+
 def test_curves_share_axes_and_a_label_has_a_colour():
     batch = PowerSpectrum(K, np.array([POWER[0], 2 * POWER[0]]), MODES)
     axes = batch.plot(label="batch")

@@ -99,27 +99,36 @@ def add_colour_bar(axes: Axes, image: AxesImage, label: str, aspect: float) -> N
         plain_log_ticks(bar.ax.xaxis if below else bar.ax.yaxis)
 
 
+def gaussian_scatter(power: np.ndarray, modes: np.ndarray) -> np.ndarray:
+    """Returns the standard deviation of measured auto spectra of a Gaussian field.
+
+    Args:
+        power: [..., bin].
+        modes: number of Fourier modes in each bin, k and -k both counted; broadcasts with `power`.
+    """
+    return np.abs(power) * np.sqrt(2 / np.maximum(modes, 1))
+
+
 def draw_measured(
     axes: Axes,
     x: np.ndarray,
     values: np.ndarray,
-    modes: np.ndarray | None = None,
+    scatter: np.ndarray | None = None,
     *,
     colour: str = MEASURED,
     label: str = "",
 ) -> None:
-    """Draws a measured curve: joined points, or points with the scatter of a Gaussian field.
+    """Draws a measured curve: joined points, or points with error bars.
 
     Args:
         axes: what to draw on.
         x, values: [bin].
-        modes: number of Fourier modes in each bin, k and -k both counted; None for no scatter.
+        scatter: the standard deviation of each value [bin]; None for no error bars.
         colour, label: of the curve.
     """
-    if modes is None:
+    if scatter is None:
         axes.plot(x, values, "o-", ms=3, lw=1.2, color=colour, label=label)
         return
-    scatter = np.abs(values) * np.sqrt(2 / np.maximum(modes, 1))
     axes.errorbar(x, values, scatter, fmt="o", ms=3, lw=0.9, color=colour, label=label)
 
 
@@ -129,7 +138,7 @@ def draw_curves(
     curves: np.ndarray,
     names: tuple[str, str],
     *,
-    modes: np.ndarray | None = None,
+    scatter: np.ndarray | None = None,
     labels: Sequence[str] = ("",),
     logarithmic: str = "x",
 ) -> Axes:
@@ -140,7 +149,8 @@ def draw_curves(
         x: [..., bin], which broadcasts with the curves.
         curves: [..., bin].
         names: labels of the two axes.
-        modes: see `draw_measured`; broadcasts with the curves.
+        scatter: standard deviations [..., bin], which broadcast with the curves; None for no error
+            bars.
         labels: the label of each curve [...], which broadcasts; curves of one label share a colour.
         logarithmic: "", "x" or "xy", the axes with a logarithmic scale.
     """
@@ -151,7 +161,7 @@ def draw_curves(
     colours = {name: COLOURS[(used + n) % 6] for n, name in enumerate(dict.fromkeys(of_curves))}
     rows = [
         np.broadcast_to(each, curves.shape).reshape(len(of_curves), -1)
-        for each in (x, curves, *(() if modes is None else (modes,)))
+        for each in (x, curves, *(() if scatter is None else (scatter,)))
     ]
     for number, row in enumerate(zip(*rows, strict=True)):
         name = of_curves[number]
@@ -246,13 +256,15 @@ def power_spectrum_figure(
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
     fine = np.geomspace(k[0], k[-1], 400)
     top.plot(fine, linear(fine), color=THEORY, lw=1.6, label="linear theory", zorder=1)
-    draw_measured(top, k, power, modes, label="measured, with cosmic variance")
+    draw_measured(
+        top, k, power, gaussian_scatter(power, modes), label="measured, with cosmic variance"
+    )
     top.set(xscale="log", yscale="log", ylabel=POWER)
     top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     ratio = power / linear(k)
     above = ratio[ratio > 0]
     below.axhline(1, color=THEORY, lw=1.6, zorder=1)
-    draw_measured(below, k, ratio, modes)
+    draw_measured(below, k, ratio, gaussian_scatter(ratio, modes))
     below.set(yscale="log", xlabel=WAVENUMBER, ylabel="measured / linear")
     below.set_ylim(0.9 * above.min(initial=0.6), 1.1 * above.max(initial=1.6))
     plain_log_ticks(below.yaxis)

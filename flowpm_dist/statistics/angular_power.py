@@ -67,12 +67,17 @@ class AngularPower(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: of the curve.
         """
-        from flowpm_dist.io.figures import MULTIPOLE, POWER_PER_LOG, draw_curves
+        from flowpm_dist.io.figures import (
+            MULTIPOLE,
+            POWER_PER_LOG,
+            draw_curves,
+            gaussian_scatter,
+        )
 
         curves = self.ell * (self.ell + 1) / (2 * np.pi) * self.power
-        modes, names = self.modes, (MULTIPOLE, POWER_PER_LOG)
+        scatter, names = gaussian_scatter(curves, self.modes), (MULTIPOLE, POWER_PER_LOG)
         return draw_curves(
-            axes, self.ell, curves, names, modes=modes, labels=[label], logarithmic="xy"
+            axes, self.ell, curves, names, scatter=scatter, labels=[label], logarithmic="xy"
         )
 
     @override

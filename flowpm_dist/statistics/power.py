@@ -49,11 +49,11 @@ class PowerSpectrum(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: of the curve.
         """
-        from flowpm_dist.io.figures import POWER, WAVENUMBER, draw_curves
+        from flowpm_dist.io.figures import POWER, WAVENUMBER, draw_curves, gaussian_scatter
 
-        modes, names = self.modes, (WAVENUMBER, POWER)
+        scatter, names = gaussian_scatter(self.power, self.modes), (WAVENUMBER, POWER)
         return draw_curves(
-            axes, self.k, self.power, names, modes=modes, labels=[label], logarithmic="xy"
+            axes, self.k, self.power, names, scatter=scatter, labels=[label], logarithmic="xy"
         )
 
     @override
@@ -153,7 +153,23 @@ class Multipoles(PowerSpectrum):
 
         names = WAVENUMBER, r"$k\,P_l(k)$  [(Mpc/$h$)$^2$]"
         labels = [f"{label}  $l = {order}$".strip() for order in self.orders]
-        return draw_curves(axes, self.k, self.k * self.power, names, labels=labels)
+        scatter = None if 0 not in self.orders else self.k * self.scatter
+        return draw_curves(axes, self.k, self.k * self.power, names, scatter=scatter, labels=labels)
+
+    @property
+    def scatter(self) -> np.ndarray:
+        """The standard deviation of the multipoles of a Gaussian field, shaped as `power`.
+
+        Its variance at each angle is that of the power which the measured multipoles describe, with
+        modes spread evenly over mu (Grieb and others 2016, MNRAS 457, 1577, arXiv:1509.04293). It
+        needs the order 0.
+        """
+        mu, weights = np.polynomial.legendre.leggauss(2 * max(self.orders) + 1)
+        shapes = np.stack([np.polynomial.Legendre.basis(order)(mu) for order in self.orders])
+        at_angles = np.einsum("...lk,lm->...km", self.power, shapes)
+        means = np.einsum("...km,lm,m->...lk", at_angles**2, shapes**2, weights / 2)
+        factors = 2 * np.array(self.orders)[:, np.newaxis] + 1
+        return factors * np.sqrt(2 / np.maximum(self.modes, 1) * means)
 
     @override
     def labelled(self) -> dict[str, LabelledArray]:
@@ -262,13 +278,14 @@ class Wedges(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the power, a curve for each wedge; see `PowerSpectrum.plot`."""
-        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
+        from flowpm_dist.io.figures import WAVENUMBER, draw_curves, gaussian_scatter
 
         ends = zip(self.edges[:-1], self.edges[1:], strict=True)
         labels = [rf"{label}  ${low:.3g} \leq |\mu| < {high:.3g}$".strip() for low, high in ends]
-        modes, names = self.modes, (WAVENUMBER, r"$P(k, \mu)$  [(Mpc/$h$)$^3$]")
+        names = WAVENUMBER, r"$P(k, \mu)$  [(Mpc/$h$)$^3$]"
+        scatter = gaussian_scatter(self.power, self.modes)
         return draw_curves(
-            axes, self.k, self.power, names, modes=modes, labels=labels, logarithmic="xy"
+            axes, self.k, self.power, names, scatter=scatter, labels=labels, logarithmic="xy"
         )
 
     @override

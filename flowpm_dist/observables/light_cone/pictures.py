@@ -21,6 +21,7 @@ from flowpm_dist.io.figures import (
     POWER_PER_LOG,
     SMALL_TITLE,
     draw_measured,
+    gaussian_scatter,
     new_figure,
     plain_log_ticks,
     style_axes,
@@ -181,9 +182,11 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         top.plot(fine, linear, color=colour, lw=1.0, ls="--")
         shifted = ell * 1.012 ** (n - (len(names) - 1) / 2)  # so that no point hides another
         measured = per_log * spectra.power[pair]
-        draw_measured(top, shifted, measured, spectra.modes, colour=colour, label=name)
+        scatter = gaussian_scatter(measured, spectra.modes)
+        draw_measured(top, shifted, measured, scatter, colour=colour, label=name)
         ratio = spectra.power[pair] / spectra.halofit[pair]
-        draw_measured(below, shifted, ratio, spectra.modes, colour=colour)
+        scatter = gaussian_scatter(ratio, spectra.modes)
+        draw_measured(below, shifted, ratio, scatter, colour=colour)
         ratios.append(ratio)
     top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
     top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")
