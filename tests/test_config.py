@@ -301,6 +301,12 @@ def test_white_noise_of_either_byte_order_and_of_another_mean(tmp_path):
     with_noise(tmp_path, noise + 1)
     with pytest.warns(UserWarning, match="white_noise has a mean of 0.976, .* has 0 \\+- 0.04"):
         SimulationOptions.load(path)
+    with_noise(tmp_path, 3 * noise)
+    with pytest.warns(UserWarning, match="a standard deviation of 3.03, .* has 1 \\+- 0.03"):
+        SimulationOptions.load(path)
+    with_noise(tmp_path, 0.3 * noise)  # as a search finds it
+    with warnings.catch_warnings(action="error"):
+        SimulationOptions.load(path)
 
 
 def test_white_noise_that_is_no_array(tmp_path):

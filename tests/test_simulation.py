@@ -159,6 +159,8 @@ def test_white_noise_that_does_not_fit():
     noise = np.random.default_rng(0).standard_normal((16, 16, 16)).astype(">f4")
     with pytest.warns(UserWarning, match="a mean of 1e\\+03, .* has 0 \\+- 0.02"):
         shifted = sim.lpt(white_noise=noise + 1000)
+    with pytest.warns(UserWarning, match="a standard deviation of 2.99, .* has 1 \\+- 0.01"):
+        sim.lpt(white_noise=3 * noise)
     with warnings.catch_warnings(action="error"):
         displacement = sim.lpt(white_noise=noise).displacement.numpy()
     np.testing.assert_allclose(shifted.displacement.numpy(), displacement, rtol=0, atol=1e-2)

@@ -17,7 +17,7 @@ from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
-from flowpm_dist.io.volume import warn_of_mean, wrong_noise_type
+from flowpm_dist.io.volume import warn_of_other_noise, wrong_noise_type
 from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import is_watched, not_recorded
@@ -105,11 +105,12 @@ def check_white_noise(noise: np.ndarray, box: Box) -> None:
         noise = noise[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
     finite = np.isfinite(noise)
     bad = noise.size - np.count_nonzero(finite)
-    sums = tf.constant([bad, noise.sum(dtype=np.float64, where=finite), noise.size], tf.float64)
-    bad, total, count = box.mesh.world.allreduce(sums).numpy().tolist()
+    moments = noise.sum(dtype=np.float64, where=finite), np.square(noise[finite], dtype=float).sum()
+    sums = tf.constant([bad, *moments, noise.size], tf.float64)
+    bad, total, squares, count = box.mesh.world.allreduce(sums).numpy().tolist()
     if bad:
         raise ValueError(f"white_noise has {bad:.0f} values that are not finite")
-    warn_of_mean(total, int(count))
+    warn_of_other_noise(total, squares, int(count))
 
 
 def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:

@@ -204,18 +204,30 @@ def wrong_noise_type(dtype: np.dtype) -> str:
     return "" if good else f"dtype {dtype.str}; must be real floating-point numbers"
 
 
-def warn_of_mean(total: float, count: int) -> None:
-    """Warns if the mean of white noise is not 0, as when a density is given; once for each mean.
+def warn_of_other_noise(total: float, squares: float, count: int) -> None:
+    """Warns if white noise has another mean than 0, or a greater deviation than 1; once for each.
+
+    A smaller deviation has a field that a search found, which lacks what its data do not show.
 
     Args:
-        total: sum of all values.
+        total, squares: the sum of all values, and of their squares.
         count: number of values.
     """
+    if launch.detect().rank:
+        return
     mean, error = total / count, 1 / math.sqrt(count)
-    if abs(mean) > 6 * error + 0.01 and launch.detect().rank == 0:
+    deviation = math.sqrt(max(squares / count - mean**2, 0.0))
+    noise = f"unit normal noise of {count:,} values has"
+    if abs(mean) > 6 * error + 0.01:
         warnings.warn(
-            f"white_noise has a mean of {mean:.3g}, which has no effect: unit normal noise of "
-            f"{count:,} values has 0 +- {error:.1g}. Is it another field?",
+            f"white_noise has a mean of {mean:.3g}, which has no effect: {noise} 0 +- {error:.1g}. "
+            "Is it another field?",
+            stacklevel=1,
+        )
+    elif deviation > 1.1 + 6 * error:
+        warnings.warn(
+            f"white_noise has a standard deviation of {deviation:.3g}, and fluctuations are as "
+            f"much greater: {noise} 1 +- {error / math.sqrt(2):.1g}",
             stacklevel=1,
         )
 
@@ -235,7 +247,7 @@ def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> Non
         raise WhiteNoiseError(f"shape {array.shape}; must be box.grid = {tuple(grid)}")
     if array.ndim == 0:
         raise WhiteNoiseError("a single number; must be an array")
-    planes, total = max(1, 2**24 // max(1, array[:1].nbytes)), 0.0
+    planes, moments = max(1, 2**24 // max(1, array[:1].nbytes)), np.zeros(2)
     for start in range(0, len(array), planes):
         finite = np.isfinite(slab := array[start : start + planes])
         if not finite.all():
@@ -243,5 +255,5 @@ def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> Non
             place[0] += start
             value = array[tuple(place)]
             raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")
-        total += float(slab.sum(dtype=np.float64))
-    warn_of_mean(total, array.size)
+        moments += slab.sum(dtype=np.float64), np.square(slab, dtype=np.float64).sum()
+    warn_of_other_noise(float(moments[0]), float(moments[1]), array.size)
