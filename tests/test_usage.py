@@ -1,5 +1,6 @@
 """Energy from recorded counters, of one host and of several, against sums by hand; memory."""
 
+import json
 import math
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from flowpm_dist.jobs.usage import (
     MOST_GPUS,
-    GpuPower,
+    Counter,
+    PowerIntegral,
     Usage,
     cray_files,
     gpus,
@@ -111,23 +113,21 @@ def test_wraps_between_readings_are_each_counted(tmp_path):
         (zone / file).write_text(f"{value}\n")
     (zone / "energy_uj").write_text("900\n")
     (counter,) = rapl_zones(tmp_path)
-    readings = iter([200, 700, 100, 600, 50])
+    read, readings = counter.read, iter([200, 700, 100, 600, 50])
 
-    class Read:
-        source, name, wraps_at = counter.source, counter.name, counter.wraps_at
+    def next_reading():
+        (zone / "energy_uj").write_text(f"{next(readings, 50)}\n")
+        return read()
 
-        def read(self):
-            (zone / "energy_uj").write_text(f"{next(readings, 50)}\n")
-            return counter.read()
-
-    with Usage([Read()], period=0.01) as usage:
+    counter.read = next_reading
+    with Usage([counter], period=0.01) as usage:
         limit = time.monotonic() + 10
-        while usage._sums[0][1].last != pytest.approx(50e-6):
+        while counter.last != pytest.approx(50e-6):
             assert time.monotonic() < limit
             time.sleep(0.01)
         usage._sample()
     # from 200: 500, then 400, 500, 450 microjoules
-    assert usage._sums[0][1].energy == pytest.approx(1850e-6)
+    assert counter.energy == pytest.approx(1850e-6)
 
 
 def test_energy_of_a_cray_is_that_of_its_node(tmp_path):
@@ -149,9 +149,9 @@ def test_energy_of_a_cray_is_that_of_its_node(tmp_path):
 def test_energy_of_gpus_by_counter_and_by_power():
     nvml, now = Nvml(), [0.0]
     counters = gpus(nvml, {})
-    assert [type(each).__name__ for each in counters] == ["GpuEnergy", "GpuPower"]
-    power = GpuPower(nvml, 1, "GPU-bb22", clock=lambda: now[0])
-    with Usage([counters[0], power], period=LONG) as usage:
+    assert [isinstance(each.read, PowerIntegral) for each in counters] == [False, True]
+    counters[1].read.clock = lambda: now[0]
+    with Usage(counters, period=LONG) as usage:
         now[0], nvml.milliwatts = 2.0, 300_000  # 2 s of 200 W in the mean
         usage._sample()
         now[0], nvml.milliwatts, nvml.millijoules = 3.0, 100_000, 5_042_500  # 1 s of 200 W
@@ -177,6 +177,17 @@ def rank_of(root, local_rank, nvml, chosen):
     return Usage(found, here, period=LONG).__enter__()
 
 
+def gathered(ranks):
+    """What gathers these facts of ranks, as vectors of one length."""
+
+    def allgather(own):
+        return np.array(
+            [np.frombuffer(json.dumps(each).encode().ljust(len(own)), np.uint8) for each in ranks]
+        )
+
+    return allgather
+
+
 def test_hosts_are_added_and_a_gpu_of_two_ranks_is_counted_once(tmp_path):
     roots, nvml = [tmp_path / "one", tmp_path / "two"], [Nvml(), Nvml()]
     nvml[1].nvmlDeviceGetUUID = lambda handle: f"GPU-cc{handle}"
@@ -187,39 +198,56 @@ def test_hosts_are_added_and_a_gpu_of_two_ranks_is_counted_once(tmp_path):
         write_rapl(root, 1)
     nvml[0].millijoules += 2000
     nvml[1].millijoules += 3000
-    vectors = np.array([usage._sample() or usage._vector() for usage in ranks])
-    vectors[:, 0] = [1000, 3000, 2000, 500]
-    facts = ranks[0].of_job(lambda own: vectors)
+    for usage in ranks:
+        usage._sample()
+    memory = [1000, 3000, 2000, 500]
+    each_rank = [u._of_rank() | {"memory": m} for u, m in zip(ranks, memory, strict=True)]
+    facts = ranks[0].of_job(gathered(each_rank))
     assert facts[MEMORY] == 3000
     expected = {"RAPL package": 11.0, "RAPL DRAM": 3.0, "RAPL platform": 18.0, "NVML": 5.0}
     assert facts["energy [J]"] == pytest.approx(expected, abs=1e-3)
     for each in ranks:
         each.__exit__(None, None, None)
-    assert facts["mean power [W]"] > 0 and len({len(v) for v in vectors}) == 1
-    # One host of two does not make the job's energy.
-    vectors[2, 2] = math.nan
-    assert "RAPL package" not in ranks[0].of_job(lambda own: vectors)["energy [J]"]
+    assert facts["mean power [W]"] > 0
+    # One host of two does not make the job's energy, and a GPU need not be known by all its ranks.
+    spoilt = [{**each, "host": each["host"] and dict(each["host"])} for each in each_rank]
+    for unknown in ({"RAPL package": math.nan}, {}):
+        spoilt[2]["host"] = unknown
+        assert "RAPL package" not in ranks[0].of_job(gathered(spoilt))["energy [J]"]
+    spoilt[1]["gpus"] = {}
+    assert ranks[0].of_job(gathered(spoilt))["energy [J]"]["NVML"] == pytest.approx(5.0)
 
 
-class Locked:
+def test_what_a_rank_tells_others_has_one_length():
+    """Of a rank with no counter, and of one with all GPUs that are counted."""
+    nvml, lengths = Nvml(), set()
+    nvml.nvmlDeviceGetCount = lambda: MOST_GPUS + 1
+    nvml.nvmlDeviceGetUUID = lambda n: f"GPU-{n:08x}-0000-0000-0000-{n:012x}"
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda n: nvml.millijoules
+    for counters in ([], gpus(nvml, {})):
+        with Usage(counters, period=LONG) as usage:
+            nvml.millijoules += 1234567
+        facts = usage.of_job(lambda own: lengths.add(len(own)) or own[np.newaxis])
+    assert len(lengths) == 1
+    assert facts["energy [J]"] == {"NVML": pytest.approx(MOST_GPUS * 1234.567)}
+
+
+def locked(readings):
     """A counter that root alone may read, from the start or later."""
+    left = iter([1.0] * readings)
 
-    source, name, wraps_at = "RAPL package", "locked", math.inf
+    def read():
+        for joules in left:
+            return joules
+        raise PermissionError(13, "Permission denied")
 
-    def __init__(self, readings):
-        self.readings = readings
-
-    def read(self):
-        if self.readings == 0:
-            raise PermissionError(13, "Permission denied")
-        self.readings -= 1
-        return 1.0
+    return Counter("RAPL package", "locked", read)
 
 
 @pytest.mark.parametrize("readings", [0, 1])
 def test_a_source_that_cannot_be_read_is_absent(tmp_path, readings):
     write_rapl(tmp_path, 0)
-    with Usage([*rapl_zones(tmp_path), Locked(readings)], period=LONG) as usage:
+    with Usage([*rapl_zones(tmp_path), locked(readings)], period=LONG) as usage:
         write_rapl(tmp_path, 1)
     assert set(usage.of_job()["energy [J]"]) == {"RAPL DRAM", "RAPL platform"}
 
@@ -234,7 +262,6 @@ def test_without_counters_there_is_memory_alone(tmp_path):
         assert threading.active_count() == before
     assert set(usage.of_job()) == {MEMORY}
     assert gpus(environment={}) == [] or "pynvml" in sys.modules
-    assert len(usage._vector()) == 2 + 7 + 2 * MOST_GPUS
 
 
 def test_the_thread_ends_with_its_context(tmp_path):

@@ -16,8 +16,9 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import importlib
+import json
 import math
 import os
 import re
@@ -28,8 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,118 +38,88 @@ from meshimpl import launch
 POWERCAP = Path("/sys/class/powercap")
 """The folder in which Linux keeps RAPL's counters, of Intel's processors and of AMD's."""
 CRAY = Path("/sys/cray/pm_counters")
-PERIOD = 1.0
-"""Time between two readings [s]; the fastest counter wraps around in about a minute."""
 NODE, PLATFORM, GPUS = "Cray node", "RAPL platform", "NVML"
 PARTS = ("RAPL package", "RAPL DRAM", GPUS)
 """Sources that measure different parts of a host, so that their energies may be added."""
-OF_HOST = (
-    *PARTS[:2], PLATFORM, NODE,
-    "part of Cray node: CPU", "part of Cray node: memory", "part of Cray node: accelerators",
-)  # fmt: skip
-"""Sources of which a host has one, in the order of the numbers that ranks exchange."""
 MOST_GPUS = 16
 """GPUs of a rank that are counted."""
 
-_ZONES = {"package": OF_HOST[0], "dram": OF_HOST[1], "psys": PLATFORM}
+_RAPL_ZONES = {"package": PARTS[0], "dram": PARTS[1], "psys": PLATFORM}
 _CRAY_FILES = {
-    r"energy": NODE, r"cpu_energy": OF_HOST[4], r"memory_energy": OF_HOST[5],
-    r"accel\d+_energy": OF_HOST[6],
-}  # fmt: skip
+    r"energy": NODE,
+    r"cpu_energy": "part of Cray node: CPU",
+    r"memory_energy": "part of Cray node: memory",
+    r"accel\d+_energy": "part of Cray node: accelerators",
+}
+_OF_HOST = (*_RAPL_ZONES.values(), *_CRAY_FILES.values())
+_ROW_BYTES = 4096  # of the text that a rank gives the others; fits `MOST_GPUS`
 
 
-class Counter(Protocol):
-    """A counter of energy.
+@dataclass
+class Counter:
+    """A counter of energy, and the energy that it has counted.
 
-    Attributes:
+    Args:
         source: what it counts; counters of one source measure different parts, which are added.
         name: tells it from the others of its source.
+        read: returns the energy so far [J]. Any exception means that it cannot be read.
         wraps_at: the energy after which it begins at 0 again [J]; infinite if it does not.
+
+    Attributes:
+        energy: the energy since `begin` [J]; NaN if that failed.
+        is_whole: whether the last attempt to read it went well.
+        last: its last reading [J].
     """
 
     source: str
     name: str
-    wraps_at: float
-
-    def read(self) -> float:
-        """Returns the energy so far [J]. Any exception means that it cannot be read."""
-
-
-@dataclass
-class RaplZone:
-    """The counter of a package, of a package's memory, or of the whole platform.
-
-    Args:
-        source, folder: the source, and the zone's folder.
-    """
-
-    source: str
-    folder: Path
-
-    def __post_init__(self) -> None:
-        self.name = self.folder.name
-        self.wraps_at = 1e-6 * int((self.folder / "max_energy_range_uj").read_text())
-
-    def read(self) -> float:
-        """See `Counter.read`."""
-        return 1e-6 * int((self.folder / "energy_uj").read_text())
-
-
-@dataclass
-class CrayFile:
-    """A counter of a Cray: a file such as "12345 J 1700000000000000 us".
-
-    Args:
-        source, file: the source, and the file.
-    """
-
-    source: str
-    file: Path
+    read: Callable[[], float]
     wraps_at: float = math.inf
+    energy: float = 0.0
+    is_whole: bool = False
+    last: float = math.nan
 
-    def __post_init__(self) -> None:
-        self.name = self.file.name
+    def begin(self) -> None:
+        """Read it for the first time."""
+        with contextlib.suppress(Exception):
+            self.last, self.is_whole = self.read(), True
 
-    def read(self) -> float:
-        """See `Counter.read`."""
-        value, unit, *_ = self.file.read_text().split()
-        if unit != "J":
-            raise ValueError(f"{self.file} is in {unit}")
-        return float(value)
+    def sample(self) -> None:
+        """Read it again, and add the energy since the last reading."""
+        try:
+            now = self.read()
+        except Exception:
+            self.is_whole = False
+            return
+        gain = now - self.last
+        if gain < 0:
+            # One that begins anew without a wrap, as after a driver's restart, has lost it.
+            gain = gain + self.wraps_at if math.isfinite(self.wraps_at) else now
+        self.last, self.energy, self.is_whole = now, self.energy + gain, True
+
+    @property
+    def known(self) -> float:
+        """The energy since `begin` [J]; NaN if the first or the last reading failed."""
+        return self.energy if self.is_whole else math.nan
 
 
 @dataclass
-class GpuEnergy:
-    """The counter of a GPU since its driver was loaded.
+class PowerIntegral:
+    """The energy of something whose power is known, by the trapezoidal rule.
 
     Args:
-        nvml: the module pynvml.
-        handle: the GPU's handle in it.
-        name: the GPU's UUID.
+        power: returns the power [W].
+        clock: returns the time [s].
     """
 
-    nvml: Any
-    handle: Any
-    name: str
-    source: str = GPUS
-    wraps_at: float = math.inf
-
-    def read(self) -> float:
-        """See `Counter.read`."""
-        return 1e-3 * float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle))
-
-
-@dataclass
-class GpuPower(GpuEnergy):
-    """The power of a GPU that has no counter of energy, integrated from reading to reading."""
-
+    power: Callable[[], float]
     clock: Callable[[], float] = time.monotonic
     _energy: float = 0.0
     _last: tuple[float, float] | None = None
 
-    def read(self) -> float:
-        """See `Counter.read`; the energy since the first reading, by the trapezoidal rule."""
-        power, now = 1e-3 * float(self.nvml.nvmlDeviceGetPowerUsage(self.handle)), self.clock()
+    def __call__(self) -> float:
+        """Returns the energy since the first call [J]."""
+        power, now = self.power(), self.clock()
         if self._last is not None:
             before, then = self._last
             self._energy += 0.5 * (before + power) * (now - then)
@@ -165,24 +135,36 @@ def rapl_zones(root: Path = POWERCAP) -> list[Counter]:
     Args:
         root: the folder of all zones.
     """
-    found: list[Counter] = []
+
+    def energy(folder: Path, file: str = "energy_uj") -> float:
+        return 1e-6 * int((folder / file).read_text())
+
+    zones: list[Counter] = []
     for folder in sorted(root.glob("intel-rapl:*")):
         with contextlib.suppress(OSError, ValueError):
-            zone = (folder / "name").read_text().strip()
-            kind = re.split(r"[-_]", zone)[0]
-            if kind in _ZONES:
-                found.append(RaplZone(_ZONES[kind], folder))
-    return found
+            kind = re.split(r"[-_]", (folder / "name").read_text().strip())[0]
+            if kind in _RAPL_ZONES:
+                wraps_at = energy(folder, "max_energy_range_uj")
+                read = functools.partial(energy, folder)
+                zones.append(Counter(_RAPL_ZONES[kind], folder.name, read, wraps_at))
+    return zones
 
 
 def cray_files(root: Path = CRAY) -> list[Counter]:
     """Returns the counters of a Cray's node and of its parts.
 
     Args:
-        root: the folder of the counters.
+        root: the folder of the counters: files such as "12345 J 1700000000000000 us".
     """
+
+    def energy(file: Path) -> float:
+        value, unit, *_ = file.read_text().split()
+        if unit != "J":
+            raise ValueError(f"{file} is in {unit}")
+        return float(value)
+
     return [
-        CrayFile(source, file)
+        Counter(source, file.name, functools.partial(energy, file))
         for file in sorted(root.glob("*energy"))
         for pattern, source in _CRAY_FILES.items()
         if re.fullmatch(pattern, file.name)
@@ -192,13 +174,14 @@ def cray_files(root: Path = CRAY) -> list[Counter]:
 def gpus(nvml: Any = None, environment: Mapping[str, str] | None = None) -> list[Counter]:
     """Returns the counters of the GPUs that this process may use.
 
-    A part of a GPU (MIG) has no counter of its own and is left out.
+    A part of a GPU (MIG) has no counter of its own and is left out. A GPU that has no counter of
+    energy has its power integrated from reading to reading.
 
     Args:
         nvml: the module pynvml; by default it is imported, and without it there are no counters.
         environment: variables to read instead of `os.environ`; see CUDA_VISIBLE_DEVICES.
     """
-    found: list[Counter] = []
+    counters: list[Counter] = []
     env = os.environ if environment is None else environment
     # Library or driver may be missing or broken, and a job does not need them.
     with contextlib.suppress(Exception):
@@ -208,20 +191,28 @@ def gpus(nvml: Any = None, environment: Mapping[str, str] | None = None) -> list
         names = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
         names = [name.decode() if isinstance(name, bytes) else name for name in names]
         for n in _visible(names, env.get("CUDA_VISIBLE_DEVICES")):
-            counter = GpuEnergy(nvml, handles[n], names[n])
-            try:
-                counter.read()
-            except Exception:
-                counter = GpuPower(nvml, handles[n], names[n])
-            found.append(counter)
-    return found[:MOST_GPUS]
+            counters.append(Counter(GPUS, names[n], _energy_of_gpu(nvml, handles[n])))
+    return counters[:MOST_GPUS]
+
+
+def _energy_of_gpu(nvml: Any, handle: Any) -> Callable[[], float]:
+    """Returns how the energy of a GPU is read."""
+
+    def energy() -> float:
+        return 1e-3 * float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+
+    try:
+        energy()
+    except Exception:
+        return PowerIntegral(lambda: 1e-3 * float(nvml.nvmlDeviceGetPowerUsage(handle)))
+    return energy
 
 
 def _visible(names: Sequence[str], chosen: str | None) -> list[int]:
     """Returns the numbers of the GPUs with these UUIDs that CUDA shows for a list of entries."""
     if chosen is None:
         return [*range(len(names))]
-    found: list[int] = []
+    visible: list[int] = []
     for entry in map(str.strip, chosen.split(",")):
         if entry.startswith("GPU-"):
             there = [n for n, name in enumerate(names) if name.startswith(entry)]
@@ -229,33 +220,18 @@ def _visible(names: Sequence[str], chosen: str | None) -> list[int]:
             there = [int(entry)] if entry.isdigit() and int(entry) < len(names) else []
         if not there:  # CUDA takes the entries before the first that is none
             break
-        found += there
-    return found
+        visible += there
+    return visible
 
 
 def peak_memory() -> int:
     """Returns the greatest memory that this process has held so far [bytes]."""
     # The system's other figure includes the process that started this one.
     with contextlib.suppress(OSError):
-        if found := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
-            return 1024 * int(found[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
-
-
-@dataclass
-class _Sum:
-    """The energy that a counter has counted.
-
-    Attributes:
-        last: its last reading [J]; NaN if there was none at the beginning.
-        energy: the energy since the beginning [J].
-        is_whole: whether the last attempt to read it went well.
-    """
-
-    last: float
-    energy: float = 0.0
-    is_whole: bool = True
+        if peak := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
+            return 1024 * int(peak[1])
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return resident if sys.platform == "darwin" else 1024 * resident
 
 
 @dataclass
@@ -266,46 +242,36 @@ class Usage:
         counters: the counters to read; by default the counters of this process's GPUs, and of
             its host if it is the first rank there.
         here: place of this process in its job.
-        period: time between two readings [s].
+        period: time between two readings [s]; the fastest counter wraps around in about a minute.
     """
 
     counters: Sequence[Counter] | None = None
     here: launch.RankEnvironment = field(default_factory=launch.detect)
-    period: float = PERIOD
+    period: float = 1.0
 
     def __post_init__(self) -> None:
-        self._sums: list[tuple[Counter, _Sum]] = []
+        self._counters: Sequence[Counter] = []
         self._lock, self._end = threading.Lock(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._follow, name=launch.WITHOUT_RANKS, daemon=True)
         self._began = self._ended = time.monotonic()
 
     def __enter__(self) -> Self:
         self._began = self._ended = time.monotonic()
-        found = self.counters
-        if found is None:
+        if self.counters is None:
             of_host = [*rapl_zones(), *cray_files()] if self.here.local_rank == 0 else []
-            found = [*of_host, *gpus()]
-        for counter in found:
-            total = _Sum(math.nan, is_whole=False)
-            with contextlib.suppress(Exception):
-                total = _Sum(counter.read())
-            self._sums.append((counter, total))
-        if any(total.is_whole for _, total in self._sums):
-            self._thread = threading.Thread(
-                target=self._follow, name=launch.WITHOUT_RANKS, daemon=True
-            )
+            self._counters = [*of_host, *gpus()]
+        else:
+            self._counters = self.counters
+        for counter in self._counters:
+            counter.begin()
+        if any(counter.is_whole for counter in self._counters):
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._sample()
         self._end.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
 
     def _follow(self) -> None:
@@ -315,41 +281,29 @@ class Usage:
     def _sample(self) -> None:
         """Read all counters; after the end of the context, do nothing."""
         with self._lock:
-            if self._end.is_set():
-                return
-            for counter, total in self._sums:
-                try:
-                    now = counter.read()
-                except Exception:
-                    total.is_whole = False
-                    continue
-                gain = now - total.last
-                if gain < 0:
-                    # One that begins anew without a wrap, as after a driver's restart, has lost it.
-                    gain = gain + counter.wraps_at if math.isfinite(counter.wraps_at) else now
-                total.last, total.energy, total.is_whole = now, total.energy + gain, True
-            self._ended = time.monotonic()
+            if not self._end.is_set():
+                for counter in self._counters:
+                    counter.sample()
+                self._ended = time.monotonic()
 
-    def _vector(self) -> np.ndarray:
-        """Returns what the ranks exchange, float64 of one length on all.
+    def _of_rank(self) -> dict[str, Any]:
+        """Returns the peak memory of this rank [bytes] and the energy of its GPUs [J].
 
-        It is the peak memory, whether this is the first rank of its host, the energy of each source
-        of `OF_HOST`, and for each GPU a number that no other has, and its energy. An energy that is
-        not known is NaN.
+        Of the first rank of a host also the energy of each source of the host [J], NaN if unknown;
+        of the others None.
         """
-        by_source = dict.fromkeys(OF_HOST, math.nan)
-        by_gpu: list[float] = []
-        for source in OF_HOST:
-            own = [total for counter, total in self._sums if counter.source == source]
-            if own and all(total.is_whole for total in own):
-                by_source[source] = sum(total.energy for total in own)
-        for counter, total in self._sums:
-            if counter.source == GPUS and total.is_whole:
-                digest = hashlib.sha256(counter.name.encode()).digest()
-                by_gpu += [float(int.from_bytes(digest[:6], "big")), total.energy]
-        rest = [math.nan] * (2 * MOST_GPUS - len(by_gpu))
-        first = float(self.here.local_rank == 0)
-        return np.array([peak_memory(), first, *by_source.values(), *by_gpu, *rest])
+        host: dict[str, float] = {}
+        gpus: dict[str, float] = {}
+        for counter in self._counters:
+            if counter.source != GPUS:
+                host[counter.source] = host.get(counter.source, 0.0) + counter.known
+            elif not math.isnan(counter.known):
+                gpus[counter.name] = counter.known
+        return {
+            "memory": peak_memory(),
+            "host": host if self.here.local_rank == 0 else None,
+            "gpus": gpus,
+        }
 
     def of_job(self, allgather: Callable[[np.ndarray], np.ndarray] | None = None) -> dict[str, Any]:
         """Returns the usage of a job so far. On all ranks together.
@@ -358,20 +312,23 @@ class Usage:
         would be no energy of the job. A GPU that several ranks use is counted once.
 
         Args:
-            allgather: returns the float64 vectors [n] of all ranks, [ranks, n]; None for one rank.
+            allgather: returns the uint8 vectors [n] of all ranks, [ranks, n]; None for one rank.
 
         Returns:
             "peak memory of a rank [bytes]", the largest; "energy [J]" by source, and "mean power
             [W]" of the whole job (see `whole`), which are absent where nothing could be read.
         """
         self._sample()
-        rows = self._vector()[np.newaxis] if allgather is None else allgather(self._vector())
-        facts: dict[str, Any] = {"peak memory of a rank [bytes]": int(rows[:, 0].max())}
-        of_hosts = rows[rows[:, 1] == 1, 2 : 2 + len(OF_HOST)].sum(axis=0)
-        energy = dict(zip(OF_HOST, map(float, of_hosts), strict=True))
-        pairs = rows[:, 2 + len(OF_HOST) :].reshape(-1, 2)
-        if by_gpu := {gpu: joules for gpu, joules in pairs if not math.isnan(joules)}:
-            energy[GPUS] = float(sum(by_gpu.values()))
+        ranks = [self._of_rank()]
+        if allgather is not None:
+            text = json.dumps(ranks[0]).encode().ljust(_ROW_BYTES)
+            ranks = [json.loads(bytes(row)) for row in allgather(np.frombuffer(text, np.uint8))]
+        facts: dict[str, Any] = {"peak memory of a rank [bytes]": max(r["memory"] for r in ranks)}
+        hosts = [rank["host"] for rank in ranks if rank["host"] is not None]
+        energy = {name: sum(host.get(name, math.nan) for host in hosts) for name in _OF_HOST}
+        by_gpu = {name: joules for rank in ranks for name, joules in rank["gpus"].items()}
+        if by_gpu:
+            energy[GPUS] = sum(by_gpu.values())
         known = {name: round(joules, 3) for name, joules in energy.items() if joules >= 0}
         if known:
             facts["energy [J]"] = known
