@@ -80,7 +80,7 @@ setup(
         "meshimpl": ["py.typed"],
         # What `flowpm-dist build` builds from.
         "flowpm_dist.particle_mesh.kernels": ["*.cc", "*.cu", "*.h"],
-        "meshimpl.horovod_wheel": ["requirements-*.txt"],
+        "meshimpl.horovod_wheel": ["patches.toml", "requirements-*.txt"],
     },
     ext_modules=[
         Extension(

@@ -38,7 +38,7 @@ def test_the_distribution_alone(tmp_path: Path) -> None:
     (built,) = tmp_path.glob("meshimpl-*.whl")
     library = tmp_path / "library"
     zipfile.ZipFile(built).extractall(library)
-    for path in (wheel.REQUIREMENT, wheel.BUILD_REQUIREMENTS, wheel.MPI_REQUIREMENT):
+    for path in (*wheel.HERE.glob("*.txt"), *wheel.HERE.glob("*.toml")):
         assert (library / path.relative_to(ROOT)).read_text() == path.read_text()
     code = ALONE.format(example=str(EXAMPLE))
     done = subprocess.run(

