@@ -386,7 +386,7 @@ def test_a_target_of_this_python_needs_no_environment_of_ours(tmp_path):
     assert environment["PYTHONPATH"] == str(tmp_path)
 
 
-def test_an_installed_package_has_all_that_is_built_from(tmp_path):
+def test_an_installed_package_has_all_that_is_built_from_and_the_style_of_reports(tmp_path):
     tree = tmp_path / "project"
     ignored = shutil.ignore_patterns("*.so", "__pycache__")
     for name in ("flowpm_dist", "meshimpl"):
@@ -404,3 +404,5 @@ def test_an_installed_package_has_all_that_is_built_from(tmp_path):
     assert wanted <= {path.name for path in built.kernels.iterdir()}
     for path in (*wheel.HERE.glob("*.txt"), *wheel.HERE.glob("*.toml")):
         assert (built.horovod / path.name).read_text() == path.read_text()
+    style = Path("flowpm_dist/jobs/report.css")
+    assert (tmp_path / "lib" / style).read_text() == (ROOT / style).read_text()
