@@ -164,19 +164,19 @@ def test_calls_of_python():
     branch(1)
     calls.stop()
     assert sys.getprofile() is None
-    spent = {name.partition(" ")[0]: each for (_, name), each in calls.spent().items()}
+    spent = {name.partition(" ")[0]: each for (_, name), each in calls.spent.items()}
     # Leaving `start` takes the first 10 us. A call and its return are 10 us apart: len 10, leaf 30,
     # the inner branch 50, the outer 110.
     assert spent["builtins.len"] == Spent(2, 20 * US, 20 * US)
     assert spent["leaf"] == Spent(2, 60 * US, 40 * US)
     assert spent["branch"] == Spent(2, 110 * US, 50 * US)
     spans = {span.name.partition(" ")[0]: (span.begin - START, span.end - START)
-             for span in calls.spans()}  # fmt: skip
+             for span in calls.spans}  # fmt: skip
     assert spans["branch"] == (20 * US, 130 * US)
-    assert "(tests/test_trace.py:" in next(s.name for s in calls.spans() if s.name[:3] == "bra")
-    calls._found.clear()
+    assert "(tests/test_trace.py:" in next(s.name for s in calls.spans if s.name[:3] == "bra")
+    calls.spans.clear()
     threading.Thread(target=leaf).start()
-    assert not calls._found and LEAST <= 10 * US
+    assert not calls.spans and LEAST <= 10 * US
 
 
 def test_the_written_trace(tmp_path):
@@ -187,12 +187,12 @@ def test_the_written_trace(tmp_path):
         Span("collective", "Horovod 1", "ALLREDUCE x", START + 7 * US, START + 9 * US),
     ]
     other = [Span("phase", "phases, python 1", "paint", START + ahead, START + ahead + 30 * US)]
+    clocks = [[START] * 5, [START + ahead + late for late in (-1, 0, 40, 0, 0)]]
     ranks = [
-        {"spans": json.loads(json.dumps(spans)), "rows": longest(n, spent_in(spans), 40e-6)}
-        for n, spans in enumerate([first, other])
+        {"spans": spans, "rows": longest(n, spent_in(spans), 40e-6), "moments": moments}
+        for n, (spans, moments) in enumerate(zip([first, other], clocks, strict=True))
     ]
-    clocks = np.array([[0] * 5, [ahead - 1, ahead, ahead + 40, ahead, ahead]])
-    write_trace(tmp_path, ranks, [offset(each) for each in clocks])
+    write_trace(tmp_path, json.loads(json.dumps(ranks)))
     trace = json.loads(gzip.decompress((tmp_path / TRACE).read_bytes()))
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [(e["pid"], e["cat"], e["name"], e["ts"], e["dur"]) for e in spans] == [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
 import sys
@@ -10,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 LEAST = 5_000
@@ -61,15 +63,52 @@ Spending = dict[tuple[str, str], Spent]
 """By kind and name."""
 
 
+class Nesting:
+    """What has begun on a track and not ended, one thing inside the other.
+
+    Args:
+        spent: to which the time of what ends is added.
+
+    Attributes:
+        open: kind and name, begin, and the time of what was inside.
+    """
+
+    def __init__(self, spent: Spending) -> None:
+        self._spent = spent
+        self.open: list[list[Any]] = []
+        self._active: dict[tuple[str, str], int] = defaultdict(int)
+
+    def begin(self, key: tuple[str, str], now: int) -> None:
+        """Begin something, by its kind and name."""
+        self._active[key] += 1
+        self.open.append([key, now, 0])
+
+    def end(self, now: int) -> tuple[str, int]:
+        """End what has begun last, and return its name and its begin."""
+        key, begin, inside = self.open.pop()
+        duration, spent = now - begin, self._spent[key]
+        self._active[key] -= 1
+        spent.count += 1
+        spent.own += duration - inside
+        if not self._active[key]:  # of a recursion, the outermost call
+            spent.total += duration
+        if self.open:
+            self.open[-1][2] += duration
+        return key[1], begin
+
+
 class PythonCalls:
-    """The calls of Python functions by one thread, between `start` and `stop`."""
+    """The calls of Python functions by one thread, between `start` and `stop`.
+
+    Attributes:
+        spans: the calls that took at least `LEAST`.
+        spent: the time in each function, of all calls.
+    """
 
     def __init__(self) -> None:
-        self._stack: list[list[Any]] = []
-        self._active: dict[Any, int] = defaultdict(int)
-        self._found: list[tuple[Any, int, int]] = []
-        self._spent: dict[Any, Spent] = defaultdict(Spent)
-        self._clock = time.time_ns
+        self.spans: list[Span] = []
+        self.spent: Spending = defaultdict(Spent)
+        self._calls, self._clock = Nesting(self.spent), time.time_ns
 
     def start(self) -> None:
         """Begin, in this thread."""
@@ -79,53 +118,29 @@ class PythonCalls:
         """End, in the same thread."""
         sys.setprofile(None)
 
-    def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _event(self, frame: FrameType, event: str, function: Any) -> None:
         now = self._clock()
-        if event == "call" or event == "c_call":
-            what = frame.f_code if event == "call" else _c_name(argument)
-            self._active[what] += 1
-            self._stack.append([what, now, 0])
-        elif self._stack:  # otherwise it was called before the start
-            what, begin, inner = self._stack.pop()
-            duration, spent = now - begin, self._spent[what]
-            self._active[what] -= 1
-            spent.count += 1
-            spent.own += duration - inner
-            if not self._active[what]:  # of a recursion, the outermost call
-                spent.total += duration
-            if self._stack:
-                self._stack[-1][2] += duration
-            if duration >= LEAST:
-                self._found.append((what, begin, now))
+        if event == "call":
+            self._calls.begin(_python_call(frame.f_code), now)
+        elif event == "c_call":
+            self._calls.begin((PYTHON, _c_name(function)), now)
+        elif self._calls.open:  # otherwise it was called before the start
+            name, begin = self._calls.end(now)
+            if now - begin >= LEAST:
+                self.spans.append(Span(PYTHON, PYTHON + "s", name, begin, now))
 
-    def spans(self) -> Iterator[Span]:
-        """Yields the calls that took at least `LEAST`."""
-        for what, begin, end in self._found:
-            yield Span(PYTHON, PYTHON + "s", _python_name(what), begin, end)
 
-    def spent(self) -> Spending:
-        """Returns the time in each function, of all calls."""
-        found: Spending = defaultdict(Spent)
-        for what, spent in self._spent.items():
-            _add(found[PYTHON, _python_name(what)], spent)
-        return dict(found)
+@functools.cache
+def _python_call(code: CodeType) -> tuple[str, str]:
+    """Returns the kind and the name of a function's calls."""
+    path = Path(code.co_filename)
+    return PYTHON, f"{code.co_qualname} ({'/'.join(path.parts[-2:])}:{code.co_firstlineno})"
 
 
 def _c_name(function: Any) -> str:
     """Returns the name of a function that is not written in Python."""
     owner = getattr(function, "__module__", None)
     return f"{owner}." * bool(owner) + str(getattr(function, "__qualname__", function))
-
-
-def _python_name(what: Any) -> str:
-    if isinstance(what, str):
-        return what
-    path = Path(what.co_filename)
-    return f"{what.co_qualname} ({'/'.join(path.parts[-2:])}:{what.co_firstlineno})"
-
-
-def _add(to: Spent, more: Spent) -> None:
-    to.count, to.total, to.own = to.count + more.count, to.total + more.total, to.own + more.own
 
 
 def operations(folder: Path) -> Iterator[Span]:
@@ -160,30 +175,27 @@ def collectives(timeline: str) -> Iterator[Span]:
         ValueError: the text is no timeline.
     """
     text = timeline.strip().rstrip(",")
-    events = json.loads(text if text.endswith("]") else text + "]") if text else []
+    events = json.loads(text.removesuffix("]") + "]") if text else []
+    start = 0
     tensors: dict[int, str] = {}
-    start, open_, free = 0, defaultdict[int, list[tuple[str, int]]](list), list[int]()
-    lanes: dict[int, int] = {}
+    unended: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    tracks: dict[int, int] = {}  # of the tensors with something that has not ended
     for event in events:
-        pid, about = event.get("pid", 0), event.get("args", {})
+        tensor, about = event.get("pid", 0), event.get("args", {})
+        now = 1000 * (start + event.get("ts", 0))
         if event["ph"] == "M":
             start = about.get("start_time_since_epoch_in_micros", start)
-            if "name" in about:
-                tensors[pid] = about["name"]
-            continue
-        now = 1000 * (start + event.get("ts", 0))
-        if event["ph"] == "B":
-            if not open_[pid]:
-                lane = next((n for n, until in enumerate(free) if until <= now), len(free))
-                free[lane : lane + 1] = [sys.maxsize]
-                lanes[pid] = lane
-            open_[pid].append((event["name"], now))
-        elif event["ph"] == "E" and open_[pid]:
-            name, begin = open_[pid].pop()
-            if not open_[pid]:
-                free[lanes[pid]] = now
-            label = f"{name} {tensors.get(pid, '')}".strip()[:_NAME_LENGTH]
-            yield Span(COLLECTIVE, f"Horovod {lanes[pid] + 1}", label, begin, now)
+            tensors[tensor] = about.get("name", tensors.get(tensor, ""))
+        elif event["ph"] == "B":
+            if not unended[tensor]:
+                tracks[tensor] = next(n for n in itertools.count(1) if n not in tracks.values())
+            unended[tensor].append((event["name"], now))
+        elif event["ph"] == "E" and unended[tensor]:
+            name, begin = unended[tensor].pop()
+            label = f"{name} {tensors.get(tensor, '')}".strip()[:_NAME_LENGTH]
+            yield Span(COLLECTIVE, f"Horovod {tracks[tensor]}", label, begin, now)
+            if not unended[tensor]:
+                del tracks[tensor]
 
 
 def nested(spans: Iterable[Span]) -> Iterator[Span]:
@@ -205,23 +217,20 @@ def nested(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def spent_in(spans: Iterable[Span]) -> Spending:
-    """Returns the time in each kind of span, with and without the spans inside it."""
-    found: Spending = defaultdict(Spent)
-    tracks: dict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        tracks[span.track].append(span)
-    for track in tracks.values():
-        around: list[Span] = []
-        for span in sorted(track, key=lambda s: (s.begin, -s.end)):
-            while around and around[-1].end <= span.begin:
-                around.pop()
-            spent, duration = found[span.kind, span.name], span.end - span.begin
-            spent.count += 1
-            spent.own += duration
-            if all((s.kind, s.name) != (span.kind, span.name) for s in around):
-                spent.total += duration
-            if around:
-                outer = around[-1]
-                found[outer.kind, outer.name].own -= min(span.end, outer.end) - span.begin
-            around.append(span)
-    return dict(found)
+    """Returns the time in each kind of span, with and without the spans inside it.
+
+    Args:
+        spans: spans of a track are nested, or do not overlap.
+    """
+    spent: Spending = defaultdict(Spent)
+    in_order = sorted(spans, key=lambda span: (span.track, span.begin, -span.end))
+    for _, of_track in itertools.groupby(in_order, lambda span: span.track):
+        nesting, ends = Nesting(spent), list[int]()
+        for span in of_track:
+            while ends and ends[-1] <= span.begin:
+                nesting.end(ends.pop())
+            nesting.begin((span.kind, span.name), span.begin)
+            ends.append(span.end)
+        while ends:
+            nesting.end(ends.pop())
+    return spent

@@ -6,25 +6,23 @@ At the end rank 0 writes `TRACE`, in Chrome's trace format, and the longest in `
 
 Times come from the hosts' clocks. If a clock differs by more than `DRIFT` from the clock of
 rank 0, it is corrected by the moments at which the ranks leave a barrier.
-
-TensorFlow is imported when a trace begins.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from flowpm_dist.io.files import write_text, written_whole
+from flowpm_dist.io.files import written_whole
 from flowpm_dist.jobs.folder import LONGEST, TRACE
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.spans import (
@@ -37,9 +35,8 @@ from flowpm_dist.jobs.spans import (
     operations,
     spent_in,
 )
-
-if TYPE_CHECKING:
-    from meshimpl.process_mesh import ProcessMesh
+from meshimpl import engine
+from meshimpl.process_mesh import ProcessMesh
 
 MOST = 400_000
 """Spans that are kept of all ranks together: the longest of each rank."""
@@ -73,8 +70,8 @@ def chrome_events(rank: int, spans: Sequence[Span], start: int) -> Iterator[dict
         }  # fmt: skip
 
 
-def _about(what: str, pid: int, tid: int = 0, **values: Any) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": values}
+def _about(key: str, pid: int, tid: int = 0, **values: Any) -> dict[str, Any]:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": key, "args": values}
 
 
 def longest(rank: int, spent: Spending, seconds: float) -> list[list[Any]]:
@@ -87,11 +84,10 @@ def longest(rank: int, spent: Spending, seconds: float) -> list[list[Any]]:
     """
     rows = []
     for kind in KINDS:
-        of_kind = [(name, each) for (own, name), each in spent.items() if own == kind]
-        for name, each in sorted(of_kind, key=lambda item: -item[1].own)[:ROWS]:
-            own = 1e-9 * each.own
-            share = own / seconds if seconds > 0 else 0.0
-            values = f"{1e-9 * each.total:.6f}", f"{own:.6f}", f"{share:.4f}"
+        of_kind = {name: each for (its_kind, name), each in spent.items() if its_kind == kind}
+        for name, each in sorted(of_kind.items(), key=lambda item: -item[1].own)[:ROWS]:
+            share = 1e-9 * each.own / seconds if seconds > 0 else 0.0
+            values = f"{1e-9 * each.total:.6f}", f"{1e-9 * each.own:.6f}", f"{share:.4f}"
             rows.append([rank, kind, name, each.count, *values])
     return rows
 
@@ -106,23 +102,20 @@ class Trace:
     """
 
     def __init__(self, steps: int, counted: str, progress: Progress) -> None:
-        from meshimpl import engine
-
         self._steps, self._counted, self._progress = steps, counted, progress
-        self._seen, self._began, self._seconds, self._problem = 0, 0, 0.0, ""
-        self._python, self._spans = PythonCalls(), list[Span]()
-        self._spent: Spending = {}
+        self._steps_seen, self._began, self._seconds, self._problem = 0, 0, 0.0, ""
+        self._python, self._recorded = PythonCalls(), list[Span]()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         engine.prepare_timeline()
         progress.on_count = self._count
 
-    def _count(self, what: str) -> None:
-        if self._counted and what != self._counted:
+    def _count(self, unit: str) -> None:
+        if self._counted and unit != self._counted:
             return
-        self._seen += 1
-        if self._seen == 1:
+        self._steps_seen += 1
+        if self._steps_seen == 1:
             self._attempt(self._begin)
-        elif self._seen == self._steps + 1:
+        elif self._steps_seen == self._steps + 1:
             self._attempt(self._end)
 
     def _attempt(self, do: Callable[[], None]) -> None:
@@ -134,10 +127,6 @@ class Trace:
             self._folder = None
 
     def _begin(self) -> None:
-        import tensorflow as tf
-
-        from meshimpl import engine
-
         self._folder = tempfile.TemporaryDirectory()
         timeline = Path(self._folder.name) / TIMELINE
         if engine.current().is_running:
@@ -148,10 +137,6 @@ class Trace:
         self._python.start()
 
     def _end(self) -> None:
-        import tensorflow as tf
-
-        from meshimpl import engine
-
         self._progress.on_count = None
         self._python.stop()
         self._seconds = 1e-9 * (time.time_ns() - self._began)
@@ -160,12 +145,10 @@ class Trace:
             engine.current().record_timeline(None)
         assert self._folder is not None
         with self._folder as name:
-            found, timeline = [*nested(operations(Path(name)))], Path(name) / TIMELINE
-            if timeline.exists():
-                found += collectives(timeline.read_text())
+            timeline = Path(name) / TIMELINE
+            text = timeline.read_text() if timeline.exists() else ""
+            self._recorded = [*nested([*operations(Path(name)), *collectives(text)])]
         self._folder = None
-        self._spent = spent_in(found) | self._python.spent()
-        self._spans = [*found, *self._python.spans()]
 
     def leave(self, folder: Path, mesh: ProcessMesh) -> None:
         """Write `TRACE` and `LONGEST`. On all ranks together.
@@ -178,29 +161,30 @@ class Trace:
         """
         if self._folder is not None:  # the work had fewer steps
             self._attempt(self._end)
-        longest_first = sorted(self._spans, key=lambda span: span.begin - span.end)
-        part = {
-            "problem": self._problem,
-            "rows": longest(mesh.rank, self._spent, self._seconds),
-            "spans": longest_first[: MOST // mesh.size],
-        }
-        packed = gzip.compress(json.dumps(part).encode(), 1)
+        spans = sorted([*self._recorded, *self._python.spans], key=lambda s: s.begin - s.end)
+        spent = spent_in(self._recorded) | self._python.spent
         moments = []
         for _ in range(5):
             mesh.barrier()
             moments.append(time.time_ns())
+        part = {
+            "problem": self._problem,
+            "rows": longest(mesh.rank, spent, self._seconds),
+            "spans": spans[: MOST // mesh.size],
+            "moments": moments,
+        }
+        packed = gzip.compress(json.dumps(part).encode(), 1)
         gathered = mesh.gather_to_root(np.frombuffer(packed, np.uint8))
-        clocks = mesh.gather_to_root(np.array(moments, np.int64))
-        if gathered is None or clocks is None:
+        if gathered is None:
             return
         try:
             ranks = [json.loads(gzip.decompress(each.tobytes())) for each in gathered]
-            for rank, found in enumerate(ranks):
-                if found["problem"]:
-                    self._progress.warn(f"no trace of rank {rank}: {found['problem']}")
-            if not any(found["spans"] for found in ranks):
+            for rank, part in enumerate(ranks):
+                if part["problem"]:
+                    self._progress.warn(f"no trace of rank {rank}: {part['problem']}")
+            if not any(part["spans"] for part in ranks):
                 raise ValueError("no step of the work was recorded")
-            write_trace(folder, ranks, [offset(each - clocks[0]) for each in clocks])
+            write_trace(folder, ranks)
             self._progress.say(f"trace in {folder / TRACE}; the longest in {folder / LONGEST}")
         except Exception as error:
             self._progress.warn(f"no trace: {error}")
@@ -212,33 +196,29 @@ def offset(differences: np.ndarray) -> int:
     Args:
         differences: the difference at each of several moments [ns].
     """
-    found = int(np.median(differences))
-    return found if abs(found) > DRIFT else 0
+    ahead = int(np.median(differences))
+    return ahead if abs(ahead) > DRIFT else 0
 
 
-def write_trace(folder: Path, ranks: Sequence[dict[str, Any]], offsets: Sequence[int]) -> None:
+def write_trace(folder: Path, ranks: Sequence[dict[str, Any]]) -> None:
     """Write `TRACE` and `LONGEST`.
 
     Args:
         folder: the folder of the job.
-        ranks: "spans" and "rows" of each rank.
-        offsets: how far the clock of each rank is ahead [ns].
+        ranks: of each rank "spans", "rows", and "moments": its clock where all are together [ns].
 
     Raises:
         WriteError: they cannot be written.
     """
-    spans = [
-        [
-            Span(kind, track, name, begin - ahead, end - ahead)
-            for kind, track, name, begin, end in rank["spans"]
-        ]
-        for rank, ahead in zip(ranks, offsets, strict=True)
-    ]
-    start = min(span.begin for each in spans for span in each)
+    spans = []
+    for rank in ranks:
+        ahead = offset(np.subtract(rank["moments"], ranks[0]["moments"]))
+        of_rank = (Span(*values) for values in rank["spans"])
+        spans.append([s._replace(begin=s.begin - ahead, end=s.end - ahead) for s in of_rank])
+    start = min(span.begin for of_rank in spans for span in of_rank)
     events = [e for rank, each in enumerate(spans) for e in chrome_events(rank, each, start)]
     with written_whole(folder / TRACE) as path, gzip.open(path, "wt", encoding="ascii") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file, separators=(",", ":"))
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerows([COLUMNS, *(row for rank in ranks for row in rank["rows"])])
-    write_text(folder / LONGEST, table.getvalue())
+    with written_whole(folder / LONGEST) as path, path.open("w", encoding="utf-8") as table:
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerows([COLUMNS, *(row for rank in ranks for row in rank["rows"])])
