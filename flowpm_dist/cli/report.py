@@ -29,16 +29,16 @@ def report(
     ] = None,
 ) -> None:
     """Write a page about a run, or one that compares runs: settings, pictures, tables, timings."""
-    found = runs_in(folders)
+    records = runs_in(folders)
     if output is None:
-        output = found[0].folder / REPORT if len(found) == 1 else Path(COMPARISON)
+        output = records[0].folder / REPORT if len(records) == 1 else Path(COMPARISON)
     if launch.detect().rank:
         return
     with planning():
-        for record in found:
+        for record in records:
             check_reportable(record)
     try:
-        write_page(output, page(found))
+        write_page(output, page(records))
     except ENDS as error:
         refuse_after(error)
-    print("\n".join(filter(None, [f"Report in {output}", left_out(found)])))
+    print("\n".join(filter(None, [f"Report in {output}", left_out(records)])))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from flowpm_dist.io.files import GENERATOR
 from flowpm_dist.options.html import Html, element
@@ -18,16 +20,14 @@ def in_groups(rows: Mapping[str, Sequence[str]]) -> Html:
     for key, row in rows.items():
         section, _, name = key.rpartition(".") if " " not in key else ("", "", key)
         groups.setdefault(section, {})[name] = row
-    figures = (
-        element(
-            "figure",
-            element("figcaption", section) if section else Html(),
-            rows_of([], group),
-            class_="card",
-        )
-        for section, group in groups.items()
-    )
+    figures = (card(section, rows_of([], group)) for section, group in groups.items())
     return element("div", *figures, class_="columns")
+
+
+def card(caption: str, content: Html) -> Html:
+    """Returns a figure; its caption may be empty."""
+    above = element("figcaption", caption) if caption else Html()
+    return element("figure", above, content, class_="card")
 
 
 def rows_of(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Html:
@@ -39,6 +39,32 @@ def rows_of(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Html:
     )
     head = element("thead", element("tr", *top)) if heads else Html()
     return element("div", element("table", head, element("tbody", *lines)), class_="wide")
+
+
+def bars(title: str, durations: Any) -> Html:
+    """Returns durations as bars; nothing if a value is not a mapping from names to durations."""
+    if not isinstance(durations, Mapping):
+        return Html()
+    seconds = {name: _seconds(value) for name, value in durations.items()}
+    known = {name: value for name, value in seconds.items() if value is not None}
+    total = sum(known.values())
+    if len(known) < len(seconds) or not 0 < total < math.inf:
+        return Html()
+    most = max(known.values())
+    parts = []
+    for name, value in sorted(known.items(), key=lambda item: -item[1]):
+        bar = element("div", Html(), style=f"width: {100 * value / most:.1f}%")
+        share = f"{value:.3g} s, {100 * value / total:.0f} %"
+        parts += [element("span", name), element("div", bar), element("span", share)]
+    heading = element("figcaption", title.replace("_", " "))
+    return Html(heading + element("div", *parts, class_="bars"))
+
+
+def _seconds(value: Any) -> float | None:
+    """Returns a duration, or the sum of a list of durations; None for anything else."""
+    parts = value if isinstance(value, list) else [value]
+    known = [part for part in parts if type(part) in (int, float) and part >= 0]
+    return float(sum(known)) if len(known) == len(parts) else None
 
 
 def note(text: str) -> Html:

@@ -15,7 +15,6 @@ import csv
 import dataclasses
 import functools
 import json
-import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from flowpm_dist.io.files import (
     write_text,
 )
 from flowpm_dist.jobs.folder import PROVENANCE, REPORT, OutputError
-from flowpm_dist.jobs.html import MARK, in_groups, note, rows_of, whole_page
+from flowpm_dist.jobs.html import MARK, bars, card, in_groups, note, rows_of, whole_page
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
@@ -88,7 +87,7 @@ def leave_report(
             "threads per rank": launch.threads_per_rank(),
             "mesh": mesh,
             **usage,
-            **({} if (found := commit()) is None else {"commit": found}),
+            **({"commit": checkout} if (checkout := commit()) else {}),
             "versions": versions(),
             "warnings": list(dict.fromkeys(progress.warnings)),
         }
@@ -164,7 +163,6 @@ def page(records: Sequence[RunRecord]) -> str:
     settings = [
         {key: as_written(value) for key, value in record.settings.items()} for record in records
     ]
-    unread = left_out(records)
     sections = {
         "Warnings": _beside(names, [_warnings(each) for each in about]),
         "Results": _facts(names, facts),
@@ -181,24 +179,22 @@ def page(records: Sequence[RunRecord]) -> str:
     title = f"{len(records)} runs" if several else records[0].folder.resolve().name
     state = ", ".join(dict.fromkeys(f"{record.kind}, {record.state}" for record in records))
     when = f"{max(record.when for record in records):%Y-%m-%d %H:%M}"
-    lines = [f"{state}; {when}", *([", ".join(names)] if several else [])]
-    return whole_page(title, [*lines, *([unread] if unread else [])], shown)
+    lines = [f"{state}; {when}", ", ".join(names) if several else "", left_out(records)]
+    return whole_page(title, [*filter(None, lines)], shown)
 
 
 def left_out(records: Sequence[RunRecord]) -> str:
     """Returns a line about the links that lead out of their folders; empty if there are none."""
-    found = [
+    outside = [
         str(path)
         for record in records
-        for path in [
-            *sorted(record.folder.glob("[!.]*")),
-            *sorted(record.folder.glob("[!.]*/[!.]*")),
-        ]
+        for pattern in ("[!.]*", "[!.]*/[!.]*")
+        for path in sorted(record.folder.glob(pattern))
         if path.is_symlink()
         and is_inside(record.folder, path.parent)
         and not is_inside(record.folder, path)
     ]
-    return f"Left out, as links lead out of the folder: {', '.join(found)}" if found else ""
+    return f"Left out, as links lead out of the folder: {', '.join(outside)}" if outside else ""
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
@@ -208,14 +204,13 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:
     """Returns the files with an ending by their name, without those that have another report."""
-    inside = sorted(
+    deeper = [
         path
         for path in folder.glob(f"[!.]*/*{ending}")
         if path.parent.suffix != ".zarr" and not (path.parent / PROVENANCE).exists()
-    )
-    found = [*sorted(folder.glob(f"[!.]*{ending}")), *inside]
-    own = [path for path in found if is_inside(folder, path)]
-    return {str(path.relative_to(folder)): path for path in own}
+    ]
+    paths = [*sorted(folder.glob(f"[!.]*{ending}")), *sorted(deeper)]
+    return {str(path.relative_to(folder)): path for path in paths if is_inside(folder, path)}
 
 
 def _beside(names: Sequence[str], parts: Sequence[Html], caption: str = "") -> Html:
@@ -228,18 +223,9 @@ def _beside(names: Sequence[str], parts: Sequence[Html], caption: str = "") -> H
     """
     if not any(parts):
         return Html()
-    several = len(names) > 1
-    figures = (
-        element(
-            "figure",
-            element("figcaption", name if several else caption) if several or caption else Html(),
-            part or note("none"),
-            class_="card",
-        )
-        for name, part in zip(names, parts, strict=True)
-    )
-    if not several:
-        return Html("".join(figures))
+    if len(names) == 1:
+        return card(caption, parts[0])
+    figures = (card(*each) for each in zip(names, (p or note("none") for p in parts), strict=True))
     heading = element("h3", caption) if caption else Html()
     return Html(heading + element("div", *figures, class_="grid beside"))
 
@@ -251,10 +237,10 @@ def _by_file(
     show: Callable[[Path], Html],
 ) -> Html:
     """Returns the files with an ending, each of them as all runs have it."""
-    found = [_files(record.folder, ending) for record in records]
+    of_runs = [_files(record.folder, ending) for record in records]
     shown = []
-    for name in dict.fromkeys(name for files in found for name in files):
-        parts = [show(files[name]) if name in files else Html() for files in found]
+    for name in dict.fromkeys(name for files in of_runs for name in files):
+        parts = [show(files[name]) if name in files else Html() for files in of_runs]
         shown.append(_beside(names, parts, name))
     if len(names) > 1:
         return Html("".join(shown))
@@ -283,10 +269,10 @@ def _text(value: Any) -> str:
 
 
 def _warnings(about: Mapping[str, Any]) -> Html:
-    found = about.get("warnings")
-    if not isinstance(found, list) or not found:
+    warnings = about.get("warnings")
+    if not isinstance(warnings, list) or not warnings:
         return Html()
-    return element("ul", *(element("li", str(text)) for text in found), class_="warnings")
+    return element("ul", *(element("li", str(text)) for text in warnings), class_="warnings")
 
 
 def _picture(path: Path) -> Html:
@@ -308,8 +294,8 @@ def _table(path: Path) -> Html:
         return note("damaged: not a table of comma-separated values")
     count = len(rows)
     # The first row and the last are among them.
-    kept = [n * (count - 1) // (ROWS - 1) for n in range(ROWS)] if count > ROWS else range(count)
-    shown = [[_rounded(cell) for cell in rows[n]] for n in kept]
+    places = [n * (count - 1) // (ROWS - 1) for n in range(ROWS)] if count > ROWS else range(count)
+    shown = [[_rounded(cell) for cell in rows[n]] for n in places]
     classes = [
         "number" if all(_number(row[n]) is not None for row in shown if n < len(row) and row[n])
         else "" for n in range(max(map(len, [head, *shown])))
@@ -342,12 +328,12 @@ def _rounded(cell: str) -> str:
 
 
 def _timings(names: Sequence[str], records: Sequence[RunRecord]) -> Html:
-    found = [
+    timings = [
         {key: value for name in TIMINGS for key, value in _json(record.folder, name).items()}
         for record in records
     ]
-    bars = _beside(names, [Html("".join(_bars(*each) for each in one.items())) for one in found])
-    return Html(bars + _facts(names, [_with_units(one) for one in found]))
+    drawn = _beside(names, [Html("".join(bars(*each) for each in one.items())) for one in timings])
+    return Html(drawn + _facts(names, [_with_units(one) for one in timings]))
 
 
 def _with_units(timings: Mapping[str, Any]) -> dict[str, Any]:
@@ -359,34 +345,6 @@ def _with_units(timings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in timings.items()
         if isinstance(value, str | int | float)
     }
-
-
-def _bars(title: str, durations: Any) -> Html:
-    """Returns durations as bars; nothing if a value is not a mapping from names to durations."""
-    if not isinstance(durations, Mapping):
-        return Html()
-    seconds = {name: _seconds(value) for name, value in durations.items()}
-    known = {name: value for name, value in seconds.items() if value is not None}
-    total = sum(known.values())
-    if len(known) < len(seconds) or not 0 < total < math.inf:
-        return Html()
-    most = max(known.values())
-    parts = []
-    for name, value in sorted(known.items(), key=lambda item: -item[1]):
-        bar = element("div", Html(), style=f"width: {100 * value / most:.1f}%")
-        share = f"{value:.3g} s, {100 * value / total:.0f} %"
-        parts += [element("span", name), element("div", bar), element("span", share)]
-    heading = element("figcaption", title.replace("_", " "))
-    return Html(heading + element("div", *parts, class_="bars"))
-
-
-def _seconds(value: Any) -> float | None:
-    """Returns a duration, or the sum of a list of durations; None for anything else."""
-    if isinstance(value, list):
-        parts = [_seconds(each) for each in value if not isinstance(each, list)]
-        return None if None in parts or len(parts) < len(value) else sum(filter(None, parts))
-    known = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-    return float(value) if known else None
 
 
 def _numbers(path: Path) -> Html:
