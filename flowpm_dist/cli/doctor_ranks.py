@@ -100,13 +100,13 @@ def judge(ranks: Sequence[dict[str, Any]]) -> list[Check]:
     count = f"{len(ranks)} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}"
     checks = [Check("launcher", f"{ranks[0]['launcher']}, {count}"), *map(_host, hosts.values())]
     for name in dict.fromkeys(name for one in ranks for name in one["versions"]):
-        found: dict[str, list[str]] = defaultdict(list)
+        where: dict[str, list[str]] = defaultdict(list)
         for one in ranks:
-            found[one["versions"].get(name, "none")].append(one["host"])
-        different = [f"{v} on {' '.join(dict.fromkeys(where))}" for v, where in found.items()]
-        value = ", ".join(different if len(found) > 1 else found)
+            where[one["versions"].get(name, "none")].append(one["host"])
+        different = [f"{v} on {' '.join(dict.fromkeys(there))}" for v, there in where.items()]
+        value = ", ".join(different if len(where) > 1 else where)
         remedy = "all hosts must have the same: use one environment on a shared file system"
-        checks.append(Check(name, value, len(found) == 1, remedy))
+        checks.append(Check(name, value, len(where) == 1, remedy))
     wrong = [
         f"rank {one['rank']} received {', '.join(map(str, one['received']))}"
         for one in ranks

@@ -67,10 +67,10 @@ def detect(environment: Mapping[str, str] | None = None) -> RankEnvironment:
     slurm = _slurm_step(env)
     if "PMI_RANK" in env:
         names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]
-        found = _from_variables(env, names, "mpirun")
+        here = _from_variables(env, names, "mpirun")
         # srun speaks PMI too; MPICH's mpirun inside a Slurm job starts its own daemons with srun.
-        if slurm is None or (slurm.rank, slurm.size) != (found.rank, found.size):
-            return found
+        if slurm is None or (slurm.rank, slurm.size) != (here.rank, here.size):
+            return here
     return slurm or RankEnvironment()
 
 
@@ -149,10 +149,10 @@ def threads_per_rank(here: RankEnvironment | None = None) -> int:
     Raises:
         LaunchError: the override is not a positive number.
     """
-    if (given := os.environ.get(THREADS)) is not None:
-        if not given.isdigit() or int(given) < 1:
-            raise LaunchError(f"{THREADS}={given} is not a positive number of threads")
-        return int(given)
+    if (threads := os.environ.get(THREADS)) is not None:
+        if not threads.isdigit() or int(threads) < 1:
+            raise LaunchError(f"{THREADS}={threads} is not a positive number of threads")
+        return int(threads)
     here = here or detect()
     if here.launcher == "srun":
         # srun gives each task its own cores, or else all tasks all of them.
@@ -286,8 +286,8 @@ def user_cache() -> Path:
     Raises:
         LaunchError: others can write there: libraries are loaded from the cache.
     """
-    if given := os.environ.get("FLOWPM_CACHE"):
-        return Path(given)
+    if chosen := os.environ.get("FLOWPM_CACHE"):
+        return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if not base.startswith("~"):
         return Path(base) / "flowpm-dist"
@@ -295,9 +295,9 @@ def user_cache() -> Path:
     with contextlib.suppress(OSError):  # it exists, or cannot be made
         folder.mkdir(mode=0o700)
     with contextlib.suppress(FileNotFoundError):
-        found = folder.lstat()
-        mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if not mine or found.st_mode & OTHERS_WRITE:
+        status = folder.lstat()
+        mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if not mine or status.st_mode & OTHERS_WRITE:
             raise LaunchError(
                 f"the cache {folder} is not a folder that belongs to this user, and in which no "
                 "other user can write: set FLOWPM_CACHE to such a folder"
@@ -318,12 +318,12 @@ def why_unsafe(path: Path) -> str:
     cache, path = user_cache().resolve(), path.resolve()
     trusted = {0, os.geteuid(), *_unknown_owners()}
     for each in (path, *path.parents):
-        found = each.stat()
-        shared = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX
+        status = each.stat()
+        shared = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
         writers = OTHERS_WRITE if each.is_relative_to(cache) else stat.S_IWOTH
-        if found.st_uid not in trusted:
+        if status.st_uid not in trusted:
             fault, remedy = "belongs to another user", "set FLOWPM_CACHE to a folder of your own"
-        elif found.st_mode & writers and not shared:
+        elif status.st_mode & writers and not shared:
             fault, remedy = "can be changed by other users", f"run chmod -R go-w {cache}"
             if not each.is_relative_to(cache):
                 remedy = "set FLOWPM_CACHE to a folder that only you can write to"
@@ -357,6 +357,6 @@ def private_folder(folder: Path) -> None:
 
 def make_private(path: Path) -> None:
     """Takes the permission to write to a file or folder of this user from all others."""
-    found = path.stat()
-    if found.st_uid == os.geteuid() and found.st_mode & OTHERS_WRITE:
-        path.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS_WRITE)
+    status = path.stat()
+    if status.st_uid == os.geteuid() and status.st_mode & OTHERS_WRITE:
+        path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)

@@ -42,7 +42,7 @@ class Peer:
         rank, host, process: the rank, its host and its process.
         connection: connection to its pulse; None for this pulse's own rank.
         state: its last known state.
-        heard: whether it was heard since the last beat.
+        is_heard: whether it was heard since the last beat.
         fresh: whether its state is newer than the last table.
         silent, stopped: how long it has been so [s].
         gone: time since it has ended [s]; None before.
@@ -54,7 +54,7 @@ class Peer:
     process: int
     connection: Connection | None = None
     state: RankState = RankState()
-    heard: bool = True
+    is_heard: bool = True
     fresh: bool = False
     silent: float = 0.0
     stopped: float = 0.0
@@ -63,12 +63,12 @@ class Peer:
 
     def hear(self, state: RankState) -> None:
         """Stores a state that its pulse has sent."""
-        self.state, self.heard, self.fresh = state, True, True
+        self.state, self.is_heard, self.fresh = state, True, True
 
     def beat(self, seconds: float) -> None:
         """Counts the time since the last beat."""
-        self.silent = 0.0 if self.heard or self.connection is None else self.silent + seconds
-        self.heard = False
+        self.silent = 0.0 if self.is_heard or self.connection is None else self.silent + seconds
+        self.is_heard = False
         self.stopped = self.stopped + seconds if self.state.stopped else 0.0
         if self.gone is not None:
             self.gone += seconds

@@ -294,7 +294,10 @@ class RootPulse(Pulse):
         return self.settings.stall, "MESHIMPL_STALL_LIMIT"
 
     def on_beat(self, state: RankState) -> None:
-        """See `Pulse.on_beat`; also warns about ranks that are missing or do no work."""
+        """Reports the state of rank 0 to all, ends the job if it cannot continue, and warns.
+
+        Warnings are about ranks that are missing or do no work.
+        """
         self.peers[0].hear(state)
         self._close_strangers()
         peers = [peer for _, peer in sorted(self.peers.items())]
@@ -324,8 +327,8 @@ class RootPulse(Pulse):
         self._tables = [*self._tables[-max(beats, proof) :], table]
         if not is_stuck(self._tables, proof, beats):
             return None
-        found = by_rank([peer.rank for peer in peers], [state.text for state in table])
-        reason = f"the ranks wait for each other at different places of the program:\n{found}"
+        places = by_rank([peer.rank for peer in peers], [state.text for state in table])
+        reason = f"the ranks wait for each other at different places of the program:\n{places}"
         return Cause(reason, 1)
 
     def _look_for_missing(self) -> None:

@@ -68,16 +68,16 @@ class RankReporter:
         Returns:
             One that can be waited for, and watched; None if there is none.
         """
-        found = None
+        first = None
         for ranks in groups:
             before = self.begun.get((ranks, is_call))
             meeting = Meeting.of(before.ordinal + 1 if before else 1, ranks, is_call)
             if meeting is not None:
                 self.begun[ranks, is_call] = meeting
-                found = found or meeting
+                first = first or meeting
         # Other threads of Python might begin a meeting meanwhile.
         others = [t for t in threading.enumerate() if t.name != WITHOUT_RANKS][1:]
-        return found if self.is_alone and not others else None
+        return first if self.is_alone and not others else None
 
     def set_state(self, text: str, is_collective: bool, wait: Meeting | None) -> None:
         """Publishes the new state of this rank; see `RankState`."""

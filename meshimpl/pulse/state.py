@@ -232,15 +232,15 @@ def open_server(*, one_host: bool) -> socket.socket:
 
 def addresses() -> list[str]:
     """Returns the addresses of this host, the loopback address last."""
-    found: dict[str, None] = {}
+    known: dict[str, None] = {}
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            found[str(entry[4][0])] = None
+            known[str(entry[4][0])] = None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has no address
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                found[socket.inet_ntoa(answer[20:24])] = None
-    loopback = [address for address in found if address.startswith("127.") or address == "::1"]
-    return [address for address in found if address not in loopback] + (loopback or [LOOPBACK])
+                known[socket.inet_ntoa(answer[20:24])] = None
+    loopback = [address for address in known if address.startswith("127.") or address == "::1"]
+    return [address for address in known if address not in loopback] + (loopback or [LOOPBACK])
