@@ -278,6 +278,25 @@ def test_a_trace_that_cannot_be_made_is_a_warning(monkeypatch, tmp_path, capsys)
     assert not [*tmp_path.iterdir()]
 
 
+def test_of_a_rank_whose_recording_is_damaged_nothing_is_shown(monkeypatch, tmp_path):
+    """Its calls of Python neither."""
+    monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
+    monkeypatch.setattr(Trace, "_begin", lambda self: self._python.start())
+
+    def end(self):
+        raise ValueError("no timeline")
+
+    monkeypatch.setattr(Trace, "_end", end)
+    with Progress() as progress:
+        trace = Trace(1, "", progress)
+        progress("step", 1, 2)
+        time.sleep(0.001)
+        progress("step", 2, 2)
+        trace.leave(tmp_path, OneRank())
+    assert progress.warnings[0] == "no trace of rank 0: no timeline"
+    assert sys.getprofile() is None and not [*tmp_path.iterdir()]
+
+
 def test_work_with_fewer_steps_is_recorded_to_its_end(monkeypatch, tmp_path):
     monkeypatch.setenv("HOROVOD_TIMELINE", "DYNAMIC")
     with Progress(rank=1) as progress:

@@ -124,7 +124,7 @@ class Trace:
         except Exception as error:
             self._problem, self._progress.on_count = str(error) or type(error).__name__, None
             self._python.stop()
-            self._folder = None
+            self._python, self._folder = PythonCalls(), None
 
     def _begin(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
