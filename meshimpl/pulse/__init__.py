@@ -18,8 +18,8 @@ waits inside MPI for a rank that is stopped, so its stall limits never run out, 
 a rank that computes for an hour is taken for a lost one. The kernel of a host whose processes are
 frozen keeps its connections alive.
 
-A rank that writes or computes alone for an hour is waited for. Nothing here imports more than the
-standard library.
+A rank that writes or computes alone for an hour is waited for. The pulse imports the standard
+library alone.
 """
 
 from meshimpl.pulse.judgement import by_rank, named

@@ -161,20 +161,15 @@ class RankReporter:
             status = pulse.wait()
             if self.shared_state.read().ending != RUNNING:
                 return
-            ended, pulse = pulse.pid, _start_process(files)
-            print(
-                f"warning: process {ended}, by which the other ranks know that rank "
-                f"{detect().rank} is alive, has ended (status {status}). It is started again",
-                file=sys.stderr,
-                flush=True,
-            )
-        print(
-            f"error: process {ended}, by which the other ranks know that rank {detect().rank} is "
-            "alive, cannot be kept alive itself",
-            file=sys.stderr,
-            flush=True,
-        )
+            lost = f"process {pulse.pid}, by which the other ranks know that rank {detect().rank}"
+            _say(f"warning: {lost} is alive, has ended (status {status}). It is started again")
+            pulse = _start_process(files)
+        _say(f"error: {lost} is alive, cannot be kept alive itself")
         abort(HOST_LOST)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 reporter = RankReporter()

@@ -7,7 +7,6 @@ line with another secret the connection is not read further.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hmac
 import json
 import mmap
@@ -23,7 +22,6 @@ RUNNING, FINISHED, ABORTING = 0, 1, 2
 """How a rank ends: not yet, in good order, or with the whole job."""
 LOOPBACK = "127.0.0.1"
 _MAX_LINE_BYTES = 2**16
-_SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 
 
 class Meeting(NamedTuple):
@@ -232,15 +230,14 @@ def open_server(*, one_host: bool) -> socket.socket:
 
 def addresses() -> list[str]:
     """Returns the addresses of this host, the loopback address last."""
-    known: dict[str, None] = {}
+    import psutil  # the pulse itself does without
+
+    known: list[str] = []
     with contextlib.suppress(OSError):
-        for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            known[str(entry[4][0])] = None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no address
-                request = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                known[socket.inet_ntoa(answer[20:24])] = None
-    loopback = [address for address in known if address.startswith("127.") or address == "::1"]
-    return [address for address in known if address not in loopback] + (loopback or [LOOPBACK])
+        entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        known += [str(entry[4][0]) for entry in entries]
+    with contextlib.suppress(OSError):
+        for interface in psutil.net_if_addrs().values():
+            known += [each.address for each in interface if each.family == socket.AF_INET]
+    each_once = dict.fromkeys([*known, LOOPBACK])
+    return sorted(each_once, key=lambda name: name.startswith("127.") or name == "::1")
