@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import statistics
-import time
+import timeit
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -189,9 +189,4 @@ def _messages(mesh: ProcessMesh) -> list[Check]:
 
 def _seconds(call: Callable[[Any], None], x: Any, times: int) -> float:
     """Returns the median duration of a call, without the first [s]."""
-    taken = []
-    for _ in range(times + 1):
-        began = time.perf_counter()
-        call(x)
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+    return statistics.median(timeit.repeat(lambda: call(x), number=1, repeat=times + 1)[1:])

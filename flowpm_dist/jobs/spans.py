@@ -51,12 +51,12 @@ class Spent:
     Attributes:
         count: how often.
         total: time with all that it called [ns].
-        own: time without what it called [ns].
+        exclusive: time without what it called [ns].
     """
 
     count: int = 0
     total: int = 0
-    own: int = 0
+    exclusive: int = 0
 
 
 Spending = dict[tuple[str, str], Spent]
@@ -89,7 +89,7 @@ class Nesting:
         duration, spent = now - begin, self._spent[key]
         self._active[key] -= 1
         spent.count += 1
-        spent.own += duration - inside
+        spent.exclusive += duration - inside
         if not self._active[key]:  # of a recursion, the outermost call
             spent.total += duration
         if self.open:

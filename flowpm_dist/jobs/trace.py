@@ -85,9 +85,9 @@ def longest(rank: int, spent: Spending, seconds: float) -> list[list[Any]]:
     rows = []
     for kind in KINDS:
         of_kind = {name: each for (its_kind, name), each in spent.items() if its_kind == kind}
-        for name, each in sorted(of_kind.items(), key=lambda item: -item[1].own)[:ROWS]:
-            share = 1e-9 * each.own / seconds if seconds > 0 else 0.0
-            values = f"{1e-9 * each.total:.6f}", f"{1e-9 * each.own:.6f}", f"{share:.4f}"
+        for name, each in sorted(of_kind.items(), key=lambda item: -item[1].exclusive)[:ROWS]:
+            share = 1e-9 * each.exclusive / seconds if seconds > 0 else 0.0
+            values = f"{1e-9 * each.total:.6f}", f"{1e-9 * each.exclusive:.6f}", f"{share:.4f}"
             rows.append([rank, kind, name, each.count, *values])
     return rows
 

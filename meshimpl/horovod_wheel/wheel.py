@@ -174,11 +174,8 @@ def cuda_home() -> Path:
             if (Path(home) / "bin" / "nvcc").exists():
                 return Path(home)
             raise BuildError(f"{name}={home} has no bin/nvcc: set it to a CUDA toolkit's folder.")
-    if nvcc := shutil.which("nvcc"):
+    if nvcc := shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin"):
         return Path(nvcc).resolve().parent.parent
-    default = Path("/usr/local/cuda")
-    if (default / "bin" / "nvcc").exists():
-        return default
     raise BuildError(
         "Horovod with NCCL needs NVIDIA's compiler nvcc: install the CUDA toolkit (12 or 13) and "
         "set CUDA_HOME to its folder."
