@@ -22,9 +22,6 @@ from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
 from flowpm_dist.simulation.cost import (
-    Demand,
-    Estimate,
-    TooLargeError,
     kind_of,
     measured_rate,
     power_bytes,
@@ -32,6 +29,7 @@ from flowpm_dist.simulation.cost import (
     simulation_bytes,
     writing_bytes,
 )
+from flowpm_dist.simulation.demand import Demand, Estimate, TooLargeError
 from flowpm_dist.simulation.options import SolverOptions
 from meshimpl import launch, process_mesh
 from meshimpl.launch import HostMemory

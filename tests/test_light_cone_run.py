@@ -45,7 +45,7 @@ from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
 from flowpm_dist.simulate.options import SimulationOptions
-from flowpm_dist.simulation.cost import TooLargeError
+from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
 from meshimpl.launch import HostMemory
 

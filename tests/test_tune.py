@@ -23,7 +23,7 @@ from full_disk import disk_of
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.io.files import UnreadableError, WriteError
 from flowpm_dist.jobs.run_file import ConfigError, read_table
-from flowpm_dist.simulation.cost import TooLargeError
+from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import STOPPED, StopSignals, Subject
 from flowpm_dist.studies.tuning.judges import Judge, constant_value, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed

@@ -29,7 +29,7 @@ from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.jobs.job import JOBS, job_class
 from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
 from flowpm_dist.jobs.run_file import completions
-from flowpm_dist.simulation.cost import OVERRIDE, Demand, Estimate
+from flowpm_dist.simulation.demand import OVERRIDE, Demand, Estimate
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow
 

@@ -15,7 +15,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes, write_dataset
 from flowpm_dist.cosmoflow.volumes.record_files import read_header
 from flowpm_dist.jobs.run_file import parse_settings
-from flowpm_dist.simulation.cost import Demand
+from flowpm_dist.simulation.demand import Demand
 from meshimpl import launch
 
 EXAMPLE = "flowpm-dist dataset run.toml --output volumes --split train"

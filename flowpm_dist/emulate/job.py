@@ -18,7 +18,8 @@ from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
-from flowpm_dist.simulation.cost import Demand, Estimate, kind_of, measured_rate, record_rate
+from flowpm_dist.simulation.cost import kind_of, measured_rate, record_rate
+from flowpm_dist.simulation.demand import Demand, Estimate
 
 CONVERGED = "emulate, converged runs"
 """The name under which their speed is kept."""

@@ -39,7 +39,8 @@ from flowpm_dist.options import (
     table_of,
 )
 from flowpm_dist.simulate.options import SimulatedRun
-from flowpm_dist.simulation.cost import NETWORK_GRADIENT, Demand, process_bytes, simulation_bytes
+from flowpm_dist.simulation.cost import NETWORK_GRADIENT, process_bytes, simulation_bytes
+from flowpm_dist.simulation.demand import Demand
 from flowpm_dist.simulation.options import RunOptions
 
 COMPARING = 60

@@ -23,7 +23,7 @@ from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
 from flowpm_dist.reconstruction.folder import ReconstructionFolder, outcome_of
 from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
-from flowpm_dist.simulation.cost import Demand
+from flowpm_dist.simulation.demand import Demand
 from meshimpl import launch
 
 

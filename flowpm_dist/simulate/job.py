@@ -32,7 +32,8 @@ from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.folder import STEP, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
-from flowpm_dist.simulation.cost import Demand, Fits, process_bytes, simulation_bytes, writing_bytes
+from flowpm_dist.simulation.cost import process_bytes, simulation_bytes, writing_bytes
+from flowpm_dist.simulation.demand import Demand, Fits
 
 if TYPE_CHECKING:
     from flowpm_dist.simulate.session import Summary

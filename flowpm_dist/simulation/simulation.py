@@ -27,13 +27,8 @@ from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
-from flowpm_dist.simulation.cost import (
-    Estimate,
-    kind_of,
-    measured_seconds,
-    process_bytes,
-    simulation_bytes,
-)
+from flowpm_dist.simulation.cost import kind_of, measured_seconds, process_bytes, simulation_bytes
+from flowpm_dist.simulation.demand import Estimate
 from flowpm_dist.simulation.options import HaloOptions, SolverKeys, SolverOptions
 from flowpm_dist.simulation.outputs import (
     ObserverOf,

@@ -21,7 +21,7 @@ from flowpm_dist.jobs.job import Job, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.simulation.cost import OVERRIDE, Demand
+from flowpm_dist.simulation.demand import OVERRIDE, Demand
 from flowpm_dist.studies.measures import measured
 from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import (

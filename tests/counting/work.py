@@ -10,7 +10,8 @@ from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.simulation.cost import Demand, process_bytes
+from flowpm_dist.simulation.cost import process_bytes
+from flowpm_dist.simulation.demand import Demand
 
 
 class CountFolder(WorkFolder):

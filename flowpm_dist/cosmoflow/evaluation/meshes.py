@@ -20,7 +20,7 @@ from flowpm_dist.cosmoflow.planning.memory import (
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, read_header
 from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
-from flowpm_dist.simulation.cost import Demand
+from flowpm_dist.simulation.demand import Demand
 
 
 def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | None) -> str:

@@ -23,7 +23,8 @@ from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP, VALUES_PER_SPECTRUM
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import ForceOptions
-from flowpm_dist.simulation.cost import Demand, process_bytes, simulation_bytes
+from flowpm_dist.simulation.cost import process_bytes, simulation_bytes
+from flowpm_dist.simulation.demand import Demand
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.folder import TrainingFolder

@@ -22,7 +22,7 @@ from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
-from flowpm_dist.simulation.cost import Demand
+from flowpm_dist.simulation.demand import Demand
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.session import TrainingOutcome

@@ -22,7 +22,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
-from flowpm_dist.simulation.cost import TooLargeError
+from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, alone, run
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import TuneOptions

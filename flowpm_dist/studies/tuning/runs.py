@@ -15,7 +15,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size, read_json, remove, write_text
 from flowpm_dist.jobs.folder import WorkFolder
 from flowpm_dist.jobs.job import Job, job_class
-from flowpm_dist.simulation.cost import TooLargeError
+from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import (
     COMPLETE,
     FAILED,
