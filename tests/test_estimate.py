@@ -22,6 +22,8 @@ from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
 from flowpm_dist.simulation.cost import (
+    PADDED,
+    gradient_bytes,
     kind_of,
     measured_rate,
     power_bytes,
@@ -164,7 +166,7 @@ def test_memory_of_a_small_container_counts(here, monkeypatch):
     monkeypatch.setattr(launch, "host_memory", lambda: tight)
     done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
     assert done.returncode == 2
-    assert "2 ranks, 1.2 GiB together, and the container" in plain(done.stderr)
+    assert "2 ranks, 1.1 GiB together, and the container" in plain(done.stderr)
     assert flowpm_here("simulate", "run.toml", "--check").returncode == 0
 
 
@@ -246,6 +248,19 @@ def test_one_rank_of_8192_evaluates_the_power_in_chunks(monkeypatch):
     table = 3 * 1024**2
     assert max(sizes) <= CHUNK < sum(sizes) < table / 2
     assert power_bytes(grid, 4) < 2**27 < simulation_bytes(SolverOptions(), (4096,) * 3, axes)
+
+
+@pytest.mark.parametrize("gradient", ["finite-difference", "spectral"])
+def test_a_wide_halo_takes_the_memory_of_its_planes(gradient):
+    """On 2 ranks, for each plane that is exchanged, forward and in a gradient; none on one rank."""
+    grid, axes = (256,) * 3, {"row": 2}
+    wide, wider = (SolverOptions(halo=n, force_gradient=gradient) for n in (96, 120))
+    planes = 2 * (120 - 96) * 256**2 * 4 * PADDED[gradient]
+    assert simulation_bytes(wider, grid, axes) - simulation_bytes(wide, grid, axes) == planes
+    for structure in ("2lpt", "pm"):
+        less, more = (gradient_bytes(structure, each, grid, axes) for each in (wide, wider))
+        assert more - less == 2 * planes
+    assert simulation_bytes(wider, grid, {}) == simulation_bytes(wide, grid, {})
 
 
 def test_a_run_whose_power_takes_most_is_told_so():

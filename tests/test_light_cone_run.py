@@ -38,13 +38,13 @@ from flowpm_dist.observables.lensing import (
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerCrossing, OwnLayers
 from flowpm_dist.observables.light_cone.options import plane_of_layers
-from flowpm_dist.observables.light_cone.plan import RECORDING_BYTES
 from flowpm_dist.observables.light_cone.section import distance_of
 from flowpm_dist.observables.light_cone.sphere import SphereCrossing, SphereGeometry
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
 from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.simulation.cost import RECORDING
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
 from meshimpl.launch import HostMemory
@@ -229,7 +229,7 @@ def test_memory_and_disk_have_room_for_the_maps(here):
     both = [config.model_copy(update={"lightcone": cone}) for cone in (None, config.lightcone)]
     memory = [demand_of(each).estimate().memory for each in both]
     planes, pixels = 8, 64  # 2300 Mpc/h in planes of 300
-    of_maps = (30 + 18 * 3 + 4 * planes) * pixels * 4 + 110 * 2**20
+    of_maps = (15 + 12 * 3 + 4 * planes) * pixels * 4 + 45 * 2**20
     assert memory[1] - memory[0] == of_maps + 160 * 2**20
     disk = [output_bytes(each, ranks=2) for each in both]
     # Seven numbers of each particle in a pyramid of this height and field.
@@ -278,7 +278,7 @@ def test_particles_are_written_in_the_memory_that_is_told():
         found = sum(len(a) for *_, a in sky.record(crossing, field, [field] * 4))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert found == count and peak < RECORDING_BYTES
+        assert found == count and peak < RECORDING
 
 
 @pytest.mark.parametrize("moved", [1e20, -81.0, 79.0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -39,12 +38,16 @@ from flowpm_dist.options import (
     table_of,
 )
 from flowpm_dist.simulate.options import SimulatedRun
-from flowpm_dist.simulation.cost import NETWORK_GRADIENT, process_bytes, simulation_bytes
+from flowpm_dist.simulation.cost import (
+    STATE,
+    field_bytes,
+    gradient_bytes,
+    process_bytes,
+    simulation_bytes,
+)
 from flowpm_dist.simulation.demand import Demand
 from flowpm_dist.simulation.options import RunOptions
 
-COMPARING = 60
-"""Values of a particle while a corrected run is differentiated and compared."""
 KINDS: dict[str, type[Correction]] = {"filter": PotentialFilter, "network": ResidualNetwork}
 """What can be learned."""
 Size = tuple[float, float, float]
@@ -292,21 +295,18 @@ class EmulationOptions(SimulatedRun):
 
     def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
         """Returns the memory of a rank [bytes]."""
-        cells = math.prod(grid) / (axes.get("row", 1) * axes.get("col", 1))
-        itemsize = np.dtype(self.precision).itemsize
+        pairs, network = self.truth.pairs, self.emulate.kind == "network"
         truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
-        made = simulation_bytes(truth, grid, axes, outputs=True) if not self.truth.pairs else 0
-        moving, times = self.emulate.kind == "network", len(self.times) * self.universes
-        kept = (COMPARING + 4 * 8 + moving * NETWORK_GRADIENT) * cells * itemsize
-        if pairs := self.truth.pairs:
-            times = sum(len(pair.final) for pair in pairs)
-        # of the truth and its two densities, of what pairs begin with, and of runs made once
-        values = (6 + 2 * FINER**3) * times + 6 * len(pairs) + 6 * moving * times
-        states = values * cells * itemsize
-        cheap = simulation_bytes(self.solver, grid, axes, outputs=True)
-        return (
-            process_bytes(axes, "emulate") + max(made, math.ceil(cheap + kept)) + math.ceil(states)
-        )
+        made = 0 if pairs else simulation_bytes(truth, grid, axes, outputs=True)
+        learning = gradient_bytes(self.emulate.structure, self.solver, grid, axes, network=network)
+        times = sum(len(pair.final) for pair in pairs) or len(self.times) * self.universes
+        # The truth, what pairs begin with, and cheap runs that a network moves.
+        states = times + len(pairs) + times * network
+        # Two of each true state, and four while a cheap run is compared with it.
+        densities = 2 * times + 4
+        held = STATE * states + FINER**3 * densities
+        fields = max(made, learning) + field_bytes(held, grid, axes, self.precision)
+        return process_bytes(axes, "emulate") + fields
 
     def demand(self, mesh: str) -> Demand:
         """Returns the memory that the work needs."""

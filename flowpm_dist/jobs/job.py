@@ -41,14 +41,12 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
 from flowpm_dist.jobs.run_file import ConfigError, Settings, write_run_file
 from flowpm_dist.options import Options, Problem
-from flowpm_dist.simulation.cost import kind_of, measured_seconds, record_rate
+from flowpm_dist.simulation.cost import STARTER, kind_of, measured_seconds, record_rate
 from flowpm_dist.simulation.demand import Demand, Estimate
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
 """The command flowpm-dist of this Python, which imports nothing in place of its own modules."""
-STARTER = 128 * 2**20
-"""The memory of a process that starts jobs [bytes]."""
 
 
 class StopError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,6 @@ from flowpm_dist.io.volume import open_volume
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import fitting_mesh
 from flowpm_dist.observables.light_cone.map_files import read_convergence
-from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
 from flowpm_dist.observables.observations import file_problems
 from flowpm_dist.observables.options import (
@@ -45,7 +45,7 @@ from flowpm_dist.options import (
 )
 from flowpm_dist.reconstruction.sampler_options import SamplerOptions
 from flowpm_dist.simulate.options import ObservedSections, SimulatedRun
-from flowpm_dist.simulation.cost import NETWORK_GRADIENT, process_bytes
+from flowpm_dist.simulation.cost import field_bytes, gradient_bytes, map_bytes, process_bytes
 from flowpm_dist.simulation.options import RunOptions
 
 Radius = Annotated[float, Field(ge=0)]
@@ -169,11 +169,7 @@ TAKES: dict[str, Callable[[Kind], bool]] = {
 }
 """Keys that only some kinds of observations take, each with its rule."""
 
-# Memory and disk, in values of a cell; measured, see docs/measurements/memory.md.
-GRADIENT = {"pm": 91, "2lpt": 70, "1lpt": 45, "linear": 30}
-"""Values while a gradient is computed, by the structure of the model."""
-EXCHANGED = 24
-"""Additional values for halos and for messages of the transforms, if ranks share the box."""
+# Memory and disk, in values of a cell.
 OF_PAIR = 2
 """For each change that L-BFGS remembers."""
 FIELDS = 9
@@ -357,22 +353,25 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
             grid: cells along each side, instead of the box's.
             axes: the mesh of ranks; the search splits the box over all of them.
         """
-        ranks, replicas = math.prod(axes.values()), axes.get("replica", 1)
-        itemsize = np.dtype(self.run.precision).itemsize
-        gradient = GRADIENT.get(self.observation.structure, GRADIENT["pm"])
-        if self.solver.state_correction is not None:
-            gradient += NETWORK_GRADIENT
-        kept = OF_PAIR * self.search.history
-        searching = (gradient + kept + (EXCHANGED if ranks > 1 else 0)) / ranks
+        chains = 0 if self.sampler is None else self.sampler.chains
         # A replica's chains go through the model together.
-        together = 0 if self.sampler is None else math.ceil(self.sampler.chains / replicas)
-        split = ranks // replicas
-        drawing = (gradient + (EXCHANGED if split > 1 else 0)) * together / split
-        values = max(searching, drawing) * math.prod(grid)
-        if self.lightcone is not None:
-            pixels = len(self.lightcone.sources) * self.lightcone.pixels**2
-            values += VALUES_PER_MAP * pixels * max(1, together)
-        return process_bytes(axes, "reconstruct") + math.ceil(values * itemsize)
+        together = math.ceil(chains / axes.get("replica", 1))
+        gradient = functools.partial(
+            gradient_bytes,
+            self.observation.structure,
+            self.solver,
+            grid,
+            network=self.solver.state_correction is not None,
+        )
+        rows = axes.get("replica", 1) * axes.get("row", 1)  # as in `search_mesh`
+        precision, search = self.run.precision, {**axes, "row": rows}
+        kept = field_bytes(OF_PAIR * self.search.history, grid, search, precision)
+        searching, drawing = gradient(search) + kept, together * gradient(axes)
+        maps = 0
+        if (cone := self.lightcone) is not None:
+            maps = map_bytes(cone.pixels**2, precision, sources=len(cone.sources))
+        fields = max(searching, drawing) + max(1, together) * maps
+        return process_bytes(axes, "reconstruct") + fields
 
     @property
     def disk(self) -> int:

@@ -262,8 +262,8 @@ def demand_of(options: SimulationOptions) -> Demand:
     """
     solver, grid, cone = options.solver, options.box.grid, options.light_cone
     mesh, outputs = options.mesh.shape or "", bool(options.output_times)
-    itemsize = np.dtype(options.run.precision).itemsize
-    maps = 0 if cone is None else cone.memory(itemsize)
+    precision = options.run.precision
+    maps = 0 if cone is None else cone.memory(precision)
 
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (
@@ -275,7 +275,7 @@ def demand_of(options: SimulationOptions) -> Demand:
     def coarser(fits: Fits) -> Iterator[str]:
         rest = without_maps(grid, parse_mesh(mesh))
         every = () if cone is None else cone.coarser()
-        fitting = (advice for advice, other in every if fits(rest + other.memory(itemsize)))
+        fitting = (advice for advice, other in every if fits(rest + other.memory(precision)))
         yield from itertools.islice(fitting, 1)
 
     return Demand(

@@ -11,12 +11,13 @@ import contextlib
 import json
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from flowpm_dist.grid.decomposition import (
+    COMPONENTS,
     HALO,
     MARGIN,
     PYRAMIDS,
@@ -33,18 +34,31 @@ from meshimpl.launch import user_cache
 
 PROCESS = 700 * 2**20
 """Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
-OF_RANKS = 40 * 2**20
+OF_RANKS = 20 * 2**20
 """Additional memory if there are several ranks: Horovod, MPI and their buffers [bytes]."""
-PROGRAMS = {"simulate": 40 * 2**20, "reconstruct": 160 * 2**20, "emulate": 210 * 2**20}
+PROGRAMS = {
+    "simulate": 40 * 2**20,
+    "reconstruct": 160 * 2**20,
+    "emulate": 210 * 2**20,
+    "train": 140 * 2**20,
+}
 """Additional memory by command: compiled programs, of gradients too, and figures [bytes]."""
 SHARED = 360 * 2**20
 """The part of `PROCESS` that the ranks of a host share: code and data of libraries [bytes]."""
+STARTER = 128 * 2**20
+"""Memory of a process that starts jobs, without TensorFlow [bytes]."""
+
+# A simulation: values of each particle, or of each cell of the force mesh, at the same time.
 STATE = 6
 """Values of a particle: displacement and velocity."""
 KICK = 3
 """The new velocity, while the old one is still needed."""
 FORCE = {"finite-difference": 5, "spectral": 11}
 """Values of a cell of the force mesh while it is transformed: fields, spectra, buffers."""
+SENT = 4
+"""Values of a cell for each field that ranks exchange in its transforms."""
+PADDED = {"finite-difference": 12, "spectral": 19}
+"""Values of a cell of a halo while it is exchanged: fields with halos, what is sent and arrives."""
 LPT = {1: 15, 2: 18, 3: 24}
 """Values of a particle while the initial conditions of an order are made."""
 LPT_FIELDS = 5
@@ -59,10 +73,54 @@ CHUNKS = 512 * 2**20
 """That limit: chunks that are compressed at the same time [bytes]."""
 NETWORK = 110
 """Values of a particle while a correction of states moves it."""
-NETWORK_GRADIENT = 870
-"""The same while that is differentiated."""
 OUTPUT = 20
 """Values of a particle while an output is measured: the state, its density, a spectrum."""
+BATCHED = 8
+"""Additional values of a particle in each universe of a batch."""
+
+# The gradient of a loss; it sends everything twice.
+GRADIENT = {"linear": 30, "1lpt": 45, "2lpt": 70}
+"""Values of a particle while a structure without steps is differentiated."""
+STEPS_GRADIENT = 86
+"""The same for a structure with steps, besides the values of the force mesh."""
+NETWORK_GRADIENT = 870
+"""Additional values while a correction of states is differentiated."""
+
+# Maps of a light cone: values of a pixel.
+SPECTRUM = 15
+"""Values for one spectrum, for any number of maps."""
+MAP = 12
+"""Values for each source on the flat sky: painted maps, their sum and their spectra."""
+SPHERE = 6
+"""Values for each map of the full sky."""
+PLANE = 4
+"""Values for each plane."""
+RAYS = 15
+"""Values while rays are traced, besides 6 for each source."""
+THEORY = 45 * 2**20
+"""Memory of theory and figures of maps [bytes]."""
+RAY_PROGRAMS = 48 * 2**20
+"""Memory of the code compiled for ray tracing [bytes]."""
+PAINTING = 128 * 2**20
+"""Memory of the particles of one pass of painting [bytes]: 2^19 of 72, in lists that double."""
+RECORDING = 160 * 2**20
+"""Memory to find and write particles on the light cone [bytes]."""
+NS_PER_COPY = 120.0
+"""Processor time to paint one copy of a particle on the full sky for one source, measured [ns]."""
+
+# Networks, and statistics of volumes.
+COMPILING = 430 * 2**20
+"""Memory that every network takes at least, while its programs are compiled [bytes]."""
+LEARNING = 2
+"""Values for each output of a convolution in a forward and a backward pass."""
+LEARNED = 6
+"""Values for each weight: weights, gradients, Adam's moments, an update's own."""
+SUMMED = 2
+"""Additional values for each weight while several ranks sum their gradients."""
+STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
+"""Values of a cell while a statistic is measured."""
+OTHER_STATISTIC = 10
+"""The same for a user's statistic, about which nothing is known."""
 
 
 def process_bytes(axes: Mapping[str, int], command: str | None = None) -> int:
@@ -88,6 +146,24 @@ def field_cells(grid: Grid, axes: Mapping[str, int], width: int = 0) -> float:
     return math.prod(n / p + 2 * width * (p > 1) for n, p in zip(grid, ranks, strict=True))
 
 
+def field_bytes(
+    values: float, grid: Grid, axes: Mapping[str, int], precision: str, width: int = 0
+) -> int:
+    """Returns the memory of so many values of each cell of a rank [bytes].
+
+    Args:
+        values: their number.
+        grid, axes, width: as for `field_cells`.
+        precision: dtype of the values.
+    """
+    return math.ceil(values * np.dtype(precision).itemsize * field_cells(grid, axes, width))
+
+
+def ranks_of_a_field(axes: Mapping[str, int]) -> int:
+    """Returns the number of ranks that share a field on a mesh of ranks with these axes."""
+    return axes.get("row", 1) * axes.get("col", 1)
+
+
 def halo_width(solver: SolverOptions) -> int:
     """Returns the halo of the force mesh, planes of its differences included."""
     halo = HALO if solver.halo == "auto" else solver.halo
@@ -96,12 +172,16 @@ def halo_width(solver: SolverOptions) -> int:
 
 def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory that writing a snapshot adds to `simulation_bytes` on a rank [bytes]."""
-    values = WRITING * field_cells(grid, axes)
-    return min(CHUNKS, math.ceil(values * np.dtype(solver.precision).itemsize))
+    return min(CHUNKS, field_bytes(WRITING, grid, axes, solver.precision))
 
 
 def simulation_bytes(
-    solver: SolverOptions, grid: Grid, axes: Mapping[str, int], *, outputs: bool = False
+    solver: SolverOptions,
+    grid: Grid,
+    axes: Mapping[str, int],
+    *,
+    outputs: bool = False,
+    batched: bool = False,
 ) -> int:
     """Returns the memory of the fields of one universe on a rank [bytes].
 
@@ -110,28 +190,44 @@ def simulation_bytes(
         grid: cells along each side of the box.
         axes: the axes of the mesh of ranks, whose row and col split the box.
         outputs: whether states are measured and written during the run.
+        batched: whether the universe is one of a batch.
 
     Raises:
         ValueError: the force mesh, or its coarse mesh, does not fit the grid and the ranks.
     """
+    particles, (cells, halos) = field_cells(grid, axes), _force_mesh(solver, grid, axes)
+    transformed = cells if solver.pyramid == "off" else cells + halos
+    kind = solver.force_gradient
+    transforming = FORCE[kind] * transformed + _sent(solver, axes) * cells
+    exchanging = COMPONENTS[kind] * cells + PADDED[kind] * halos
+    force = max(transforming, exchanging) / particles
+    held = max(force, OUTPUT) if outputs else force
+    held = held if solver.state_correction is None else max(held, NETWORK)
+    values = max(STATE + KICK + held, LPT[solver.lpt_order]) + BATCHED * batched
+    values += LPT_FIELDS if solver.integrator.uses_lpt else 0
+    itemsize = np.dtype(solver.precision).itemsize
+    power = AMPLITUDE * itemsize * particles + power_bytes(grid, itemsize)
+    return math.ceil(max(values * itemsize * particles, power))
+
+
+def _force_mesh(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> tuple[float, float]:
+    """Returns the cells of the force mesh on a rank, and those of its halos, see above."""
     if problem := mesh_factor_problem(solver.mesh_factor, grid, axes):
         raise ValueError(f"mesh_factor {problem}")
     finer = finer_grid(grid, solver.mesh_factor)
     if problem := pyramid_problem(solver.pyramid, finer, axes):
         raise ValueError(f"pyramid {problem}")
-    cells, width = field_cells(grid, axes), halo_width(solver)
-    transformed, padded = field_cells(finer, axes), field_cells(finer, axes, width)
+    width = halo_width(solver)
     if solver.pyramid != "off":
-        padded = field_cells(finer, axes, PYRAMIDS[solver.pyramid].density_halo(width))
-        transformed = padded
-    force = ((FORCE[solver.force_gradient] - 1) * transformed + padded) / cells
-    lpt = LPT_FIELDS if solver.integrator.uses_lpt else 0
-    held = max(force, OUTPUT) if outputs else force
-    held = held if solver.state_correction is None else max(held, NETWORK)
-    values = max(STATE + KICK + held, LPT[solver.lpt_order]) + lpt
-    itemsize = np.dtype(solver.precision).itemsize
-    power = AMPLITUDE * itemsize * cells + power_bytes(grid, itemsize)
-    return math.ceil(max(values * itemsize * cells, power))
+        width = PYRAMIDS[solver.pyramid].density_halo(width)
+    cells = field_cells(finer, axes)
+    return cells, field_cells(finer, axes, width) - cells
+
+
+def _sent(solver: SolverOptions, axes: Mapping[str, int]) -> int:
+    """Returns the values of a cell of the force mesh for messages of transforms, see above."""
+    whole = ranks_of_a_field(axes) == 1 or solver.pyramid != "off"
+    return 0 if whole else SENT * COMPONENTS[solver.force_gradient]
 
 
 def power_bytes(grid: Grid, itemsize: int) -> int:
@@ -141,6 +237,87 @@ def power_bytes(grid: Grid, itemsize: int) -> int:
     """
     table = sum((n // 2) ** 2 for n in grid)
     return 2 * itemsize * table + 8 * POWER_VALUES * min(CHUNK, table)
+
+
+def gradient_bytes(
+    structure: str,
+    solver: SolverOptions,
+    grid: Grid,
+    axes: Mapping[str, int],
+    *,
+    network: bool = False,
+) -> int:
+    """Returns the memory of a rank while a loss of one universe is differentiated [bytes].
+
+    Args:
+        structure: the model's structure; one that is not in `GRADIENT` has steps.
+        solver, grid, axes: as for `simulation_bytes`.
+        network: whether a network moves the particles of states.
+
+    Raises:
+        ValueError: as `simulation_bytes`.
+    """
+    cells, halos = _force_mesh(solver, grid, axes)
+    values = 2 * (_sent(solver, axes) * cells + PADDED[solver.force_gradient] * halos)
+    values += 0 if structure in GRADIENT else FORCE[solver.force_gradient] * cells
+    each = GRADIENT.get(structure, STEPS_GRADIENT) + NETWORK_GRADIENT * network
+    values += each * field_cells(grid, axes)
+    return math.ceil(values * np.dtype(solver.precision).itemsize)
+
+
+def map_bytes(
+    pixels: int,
+    precision: str,
+    *,
+    sources: int,
+    planes: int = 0,
+    full_sky: bool = False,
+    rays: bool = False,
+) -> int:
+    """Returns the memory of maps of a light cone and of their spectra [bytes].
+
+    Args:
+        pixels: number of pixels of a map.
+        precision: dtype of the maps.
+        sources: number of source distributions, each with a map.
+        planes: number of planes, or shells, of matter that are painted.
+        full_sky: whether the maps are those of the full sky.
+        rays: whether rays are traced through the planes.
+    """
+    itemsize = np.dtype(precision).itemsize
+    if full_sky:  # spectra are float64
+        return (SPECTRUM * 8 + SPHERE * (sources + planes) * itemsize) * pixels + PAINTING
+    values = SPECTRUM + MAP * sources + PLANE * planes
+    if rays:
+        return (values + RAYS + 6 * sources) * pixels * itemsize + RAY_PROGRAMS
+    return values * pixels * itemsize
+
+
+def painting_seconds(copies: float) -> float:
+    """Returns the processor time to paint so many copies of particles on the full sky [s]."""
+    return 1e-9 * NS_PER_COPY * copies
+
+
+def learning_bytes(outputs: float, weights: int, axes: Mapping[str, int]) -> int:
+    """Returns the memory of a rank while a network learns [bytes].
+
+    Args:
+        outputs: size of all outputs of convolutions, of the rank's part of its volumes [bytes].
+        weights: size of the network's weights [bytes].
+        axes: sizes of the mesh of ranks by axis.
+    """
+    copies = LEARNED + (SUMMED if math.prod(axes.values()) > 1 else 0)
+    return math.ceil(LEARNING * outputs) + copies * weights
+
+
+def predicting_bytes(outputs: float, weights: int) -> int:
+    """Returns the memory of a rank while a network predicts; see `learning_bytes` [bytes]."""
+    return math.ceil(outputs) + 2 * weights
+
+
+def statistics_values(names: Iterable[str]) -> int:
+    """Returns the values of a cell while statistics of these names are measured."""
+    return sum(STATISTICS.get(name, OTHER_STATISTIC) for name in names)
 
 
 COMPARABLE = 64

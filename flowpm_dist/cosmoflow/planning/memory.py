@@ -1,6 +1,6 @@
 """The mesh of ranks of a training, and the memory and disk space that the training takes.
 
-The numbers were measured; docs/measurements/memory.md compares the estimates with what runs take.
+`simulation/cost.py` has the measured numbers; here are the sizes of networks, volumes and buffers.
 Nothing here imports TensorFlow, Horovod or MPI.
 """
 
@@ -20,33 +20,24 @@ from flowpm_dist.cosmoflow.planning.options import SimulatedData
 from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
-from flowpm_dist.observables.light_cone.plan import VALUES_PER_MAP, VALUES_PER_SPECTRUM
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import ForceOptions
-from flowpm_dist.simulation.cost import process_bytes, simulation_bytes
+from flowpm_dist.simulation.cost import (
+    COMPILING,
+    learning_bytes,
+    map_bytes,
+    predicting_bytes,
+    process_bytes,
+    ranks_of_a_field,
+    simulation_bytes,
+    statistics_values,
+)
 from flowpm_dist.simulation.demand import Demand
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
-TRAINING = 140 * 2**20
-"""Memory of the programs and libraries of a training [bytes]."""
-LEAST = 570 * 2**20
-"""Memory that every training takes while its programs are compiled [bytes]."""
-COPIES_OF_WEIGHTS = 6
-"""Arrays of the weights' size: weights, gradients, Adam's moments, an update's own."""
-OF_A_STEP = 2.0
-"""Values in memory for each output of a convolution, in a forward and a backward pass."""
-OF_A_PREDICTION = 1.0
-"""Values in memory for each output of a convolution, in a forward pass only."""
-
-OF_A_BATCH = 8
-"""Values per cell and universe that a batch needs in addition to a simulation."""
-VALUES_OF_STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
-"""Values in memory for each cell while a statistic is measured."""
-VALUES_OF_OTHERS = 10
-"""The same for a user's statistic, about which nothing is known."""
 LOGS_OF_A_STEP = 2048
 """Disk space of the logs of a step [bytes]."""
 
@@ -94,37 +85,35 @@ def training_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> 
         grid: cells along each side, instead of the plan's.
         axes: sizes of the mesh of ranks by axis.
     """
-    ranks = math.prod(axes.values())
-    lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
-    split = ranks // axes.get("replica", 1)
-    step = lanes * OF_A_STEP * _outputs(plan, grid) * _itemsize(plan) / split
-    step += COPIES_OF_WEIGHTS * weights_bytes(plan, grid)
-    simulating = lanes * _universe_bytes(plan, grid, axes) if plan.simulates else 0
+    lanes, ranks = _lanes(plan, axes), ranks_of_a_field(axes)
+    outputs = lanes * _outputs(plan, grid) // ranks
+    step = learning_bytes(outputs, weights_bytes(plan, grid), axes)
+    simulating = _universes_bytes(plan, grid, axes) if plan.simulates else 0
     # A replica of one rank simulates and learns at the same time.
-    busy = step + simulating if split == 1 else max(step, simulating)
-    held = TRAINING + math.ceil(busy) + buffer_bytes(plan, grid, axes)
-    return process_bytes(axes) + max(LEAST, held)
+    busy = step + simulating if ranks == 1 else max(step, simulating)
+    held = max(COMPILING, busy + buffer_bytes(plan, grid, axes))
+    return process_bytes(axes, "train") + held
 
 
 def dataset_memory(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the greatest memory of a rank that simulates a dataset [bytes], see above."""
-    lanes = math.ceil(plan.training.batch / axes.get("replica", 1))
-    return process_bytes(axes) + lanes * _universe_bytes(plan, grid, axes)
+    return process_bytes(axes) + _universes_bytes(plan, grid, axes)
 
 
-def _universe_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
-    """Returns the memory of a universe that is simulated on a rank, with its channels [bytes]."""
-    split = axes.get("row", 1) * axes.get("col", 1)
-    itemsize = np.dtype(plan.precision).itemsize
-    batched = OF_A_BATCH * itemsize * math.prod(grid) // split
+def _lanes(plan: TrainingPlan, axes: Mapping[str, int]) -> int:
+    """Returns the number of volumes that a replica has at once."""
+    return math.ceil(plan.training.batch / axes.get("replica", 1))
+
+
+def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
+    """Returns the memory of a rank that simulates a batch of universes, with channels [bytes]."""
+    several = plan.lightcone is None and plan.channels > 1
+    each = simulation_bytes(plan.solver, grid, axes, outputs=several, batched=True)
     if plan.lightcone is not None:
-        maps = (VALUES_PER_SPECTRUM + VALUES_PER_MAP * plan.channels) * plan.cells * itemsize
-        return simulation_bytes(plan.solver, grid, axes) + batched + maps
-    if plan.channels == 1:
-        return simulation_bytes(plan.solver, grid, axes) + batched
-    # In memory are all channels one by one, and the volume made of them.
-    channels = 2 * volume_bytes(plan, grid) // split
-    return simulation_bytes(plan.solver, grid, axes, outputs=True) + batched + channels
+        each += map_bytes(plan.cells, plan.precision, sources=plan.channels)
+    if several:  # all channels one by one, and the volume made of them
+        each += 2 * volume_bytes(plan, grid) // ranks_of_a_field(axes)
+    return _lanes(plan, axes) * each
 
 
 def prediction_memory(
@@ -136,11 +125,9 @@ def prediction_memory(
         plan, grid, axes: as for `training_memory`.
         networks: the number of networks, which predict one after another.
     """
-    ranks = math.prod(axes.values())
-    split = ranks // axes.get("replica", 1)
-    outputs = OF_A_PREDICTION * _outputs(plan, grid) * _itemsize(plan) / split
-    weights = 2 * networks * weights_bytes(plan, grid)
-    return process_bytes(axes) + LEAST + math.ceil(outputs + weights)
+    outputs = _outputs(plan, grid) // ranks_of_a_field(axes)
+    predicting = predicting_bytes(outputs, networks * weights_bytes(plan, grid))
+    return process_bytes(axes, "train") + COMPILING + predicting
 
 
 def statistics_memory(
@@ -156,26 +143,22 @@ def statistics_memory(
         axes: sizes of the mesh of ranks by axis.
         names: names of the statistics.
     """
-    replicas = axes.get("replica", 1)
-    lanes = math.ceil(plan.training.batch / replicas) if plan.simulates else 1
-    values = sum(VALUES_OF_STATISTICS.get(name, VALUES_OF_OTHERS) for name in names)
+    volumes = _lanes(plan, axes) if plan.simulates else 1
     # Channels are measured one after another; all results are kept.
-    cells = (values / plan.channels + (plan.channels > 1)) * volume_bytes(plan, grid)
-    measuring = math.ceil(cells * lanes * replicas / math.prod(axes.values()))
-    return process_bytes(axes) + LEAST + measuring
+    values = statistics_values(names) / plan.channels + (plan.channels > 1)
+    measuring = math.ceil(values * volumes * volume_bytes(plan, grid) / ranks_of_a_field(axes))
+    return process_bytes(axes, "train") + COMPILING + measuring
 
 
 def _outputs(plan: TrainingPlan, grid: Grid) -> int:
-    """Returns the number of all outputs of convolutions for one volume."""
-    return sum(
+    """Returns the size of all outputs of convolutions for one volume [bytes]."""
+    precision = plan.network.precision
+    itemsize = 2 if precision == "bfloat16" else np.dtype(precision).itemsize
+    return itemsize * sum(
         stage.channels_after * stage.width_after**3
         for stage in plan.declaration.stages(grid[0], plan.channels, plan.outputs)
         if isinstance(stage.layer, Convolution)
     )
-
-
-def _itemsize(plan: TrainingPlan) -> int:
-    return 2 if plan.network.precision == "bfloat16" else np.dtype(plan.network.precision).itemsize
 
 
 def check_training_mesh(

@@ -20,28 +20,8 @@ from flowpm_dist.observables.light_cone.section import (
     distance_of,
     map_warnings,
 )
+from flowpm_dist.simulation.cost import RECORDING, THEORY, map_bytes, painting_seconds
 
-# Values per pixel that are in memory at the same time, measured.
-VALUES_PER_SPECTRUM = 30
-"""Values for one spectrum, for any number of maps."""
-VALUES_PER_MAP = 18
-"""Values for each source on the flat sky: painted maps, their sum and their spectra."""
-VALUES_PER_SPHERE = 6
-"""Values for each map of the full sky."""
-VALUES_PER_PLANE = 4
-"""Values for each plane."""
-RAY_TRACING_VALUES = 70
-"""Values while rays are traced, besides 6 for each source."""
-THEORY_BYTES = 110 * 2**20
-"""Memory of theory and figures [bytes]."""
-COMPILED_BYTES = 64 * 2**20
-"""Memory of the code compiled for ray tracing [bytes]."""
-PAINTING_BYTES = 128 * 2**20
-"""Memory of the particles of one pass of painting [bytes]: 2^19 of 72, in lists that double."""
-RECORDING_BYTES = 160 * 2**20
-"""Memory to find and write particles on the light cone [bytes]."""
-NS_PER_COPY = 120.0
-"""Processor time to paint one copy of a particle on the full sky for one source, measured [ns]."""
 BOXES_FOR_WARNING = 64
 """Number of copies of the box in the sphere above which a warning states the cost."""
 WIDTH_TOLERANCE = 0.1
@@ -107,7 +87,7 @@ class LightConePlan:
                 planes = cone.shell_count(cone.shell_width, chi_max)
                 width = chi_max / planes
             if boxes > BOXES_FOR_WARNING:
-                seconds = boxes * math.prod(grid) * NS_PER_COPY * 1e-9
+                seconds = painting_seconds(boxes * math.prod(grid))
                 warnings.append(
                     f"lightcone.z_max = {cone.z_max:g}: the observed sphere holds the box "
                     f"{boxes:.0f} times, with the same structure; painting takes about "
@@ -134,22 +114,22 @@ class LightConePlan:
             options = options.model_copy(update={key: pixels})
             yield f"lightcone.{key} = {pixels}", replace(self, options=options)
 
-    def memory(self, itemsize: int) -> int:
+    def memory(self, precision: str) -> int:
         """Returns an upper estimate of the memory of the maps on a rank [bytes].
 
         Args:
-            itemsize: size of a value [bytes].
+            precision: dtype of the maps.
         """
-        cone, sources = self.options, len(self.options.sources)
-        fixed = THEORY_BYTES + (RECORDING_BYTES if cone.particles else 0)
-        if isinstance(cone, FullSkyLensingOptions):  # spectra are float64
-            maps = sources + self.planes
-            each = VALUES_PER_SPECTRUM * 8 + VALUES_PER_SPHERE * maps * itemsize
-            return each * self._pixels + PAINTING_BYTES + fixed
-        count = VALUES_PER_SPECTRUM + VALUES_PER_MAP * sources + VALUES_PER_PLANE * self.planes
-        if cone.ray_tracing:
-            count, fixed = count + RAY_TRACING_VALUES + 6 * sources, fixed + COMPILED_BYTES
-        return count * self._pixels * itemsize + fixed
+        cone = self.options
+        maps = map_bytes(
+            self._pixels,
+            precision,
+            sources=len(cone.sources),
+            planes=self.planes,
+            full_sky=isinstance(cone, FullSkyLensingOptions),
+            rays=cone.ray_tracing,
+        )
+        return maps + THEORY + (RECORDING if cone.particles else 0)
 
     def results(self, itemsize: int, files: int) -> int:
         """Returns the size of all that is written [bytes].
