@@ -302,8 +302,8 @@ class EmulationOptions(SimulatedRun):
         times = sum(len(pair.final) for pair in pairs) or len(self.times) * self.universes
         # The truth, what pairs begin with, and cheap runs that a network moves.
         states = times + len(pairs) + times * network
-        # Two of each true state, and four while a cheap run is compared with it.
-        densities = 2 * times + 4
+        # Two of each true state, and six while a cheap run is compared with it.
+        densities = 2 * times + 6
         held = STATE * states + FINER**3 * densities
         fields = max(made, learning) + field_bytes(held, grid, axes, self.precision)
         return process_bytes(axes, "emulate") + fields
