@@ -4,6 +4,7 @@
     python benchmarks/memory.py --corrected 64      the same with a correction, 5, 10 and 20 steps
     python benchmarks/memory.py --large 512         a run of 10 steps on 2 ranks of one thread
     python benchmarks/memory.py --jobs 64 128 256   each job of the command line on 1 and 2 ranks
+    python benchmarks/memory.py --jobs 256 --only simulate --set run.halo=64   with other settings
 
 Each number comes from new processes and includes TensorFlow. It is the peak of all ranks together.
 With --jobs it is the peak of the largest rank, and the job's own estimate is printed with it.
@@ -125,12 +126,20 @@ def job_worker(words: list[str]) -> None:
         (Path(os.environ[PEAKS]) / str(launch.detect().rank)).write_text(str(peak()))
 
 
-def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
-    """Peak memory of a job's largest rank, and what it told beforehand [bytes]."""
+def job(kind: str, grid: int, ranks: int, changes: list[str]) -> tuple[int, int]:
+    """Peak memory of a job's largest rank, and what it told beforehand [bytes].
+
+    Args:
+        kind: the job, of `JOBS`.
+        grid: cells along each side.
+        ranks: number of ranks.
+        changes: settings in place of the run file's, such as "run.halo=64".
+    """
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
         words = [kind.partition(" ")[0], str(run_file), "--output", str(output)]
+        words += [word for change in changes for word in ("--set", change)]
         threads = max(1, launch.available_cores() // ranks)
         command = [sys.executable, __file__, "job", *words]
         environment = dict(os.environ)
@@ -141,35 +150,36 @@ def job(kind: str, grid: int, ranks: int) -> tuple[int, int]:
         if done.returncode:
             raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr}")
         peaks = [int((Path(folder) / str(rank)).read_text()) for rank in range(ranks)]
-    return max(peaks), estimated(kind, grid, ranks)
+    return max(peaks), estimated(kind, grid, ranks, changes)
 
 
-def estimated(kind: str, grid: int, ranks: int) -> int:
-    """A job's estimate of the memory of a rank [bytes]."""
+def estimated(kind: str, grid: int, ranks: int, changes: list[str]) -> int:
+    """A job's estimate of the memory of a rank [bytes]; arguments as for `job`."""
     from flowpm_dist.cosmoflow.planning.memory import check_training_mesh, dataset_memory
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
     from flowpm_dist.jobs.job import Request, job_class
+    from flowpm_dist.jobs.run_file import parse_settings
 
-    command = kind.partition(" ")[0]
+    command, settings = kind.partition(" ")[0], parse_settings(changes)
     with tempfile.TemporaryDirectory() as folder:
         run_file, output = Path(folder) / "run.toml", Path(folder) / "out"
         run_file.write_text(f"[box]\ngrid = {grid}\nsize = {2.0 * grid}\n{JOBS[kind]}")
         if command == "dataset":
-            plan = TrainingPlan.load(run_file)
+            plan = TrainingPlan.load(run_file, settings)
             mesh = check_training_mesh(plan, ranks, source=run_file)
             return dataset_memory(plan, plan.grid, parse_mesh(mesh, batched=True))
-        planned = job_class(command).plan(Request(run_file, ranks, output))
+        planned = job_class(command).plan(Request(run_file, ranks, output, settings=settings))
         return planned.estimate.memory
 
 
-def print_jobs(grids: list[int], kinds: list[str], numbers: list[int]) -> None:
+def print_jobs(grids: list[int], kinds: list[str], numbers: list[int], changes: list[str]) -> None:
     """Print a row of docs/measurements/memory.md for each job, grid and number of ranks."""
     print("| job | grid | ranks | estimated [MiB] | measured [MiB] | estimated / measured |")
     print("|---|---|---|---|---|---|")
     for kind in kinds:
         for grid in grids:
             for ranks in numbers:
-                measured, estimated = job(kind, grid, ranks)
+                measured, estimated = job(kind, grid, ranks, changes)
                 figures = (
                     f"{estimated / 2**20:.0f} | {measured / 2**20:.0f} | {estimated / measured:.2f}"
                 )
@@ -232,6 +242,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, nargs="+", default=[], metavar="GRID")
     parser.add_argument("--only", choices=list(JOBS), nargs="+", help="these jobs alone")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="of the jobs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of the jobs"
+    )
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--adjoint", default="reversible", choices=["none", *ADJOINTS])
     options = parser.parse_args()
@@ -239,7 +252,7 @@ def main() -> None:
         worker(options.grid, options.steps, options.adjoint, bool(options.corrected))
         return
     if options.jobs:
-        print_jobs(options.jobs, options.only or list(JOBS), options.ranks)
+        print_jobs(options.jobs, options.only or list(JOBS), options.ranks, options.set)
         return
 
     def measured(grid: int, steps: int, adjoint: str, ranks: int, threads: int) -> Any:

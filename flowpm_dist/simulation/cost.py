@@ -75,7 +75,7 @@ NETWORK = 110
 """Values of a particle while a correction of states moves it."""
 OUTPUT = 20
 """Values of a particle while an output is measured: the state, its density, a spectrum."""
-BATCHED = 8
+BATCHED = 6
 """Additional values of a particle in each universe of a batch."""
 
 # The gradient of a loss; it sends everything twice.
@@ -115,7 +115,7 @@ LEARNING = 2
 """Values for each output of a convolution in a forward and a backward pass."""
 LEARNED = 6
 """Values for each weight: weights, gradients, Adam's moments, an update's own."""
-SUMMED = 2
+SUMMED = 3
 """Additional values for each weight while several ranks sum their gradients."""
 STATISTICS = {"power": 5, "histograms": 10, "bispectrum": 45}
 """Values of a cell while a statistic is measured."""
