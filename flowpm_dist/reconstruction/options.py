@@ -365,8 +365,8 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         )
         rows = axes.get("replica", 1) * axes.get("row", 1)  # as in `search_mesh`
         precision, search = self.run.precision, {**axes, "row": rows}
-        kept = field_bytes(OF_PAIR * self.search.history, grid, search, precision)
-        searching, drawing = gradient(search) + kept, together * gradient(axes)
+        remembered = field_bytes(OF_PAIR * self.search.history, grid, search, precision)
+        searching, drawing = gradient(search) + remembered, together * gradient(axes)
         maps = 0
         if (cone := self.lightcone) is not None:
             maps = map_bytes(cone.pixels**2, precision, sources=len(cone.sources))

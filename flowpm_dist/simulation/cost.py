@@ -146,17 +146,15 @@ def field_cells(grid: Grid, axes: Mapping[str, int], width: int = 0) -> float:
     return math.prod(n / p + 2 * width * (p > 1) for n, p in zip(grid, ranks, strict=True))
 
 
-def field_bytes(
-    values: float, grid: Grid, axes: Mapping[str, int], precision: str, width: int = 0
-) -> int:
+def field_bytes(values: float, grid: Grid, axes: Mapping[str, int], precision: str) -> int:
     """Returns the memory of so many values of each cell of a rank [bytes].
 
     Args:
         values: their number.
-        grid, axes, width: as for `field_cells`.
+        grid, axes: as for `field_cells`.
         precision: dtype of the values.
     """
-    return math.ceil(values * np.dtype(precision).itemsize * field_cells(grid, axes, width))
+    return math.ceil(values * np.dtype(precision).itemsize * field_cells(grid, axes))
 
 
 def ranks_of_a_field(axes: Mapping[str, int]) -> int:
@@ -211,7 +209,11 @@ def simulation_bytes(
 
 
 def _force_mesh(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> tuple[float, float]:
-    """Returns the cells of the force mesh on a rank, and those of its halos, see above."""
+    """Returns the cells of the force mesh on a rank, and those of its halos.
+
+    Raises:
+        ValueError: as `simulation_bytes`.
+    """
     if problem := mesh_factor_problem(solver.mesh_factor, grid, axes):
         raise ValueError(f"mesh_factor {problem}")
     finer = finer_grid(grid, solver.mesh_factor)
@@ -225,7 +227,7 @@ def _force_mesh(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> t
 
 
 def _sent(solver: SolverOptions, axes: Mapping[str, int]) -> int:
-    """Returns the values of a cell of the force mesh for messages of transforms, see above."""
+    """Returns the values of a cell of the force mesh for messages of transforms."""
     whole = ranks_of_a_field(axes) == 1 or solver.pyramid != "off"
     return 0 if whole else SENT * COMPONENTS[solver.force_gradient]
 
