@@ -79,10 +79,8 @@ BATCHED = 6
 """Additional values of a particle in each universe of a batch."""
 
 # The gradient of a loss; it sends everything twice.
-GRADIENT = {"linear": 30, "1lpt": 45, "2lpt": 70}
-"""Values of a particle while a structure without steps is differentiated."""
-STEPS_GRADIENT = 86
-"""The same for a structure with steps, besides the values of the force mesh."""
+GRADIENT = {"linear": 60, "1lpt": 73, "2lpt": 86}
+"""Values of a particle while a structure is differentiated; one with steps begins with "2lpt"."""
 NETWORK_GRADIENT = 870
 """Additional values while a correction of states is differentiated."""
 
@@ -92,7 +90,7 @@ SPECTRUM = 15
 MAP = 12
 """Values for each source on the flat sky: painted maps, their sum and their spectra."""
 SPHERE = 6
-"""Values for each map of the full sky."""
+"""Values for each map of the full sky, and its spectra."""
 PLANE = 4
 """Values for each plane."""
 RAYS = 15
@@ -101,8 +99,8 @@ THEORY = 45 * 2**20
 """Memory of theory and figures of maps [bytes]."""
 RAY_PROGRAMS = 48 * 2**20
 """Memory of the code compiled for ray tracing [bytes]."""
-PAINTING = 128 * 2**20
-"""Memory of the particles of one pass of painting [bytes]: 2^19 of 72, in lists that double."""
+PAINTING = 220 * 2**20
+"""Memory of painting the full sky, and of its spectra and figures [bytes]."""
 RECORDING = 160 * 2**20
 """Memory to find and write particles on the light cone [bytes]."""
 NS_PER_COPY = 120.0
@@ -262,7 +260,7 @@ def gradient_bytes(
     cells, halos = _force_mesh(solver, grid, axes)
     values = 2 * (_sent(solver, axes) * cells + PADDED[solver.force_gradient] * halos)
     values += 0 if structure in GRADIENT else FORCE[solver.force_gradient] * cells
-    each = GRADIENT.get(structure, STEPS_GRADIENT) + NETWORK_GRADIENT * network
+    each = GRADIENT.get(structure, GRADIENT["2lpt"]) + NETWORK_GRADIENT * network
     values += each * field_cells(grid, axes)
     return math.ceil(values * np.dtype(solver.precision).itemsize)
 
@@ -287,8 +285,8 @@ def map_bytes(
         rays: whether rays are traced through the planes.
     """
     itemsize = np.dtype(precision).itemsize
-    if full_sky:  # spectra are float64
-        return (SPECTRUM * 8 + SPHERE * (sources + planes) * itemsize) * pixels + PAINTING
+    if full_sky:
+        return SPHERE * (sources + planes) * pixels * itemsize + PAINTING
     values = SPECTRUM + MAP * sources + PLANE * planes
     if rays:
         return (values + RAYS + 6 * sources) * pixels * itemsize + RAY_PROGRAMS
