@@ -109,7 +109,7 @@ def test_its_keys_go_where_they_mean_nothing(folder):
     plan = read(folder, simulated.replace("[data]", "[data]\nsimulations = 256"))
     assert (plan.training.epochs, plan.training.steps) == (None, 256 * 10 // 64)
     plan = read(folder, RUN.replace("[data]", '[network]\nname = "json:loads"\n[data]'))
-    assert plan.network.is_keras and "dropout" not in plan.to_table()["network"]
+    assert plan.declaration.is_keras and "dropout" not in plan.to_table()["network"]
     assert read(folder, plan.resolved()).to_table() == plan.to_table()
     with pytest.raises(ConfigError, match=r"1 problem\s+training.optimiser = 3: must be \"adam\""):
         read(folder, with_keys("optimiser = 3"))

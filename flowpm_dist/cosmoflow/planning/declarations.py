@@ -113,8 +113,8 @@ class Declaration:
         if not self.is_keras and self.edges != "valid":
             return ""
         reason = "is a Keras model and runs on one rank" if self.is_keras else "has valid edges"
-        what = f"{self.name} {reason}, so that its volumes cannot be split"
-        return f"{what}: use sc18-periodic, or the mesh replica:{ranks}"
+        cannot = f"{self.name} {reason}, so that its volumes cannot be split"
+        return f"{cannot}: use sc18-periodic, or the mesh replica:{ranks}"
 
     @property
     def is_keras(self) -> bool:
@@ -135,7 +135,7 @@ class Declaration:
         stages: list[Stage] = []
         if self.is_keras:
             return stages
-        given, flat = width, False
+        whole, flat = width, False
         counts: Counter[str] = Counter()
         for layer in (*self.layers, Dense(outputs)):
             kind = KINDS[type(layer)]
@@ -157,7 +157,7 @@ class Declaration:
                 channels, channels_after = features, layer.units
             if after < 1 or (isinstance(layer, Shrink) and width % after):
                 raise ValueError(
-                    f"{self.name}: nothing is left of a volume of {given} cells a side at layer "
+                    f"{self.name}: nothing is left of a volume of {whole} cells a side at layer "
                     f"{name}; give a larger one"
                     if after < 1 or width < after
                     else f"{self.name}: {width} cells a side cannot be divided into {after}"
@@ -165,6 +165,14 @@ class Declaration:
             stages.append(Stage(layer, name, width, channels, after, channels_after, weights))
             width, channels = after, channels_after
         return stages
+
+    def misfit(self, width: int, channels: int) -> str:
+        """Returns why the network cannot take volumes of this width; empty where it can."""
+        try:
+            self.stages(width, channels, 1)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def parameters(self, width: int, channels: int = 1, outputs: int = 3) -> int:
         """Number of weights and biases."""

@@ -69,8 +69,8 @@ class TrainingFolder(WorkFolder):
         Args:
             which: "best" or "last".
         """
-        kept = which == "best" and (self.best / "checkpoint").exists()
-        return self.best if kept else self.checkpoints
+        has_best = which == "best" and (self.best / "checkpoint").exists()
+        return self.best if has_best else self.checkpoints
 
     def saved(self, which: str) -> float | None:
         """Returns when weights were saved [s since 1970]; None if there are none.
@@ -98,8 +98,8 @@ class TrainingFolder(WorkFolder):
         Args:
             split: "test" or a fresh test set; None for all.
         """
-        found = read_json(self.path / OPENINGS).get("opened", [])
-        return [each for each in found if split in (None, each.get("split", "test"))]
+        opened = read_json(self.path / OPENINGS).get("opened", [])
+        return [each for each in opened if split in (None, each.get("split", "test"))]
 
     def open_test_set(self, step: int, split: str = "test") -> None:
         """Records that a network predicted for a test set. On rank 0.

@@ -84,14 +84,13 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
         return options
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
-        given = self.model_fields_set - {"sampling", "targets"}
+        """Yields a problem for each target without a range."""
         for name in self.targets or ():
-            if name not in given:
+            if name not in self.model_fields_set - {"sampling", "targets"}:
                 yield self.problem("targets", f"[priors] has no {name}: give its range there")
 
     def to_table(self) -> dict[str, Any]:
-        """See `Options.to_table`; the parameters stay in the order of the file."""
+        """Returns the section; the parameters stay in the order of the file."""
         table = super().to_table()
         return {name: table[name] for name in self._order} | table
 
@@ -144,14 +143,9 @@ class NetworkOptions(Options):
         """Returns the number of outputs: a likelihood adds an error bar for each parameter."""
         return parameters * (2 if self.loss == "likelihood" else 1)
 
-    @property
-    def is_keras(self) -> bool:
-        """Whether the network is a Keras model."""
-        return is_python_name(self.name)
-
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
-        keys = ("gather_below", "dropout") if self.is_keras else ()
+        """Returns the keys that a Keras model does not have."""
+        keys = ("gather_below", "dropout") if is_python_name(self.name) else ()
         return dict.fromkeys(keys, f"a declared network, not with the Keras model {self.name}")
 
 
@@ -219,7 +213,7 @@ class LinearRate(FixedRate):
     reference_batch: int = count(1)
 
     def factor(self, batch: int) -> float:
-        """See `FixedRate.factor`."""
+        """Returns the batch divided by the batch that `learning_rate` is meant for."""
         return batch / self.reference_batch
 
 
@@ -227,7 +221,7 @@ class SquareRootRate(LinearRate):
     """A rate proportional to the square root of the batch (Krizhevsky, arXiv:1404.5997)."""
 
     def factor(self, batch: int) -> float:
-        """See `FixedRate.factor`."""
+        """Returns the square root of the batch divided by that of `learning_rate`."""
         return super().factor(batch) ** 0.5
 
 
@@ -281,13 +275,13 @@ class TrainingOptions(Options):
     keep: int = count(3)
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
+        """Yields the problems of the schedule of the learning rate."""
         if self.by_epochs and self.epochs is None:
-            what = 'is missing: with decay = "epochs" it must be a whole number of at least 1'
-            yield Problem("epochs", what)
+            missing = 'is missing: with decay = "epochs" it must be a whole number of at least 1'
+            yield Problem("epochs", missing)
         if self.end_rate > self.base_rate:
-            what = f"must be at most the rate before the decay, {self.base_rate:g}"
-            yield Problem("end_rate", f"= {self.end_rate}: {what}")
+            most = f"must be at most the rate before the decay, {self.base_rate:g}"
+            yield Problem("end_rate", f"= {self.end_rate}: {most}")
 
     @property
     def by_epochs(self) -> bool:
@@ -381,11 +375,11 @@ class SimulatedData(_Split):
         elif self.fill > self.simulations:
             yield problem("fill", f"at most data.simulations = {self.simulations}")
         elif self.fill > (most := most_filled(self.simulations, buffer, batch)):
-            what = f"at most {most} with data.buffer = {buffer}, where half makes room for new ones"
-            yield problem("fill", what)
+            room = f"at most {most} with data.buffer = {buffer}, where half makes room for new ones"
+            yield problem("fill", room)
 
 
-class _Stored(DataOptions):
+class StoredData(DataOptions):
     """Volumes that are on disk before the training."""
 
     parameters: Names | None = Field(
@@ -393,7 +387,7 @@ class _Stored(DataOptions):
     )
 
 
-class FileData(_Stored):
+class FileData(StoredData):
     """A dataset in TFRecord files, in this package's layout or in CosmoFlow's public layout."""
 
     source: Literal["files"] = "files"
@@ -401,7 +395,7 @@ class FileData(_Stored):
     staging: AnyPath | None = Field(default=None, description="a folder on fast local storage")
 
 
-class ArrayData(_Split, _Stored):
+class ArrayData(_Split, StoredData):
     """Volumes in arrays, with a table of their parameters."""
 
     source: Literal["arrays"] = "arrays"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowpm_dist.cosmoflow.planning.datasets import read_dataset
+from flowpm_dist.cosmoflow.planning.completion import read_dataset
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes.public_files import public_header, samples_of_names
@@ -101,8 +101,7 @@ class SavedTraining:
         data = self.plan.data
         if data.source == "files" and not (data.folder / DATASET).exists():
             return public_header(first_file(data.folder, "train"), data.parameters)
-        found = read_dataset(self.plan)
-        return None if found is None else found.header
+        return read_dataset(self.plan)[0]
 
     def divides_by_mean(self, header: DatasetHeader | None) -> bool:
         """Returns whether a volume is divided by its mean before the network reads it.
