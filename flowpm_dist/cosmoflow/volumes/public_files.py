@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,9 +46,8 @@ if TYPE_CHECKING:
 LEAST_KEPT = 512
 """An index is kept in the cache if at least so many files had to be opened."""
 CHANNELS = (1, 4)
-READERS, AT_ONCE = 8, 256
+READERS = 8
 _UNREADABLE = -1
-T = TypeVar("T")
 
 
 def cube(values: int) -> tuple[int, int, int, int] | None:
@@ -127,9 +127,9 @@ def public_index(
         RecordError: on all ranks; if there are no files, or one is damaged or holds other volumes.
             The message names it.
     """
-    ranks = _Ranks(mesh)
-    text = b"\n".join(names_of(folder, split)) if ranks.first else b""
-    names = ranks.of_first(np.frombuffer(text, np.uint8))
+    first = mesh is None or mesh.rank == 0
+    text = b"\n".join(names_of(folder, split)) if first else b""
+    names = _from_first(np.frombuffer(text, np.uint8), mesh)
     if not len(names):
         raise RecordError(f"{folder / split} holds no record files")
     place = os.fsencode(folder / split) + b"/"
@@ -137,121 +137,103 @@ def public_index(
     packed = is_packed(_path(paths[0]))
     bounds = bounds_of(_path(paths[0]), packed)
     one = int(bounds[1]) if len(bounds) == 2 else None
-    sizes = ranks.joined(np.array(_in_threads(_size, paths[ranks.share(len(paths))]), np.int64))
-    counts = np.ones(len(paths), np.int64)
+    sizes = _from_all(_size, paths, mesh)
+    # A file of this size has one record, at its beginning.
+    records = np.stack([np.arange(len(paths)), np.zeros(len(paths), np.int64)], axis=1)
     unclear = np.flatnonzero(packed | (sizes != one))
-    starts = np.zeros(0, np.int64)
     if len(unclear):
         place_hash = hashlib.sha256(os.fsencode((folder / split).resolve())).hexdigest()[:32]
         cache = user_cache() / "indexes" / f"{place_hash}.npz"
         state = hashlib.sha256(names.tobytes() + sizes.tobytes()).hexdigest()
-        found = ranks.of_first(_kept(cache, state) if ranks.first else starts)
-        if not len(found):
-            found = _opened(paths[unclear], packed, one, volume_bytes, ranks)
-            if ranks.first and len(unclear) >= LEAST_KEPT:
-                _keep(cache, state, found)
-        counts[unclear], starts = found[: len(unclear)], found[len(unclear) :]
-    file = np.repeat(np.arange(len(paths)), counts)
-    start = np.zeros(len(file), np.int64)
-    start[np.isin(file, unclear)] = starts
-    return paths, file, start
+        opened = _from_first(_read_cache(cache, state) if first else records[:0, 0], mesh)
+        if not len(opened):
+            opened = _opened(paths, unclear, packed, one, volume_bytes, mesh)
+            if first and len(unclear) >= LEAST_KEPT:
+                _write_cache(cache, state, opened)
+        records = np.concatenate([np.delete(records, unclear, axis=0), opened.reshape(-1, 2)])
+        records = records[np.argsort(records[:, 0], kind="stable")]
+    return paths, records[:, 0], records[:, 1]
 
 
 def _opened(
-    paths: np.ndarray, packed: bool, one: int | None, volume_bytes: int, ranks: _Ranks
+    paths: np.ndarray,
+    unclear: np.ndarray,
+    packed: bool,
+    one: int | None,
+    volume_bytes: int,
+    mesh: ProcessMesh | None,
 ) -> np.ndarray:
-    """Returns the number of records in each file, and where each record begins. On all ranks."""
+    """Returns the number of its file and the byte where it begins, of each record in turn.
+
+    All ranks open their shares of the files with the numbers `unclear`, and get the same.
+    """
 
     def checked(path: Path) -> np.ndarray:
         bounds = bounds_of(path, packed, one)
         if wrong := wrong_record(bounds, volume_bytes):
             raise RecordError(f"{path}: {wrong[1]}")
-        return bounds
-
-    def records(path: bytes) -> np.ndarray:
-        """Returns where the records of a file begin; a single -1 if the file cannot be used."""
-        try:
-            bounds = checked(_path(path))
-        except RecordError:
-            return np.array([_UNREADABLE])
         return bounds[:-1]
 
-    own = paths[ranks.share(len(paths))]
-    begins = _in_threads(records, own)
-    counts = ranks.joined(np.array([len(b) for b in begins], np.int64))
-    starts = ranks.joined(np.concatenate([np.zeros(0, np.int64), *begins]))
-    if (bad := np.flatnonzero(starts == _UNREADABLE)).size:
+    def records(file: int) -> list[int]:
+        try:
+            return [number for start in checked(_path(paths[file])) for number in (file, start)]
+        except RecordError:
+            return [file, _UNREADABLE]
+
+    opened = _from_all(records, unclear, mesh)
+    damaged = opened[::2][opened[1::2] == _UNREADABLE]
+    if damaged.size:
         # Every rank looks for itself: all raise, and say the same.
-        path = _path(paths[np.searchsorted(np.cumsum(counts), bad[0], side="right")])
+        path = _path(paths[damaged[0]])
         checked(path)
         raise RecordError(f"{path} could not be read on another rank")
-    return np.concatenate([counts, starts])
+    return opened
 
 
 def _path(path: bytes) -> Path:
     return Path(os.fsdecode(path))
 
 
-def _size(path: bytes) -> int:
+def _size(path: bytes) -> list[int]:
     try:
-        return os.stat(path).st_size
+        return [os.stat(path).st_size]
     except OSError:
-        return 0  # the file is opened then, and that says why it cannot be read
+        return [0]  # the file is opened then, and that says why it cannot be read
 
 
-def _in_threads(of_file: Callable[[bytes], T], paths: np.ndarray) -> list[T]:
-    """Returns the results of a function for each file, computed by several threads."""
-    parts = np.array_split(paths, max(1, len(paths) // AT_ONCE))
-    with ThreadPoolExecutor(READERS) as pool:
-        return [
-            found
-            for part in pool.map(lambda part: list(map(of_file, part)), parts)
-            for found in part
-        ]
+def _from_all(
+    numbers_of: Callable[[Any], list[int]], items: np.ndarray, mesh: ProcessMesh | None
+) -> np.ndarray:
+    """Returns the joined results of a function, int64, for which all ranks take their shares."""
+    rank, ranks = (0, 1) if mesh is None else (mesh.rank, mesh.size)
+    share = items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
+    with ThreadPool(READERS) as pool:
+        mine = np.fromiter(itertools.chain.from_iterable(pool.map(numbers_of, share)), np.int64)
+    if mesh is None:
+        return mine
+    parts = mesh.gather_to_root(mine)
+    return mesh.array_from_root(mine if parts is None else np.concatenate(parts))
 
 
-class _Ranks:
-    """The ranks that make an index together; or a single rank."""
-
-    def __init__(self, mesh: ProcessMesh | None) -> None:
-        self._mesh = mesh if mesh is not None and mesh.size > 1 else None
-        self.first = mesh is None or mesh.rank == 0
-
-    def share(self, count: int) -> slice:
-        """Returns this rank's part of so many files."""
-        if self._mesh is None:
-            return slice(None)
-        rank, size = self._mesh.rank, self._mesh.size
-        return slice(rank * count // size, (rank + 1) * count // size)
-
-    def joined(self, values: np.ndarray) -> np.ndarray:
-        """Returns the values of all ranks, in their order, on each."""
-        if self._mesh is None:
-            return values
-        parts = self._mesh.gather_to_root(values)
-        return self.of_first(values if parts is None else np.concatenate(parts))
-
-    def of_first(self, values: np.ndarray) -> np.ndarray:
-        """Returns any number of values of rank 0 on all ranks."""
-        return values if self._mesh is None else self._mesh.array_from_root(values)
+def _from_first(values: np.ndarray, mesh: ProcessMesh | None) -> np.ndarray:
+    """Returns any number of values of rank 0 on all ranks."""
+    return values if mesh is None else mesh.array_from_root(values)
 
 
-def _kept(path: Path, state: str) -> np.ndarray:
+def _read_cache(path: Path, state: str) -> np.ndarray:
     """Returns the index of the same files from the cache; empty if there is none."""
-    try:
-        held = read_arrays(path)
-        if str(held["state"]) == state:
-            return held["found"].astype(np.int64)
-    except (UnreadableError, KeyError):
-        pass
+    with contextlib.suppress(UnreadableError, KeyError):
+        cached = read_arrays(path)
+        if str(cached["state"]) == state:
+            return cached["records"].astype(np.int64)
     return np.zeros(0, np.int64)
 
 
-def _keep(path: Path, state: str, found: np.ndarray) -> None:
+def _write_cache(path: Path, state: str, records: np.ndarray) -> None:
     """Writes the index to the cache, if the cache can be written."""
     with contextlib.suppress(WriteError), written_whole(path) as aside:
         with aside.open("wb") as file:
-            np.savez_compressed(file, state=state, found=found)
+            np.savez_compressed(file, state=state, records=records)
 
 
 def public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeader:

@@ -25,7 +25,6 @@ from flowpm_dist.cosmoflow.volumes.public_files import cube, public_header, publ
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
-    GZIP_ERROR,
     WHOLE,
     Block,
     DatasetHeader,
@@ -276,10 +275,9 @@ class RecordDataset(Dataset):
             paths, self._file, starts = public_index(self.folder, split, size, mesh)
             self._paths, self._starts = paths[:, np.newaxis], starts[:, np.newaxis]
         else:
-            self._paths = np.array([[os.fsencode(p) for p in row] for row in self._piece_files()])
-            self._index_records()
+            self._index_blocks(self._block_files())
 
-    def _piece_files(self) -> list[list[Path]]:
+    def _block_files(self) -> list[list[Path]]:
         """Returns, for each file number, the files with the blocks that overlap this rank's."""
         files: list[SplitFile] = split_files(self.folder)[self.split]
         by_name = {(f.number, f.block): f.path for f in files}
@@ -301,38 +299,39 @@ class RecordDataset(Dataset):
                 "(row, rows, column, columns)"
             ) from None
 
-    def _index_records(self) -> None:
-        paths = [Path(os.fsdecode(path)) for path in self._paths.ravel()]
-        if packed := [path for path in paths if path.suffix == ".gz"]:
-            raise RecordError(GZIP_ERROR.format(packed[0]))
+    def _index_blocks(self, files: list[list[Path]]) -> None:
+        """Finds the records of each file, whose blocks lie in several.
+
+        Raises:
+            RecordError: a file is damaged, or their records do not make the listed samples.
+        """
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(record_bounds, paths))
-        if not self.header.compressed:  # only reading shows their shape
-            for path, bounds in zip(paths, found, strict=True):
-                if wrong := wrong_record(bounds, self.header.block_bytes):
-                    self._piece(str(path), int(bounds[wrong[0]]))  # which says what it holds
-                    raise RecordError(f"{path}: {wrong[1]}")
-        pieces = self._paths.shape[1]
-        counts = np.array([len(bounds) - 1 for bounds in found]).reshape(-1, pieces)
-        if bad := np.flatnonzero(counts.min(1) != counts.max(1)).tolist():
-            first = bad[0] * pieces
-            names = map(str, paths[first : first + pieces])
-            numbers = dict(zip(names, counts[bad[0]].tolist(), strict=True))
-            raise RecordError(f"the blocks of one file hold unequal numbers of samples: {numbers}")
-        starts = [
-            np.stack([bounds[:-1] for bounds in found[at : at + pieces]], axis=1)
-            for at in range(0, len(found), pieces)
-        ]
-        self._starts = np.concatenate(starts)
-        self._file = np.repeat(np.arange(len(counts)), counts[:, 0])
-        expected = self._splits[self.split]["samples"]
-        if len(self) != expected or not len(self):
-            short = np.flatnonzero(counts[:, 0] < self.header.samples_per_file) * pieces
+            starts = list(pool.map(self._starts_of, files))
+        counts = [len(of_file) for of_file in starts]
+        listed = self._splits[self.split]["samples"]
+        if sum(counts) != listed or not listed:
+            most, numbered = self.header.samples_per_file, zip(files, counts, strict=True)
+            short = ", ".join(blocks[0].name for blocks, count in numbered if count < most)
             raise RecordError(
-                f"{self.folder}: the files of split {self.split!r} hold {len(self)} samples, "
-                f"must be {expected or 'at least one'}; incomplete files: "
-                f"{', '.join(paths[n].name for n in short)}"
+                f"{self.folder}: the files of split {self.split!r} hold {sum(counts)} samples, "
+                f"must be {listed or 'at least one'}; incomplete files: {short}"
             )
+        self._paths = np.array([[os.fsencode(path) for path in blocks] for blocks in files])
+        self._file, self._starts = np.repeat(np.arange(len(files)), counts), np.concatenate(starts)
+
+    def _starts_of(self, paths: list[Path]) -> np.ndarray:
+        """Returns where the records of a file begin in its blocks, int64 [record, block]."""
+        bounds = {str(path): record_bounds(path) for path in paths}
+        for path, of_block in bounds.items():
+            # Of compressed records only reading shows the shape.
+            size = self.header.block_bytes
+            if not self.header.compressed and (wrong := wrong_record(of_block, size)):
+                self._piece(path, int(of_block[wrong[0]]))  # which says what it holds
+                raise RecordError(f"{path}: {wrong[1]}")
+        counts = {path: len(of_block) - 1 for path, of_block in bounds.items()}
+        if len(set(counts.values())) > 1:
+            raise RecordError(f"the blocks of one file hold unequal numbers of samples: {counts}")
+        return np.stack([of_block[:-1] for of_block in bounds.values()], axis=1)
 
     def __len__(self) -> int:
         return len(self._file)
