@@ -7,7 +7,6 @@ number of the volume. A rank reads only its block of a volume, when it is needed
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,51 +67,50 @@ class ArraySet:
         box_size: Sequence[float] | float | None,
         priors: Mapping[str, tuple[float, float]],
     ) -> None:
-        self.path, self.table, self._data = data.volumes, data.table, data
+        self._data, self._one_each = data, NUMBER in str(data.volumes)
         names, self.parameters = read_table(data.table, data.columns, data.parameters)
         ranges = {
             name: self._range(name, column, priors.get(name))
             for name, column in zip(names, self.parameters.T, strict=True)
         }
-        first = self._array(0)
-        shape = first.shape if self._one_each else first.shape[1:]
+        self._first = self._opened(0)
+        shape = self._first.shape if self._one_each else self._first.shape[1:]
         if len(shape) not in (3, 4) or tuple(shape[:3]) != tuple(grid):
             wanted = list(grid) if self._one_each else ["volumes", *grid]
             raise RecordError(
-                f"{self._where(0)} has the shape {list(first.shape)}; must be {wanted}, or with "
-                "channels as a last dimension"
+                f"{self._file(0)} has the shape {list(self._first.shape)}; must be {wanted}, or "
+                "with channels as a last dimension"
             )
-        self.shape = tuple(shape)
         rows = len(self.parameters)
-        if not self._one_each and len(first) != rows:
+        if not self._one_each and len(self._first) != rows:
             raise RecordError(
-                f"{self.path} holds {len(first)} volumes, {self.table} has {rows} rows: one row "
-                "for each volume, in their order"
+                f"{data.volumes} holds {len(self._first)} volumes, {data.table} has {rows} rows: "
+                "one row for each volume, in their order"
             )
-        missing = (n for n in range(rows) if self._one_each and not self._file(n).exists())
-        if (number := next(missing, None)) is not None:
-            raise RecordError(f"{self._file(number)} is missing; {self.table} has {rows} rows")
-        channels = shape[3] if len(shape) == 4 else 1
-        unit = MEAN_ONE if data.unit == "mass" else str(data.unit)
-        settings: Any = {"box_size": box_size, "priors": ranges, "unit": unit}
-        self.header = DatasetHeader(tuple(grid), names, channels, **settings)  # type: ignore[arg-type]
-
-    @property
-    def _one_each(self) -> bool:
-        return NUMBER in str(self.path)
+        missing = (path for path in self.files[1:] if self._one_each and not path.exists())
+        if (path := next(missing, None)) is not None:
+            raise RecordError(f"{path} is missing; {data.table} has {rows} rows")
+        self.header = DatasetHeader(
+            tuple(shape[:3]),
+            names,
+            shape[3] if len(shape) == 4 else 1,
+            box_size=box_size,  # type: ignore[arg-type]
+            priors=ranges,
+            unit=MEAN_ONE if data.unit == "mass" else data.unit,
+        )
 
     def _range(
         self, name: str, column: np.ndarray, prior: tuple[float, float] | None
     ) -> tuple[float, float]:
         low, high = float(column.min()), float(column.max())
         if low == high:
-            raise TableError(f"{self.table}: {name} is {low:g} in all rows: nothing to learn")
+            raise TableError(f"{self._data.table}: {name} is {low:g} in all rows: nothing to learn")
         if prior is None:
             beyond = 0.5 * (high - low) / (len(column) - 1)
             return low - beyond, high + beyond
         if low < prior[0] or high > prior[1]:
             raise TableError(
-                f"{self.table}: {name} is from {low:g} to {high:g}, but priors.{name} is "
+                f"{self._data.table}: {name} is from {low:g} to {high:g}, but priors.{name} is "
                 f"{list(prior)}"
             )
         return prior
@@ -123,21 +121,30 @@ class ArraySet:
         Raises:
             RecordError: their mean does not fit the unit.
         """
-        limits = {"density": REASON, "overdensity": (-0.5, 0.5)}.get(str(self._data.unit))
+        limits = {"density": REASON, "overdensity": (-0.5, 0.5)}.get(self._data.unit)
         if limits is None:
             return
         rows = range(min(FIRST, len(self.parameters)))
-        mean = float(np.mean([_means(*self._volume(row), self.shape) for row in rows]))
+        mean = float(np.mean([self._means(row) for row in rows]))
         low, high = limits
         if np.isfinite(mean) and not low < mean < high:
             raise RecordError(
-                f"{self._where(0)} has volumes of mean {mean:.4g}; with data.unit = "
+                f"{self._file(0)} has volumes of mean {mean:.4g}; with data.unit = "
                 f'"{self._data.unit}" it must be from {low:g} to {high:g}; with "mass", volumes '
                 "are divided by their means"
             )
 
     def _file(self, number: int) -> Path:
-        return Path(str(self.path).replace(NUMBER, str(number)))
+        return Path(str(self._data.volumes).replace(NUMBER, str(number)))
+
+    def _opened(self, number: int) -> Any:
+        """Opens the array that holds a volume, and checks its dtype."""
+        array = _opened(self._file(number))
+        if np.dtype(array.dtype) != np.dtype(self._data.dtype):
+            raise RecordError(
+                f"{self._file(number)} holds {array.dtype}, data.dtype is {self._data.dtype!r}"
+            )
+        return array
 
     def _volume(self, number: int) -> tuple[Any, tuple[int, ...]]:
         """Returns the array that holds a volume, and the index of the volume in it.
@@ -145,31 +152,25 @@ class ArraySet:
         Raises:
             RecordError: the volume is missing, or has another shape than the first.
         """
-        array = self._array(number)
         if not self._one_each:
-            return array, (number,)
-        if array.shape != self.shape:
+            return self._first, (number,)
+        array = self._opened(number)
+        if array.shape != self._first.shape:
             raise RecordError(
-                f"{self._where(number)} has the shape {list(array.shape)}; must be "
-                f"{list(self.shape)}, like the first"
+                f"{self._file(number)} has the shape {list(array.shape)}; must be "
+                f"{list(self._first.shape)}, like the first"
             )
         return array, ()
 
-    def _where(self, number: int) -> str:
-        return str(self._file(number)) if self._one_each else str(self.path)
-
-    def _array(self, number: int) -> Any:
-        """Opens the array that holds a volume, and checks its dtype."""
-        array = _opened(self._file(number)) if self._one_each else self._whole
-        if np.dtype(array.dtype) != np.dtype(self._data.dtype):
-            raise RecordError(
-                f"{self._where(number)} holds {array.dtype}, data.dtype is {self._data.dtype!r}"
-            )
-        return array
-
-    @functools.cached_property
-    def _whole(self) -> Any:
-        return _opened(self.path)
+    def _means(self, number: int) -> np.ndarray:
+        """Returns the mean of each channel of a volume, plane by plane."""
+        array, index = self._volume(number)
+        shape = array.shape[len(index) :]
+        total = np.zeros(shape[3:])
+        for x in range(shape[0]):
+            plane = np.asarray(array[(*index, slice(x, x + 1))], np.float64)
+            total += plane.sum(axis=(0, 1, 2))
+        return total.reshape(-1) / np.prod(shape[:3])
 
     def read(self, number: int, block: Block = WHOLE) -> np.ndarray:
         """Returns a block of a volume for the network, float32 [x, y, z, channel].
@@ -177,20 +178,18 @@ class ArraySet:
         Raises:
             RecordError: the volume has another shape, or values that no density can have.
         """
-        array, index = self._volume(number)
-        x, y = block.cut(self.header.grid)
-        values = np.asarray(array[(*index, x, y)], np.float64).reshape(
-            self.header.block_shape(block)
-        )
-        if self._data.unit == "overdensity":
+        (array, index), unit = self._volume(number), self._data.unit
+        values = np.asarray(array[(*index, *block.cut(self.header.grid))], np.float64)
+        values = values.reshape(self.header.block_shape(block))
+        if unit == "overdensity":
             values += 1
-        elif self._data.unit == "mass":
-            values /= _means(array, index, self.shape).reshape(-1)
+        elif unit == "mass":
+            values /= self._means(number)
         if not np.isfinite(values).all() or values.min() < 0:
-            what = "below -1" if self._data.unit == "overdensity" else "negative"
+            sign = "below -1" if unit == "overdensity" else "negative"
             raise RecordError(
-                f"volume {number} of {self._where(number)} has values that are {what} or "
-                f'not finite: data.unit = "{self._data.unit}" allows neither'
+                f"volume {number} of {self._file(number)} has values that are {sign} or "
+                f'not finite: data.unit = "{unit}" allows neither'
             )
         return values.astype(np.float32)
 
@@ -211,19 +210,10 @@ class ArraySet:
 
     @property
     def files(self) -> list[Path]:
-        """The files of arrays and table."""
+        """The file of the table, and those of the arrays."""
         if self._one_each:
-            return [self.table, *map(self._file, range(len(self.parameters)))]
-        return [self.table, file_and_name(self.path)[0]]
-
-
-def _means(array: Any, index: tuple[int, ...], shape: Sequence[int]) -> np.ndarray:
-    """Returns the mean of each channel of a volume, plane by plane."""
-    total = np.zeros(shape[3:])
-    for x in range(shape[0]):
-        plane = np.asarray(array[(*index, slice(x, x + 1))], np.float64)
-        total += plane.sum(axis=(0, 1, 2))
-    return total / np.prod(shape[:3])
+            return [self._data.table, *map(self._file, range(len(self.parameters)))]
+        return [self._data.table, file_and_name(self._data.volumes)[0]]
 
 
 def file_and_name(path: Path) -> tuple[Path, str]:
@@ -271,7 +261,7 @@ class ArrayDataset(Dataset):
         return len(self._rows)
 
     def read(self, position: int) -> Sample:
-        """See `Dataset.read`."""
+        """Returns the sample at a position of the split; its index is its row in the table."""
         row = int(self._rows[position])
         return self.volumes.read(row, self._block), self.volumes.parameters[row], row
 
