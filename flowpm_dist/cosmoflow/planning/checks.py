@@ -27,9 +27,9 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     SPLITS,
     DatasetHeader,
     RecordError,
-    public_splits,
     read_header,
     split_files,
+    splits_of,
 )
 from flowpm_dist.cosmology.options import REQUIRED
 from flowpm_dist.cosmology.parameters import AMPLITUDES, PARAMETERS, VARIABLE
@@ -214,7 +214,7 @@ def _of_public_files(plan: TrainingPlan, data: FileData) -> Iterator[Problem]:
     if data.parameters is None:
         missing = f"is missing: without a {DATASET}, files do not name their parameters"
         yield Problem("data.parameters", missing)
-    splits = public_splits(data.folder)
+    splits = splits_of(data.folder)
     if absent := [repr(split) for split in ("train", "validation") if split not in splits]:
         has = f"it has record files in {', '.join(splits)}" if splits else "it has none at all"
         folders = f"has neither a {DATASET} nor TFRecord files in a folder {' and '.join(absent)}"

@@ -19,7 +19,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     MEAN_ONE,
     DatasetHeader,
     RecordError,
-    first_file,
+    dataset_files,
     read_header,
     splits_of,
 )
@@ -100,7 +100,7 @@ class SavedTraining:
         """
         data = self.plan.data
         if data.source == "files" and not (data.folder / DATASET).exists():
-            return public_header(first_file(data.folder, "train"), data.parameters)
+            return public_header(dataset_files(data.folder, "train")[0], data.parameters)
         return read_dataset(self.plan)[0]
 
     def divides_by_mean(self, header: DatasetHeader | None) -> bool:

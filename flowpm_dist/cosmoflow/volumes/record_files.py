@@ -18,6 +18,7 @@ This is the layout of the public CosmoFlow files (x, y) with more features.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -53,10 +54,6 @@ FREE = ("attributes", "samples_per_file")
 MESSAGE_LIMIT = 2**31 - SMALL_FEATURES  # bytes of a protocol buffer for a volume
 GZIP = b"\x1f\x8b\x08"
 """The first bytes of a file that is packed with gzip."""
-GZIP_ERROR = (
-    "{} is packed with gzip, where no record can be found without those before it: unpack it with "
-    "stage(folder, into, split), and read from there"
-)
 _NAME = re.compile(
     r"(?P<split>[\w-]+)-(?P<number>\d{5,})"
     r"(?:\.block-(?P<row>\d+)-(?P<col>\d+)-of-(?P<rows>\d+)-(?P<cols>\d+))?\.tfrecord(?:\.gz)?"
@@ -198,14 +195,13 @@ def file_name(split: str, number: int, block: Block = WHOLE) -> str:
 
 def split_files(folder: Path) -> dict[str, list[SplitFile]]:
     """Returns the files of each split, sorted, including those packed with gzip."""
-    found = defaultdict(list)
+    splits = defaultdict(list)
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _NAME.fullmatch(path.name):
             block = Block(*(int(match[key] or key.endswith("s")) for key in Block._fields))
-            found[match["split"]].append(
-                SplitFile(path, match["split"], int(match["number"]), block)
-            )
-    return {split: sorted(files, key=lambda f: f[2:]) for split, files in sorted(found.items())}
+            file = SplitFile(path, match["split"], int(match["number"]), block)
+            splits[file.split].append(file)
+    return {split: sorted(files, key=lambda f: f[2:]) for split, files in sorted(splits.items())}
 
 
 def record_bounds(path: Path) -> np.ndarray:
@@ -231,7 +227,10 @@ def record_bounds(path: Path) -> np.ndarray:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
     if bounds[-1] > size:
         if is_packed(path):
-            raise RecordError(GZIP_ERROR.format(path))
+            raise RecordError(
+                f"{path} is packed with gzip, where no record can be found without those before "
+                "it: unpack it with stage(folder, into, split), and read from there"
+            )
         raise RecordError(
             f"{path} ends within a record: it is truncated (or a length in it is damaged) and "
             f"holds {len(bounds) - 2} whole records in {size} bytes; copy or write it again"
@@ -251,8 +250,8 @@ def wrong_record(bounds: np.ndarray, volume_bytes: int) -> tuple[int, str] | Non
     if not wrong.size:
         return None
     record = int(wrong[0])
-    found = f"record {record} has {extra[record] + volume_bytes} bytes"
-    return record, f"{found}, its volume must have {volume_bytes}"
+    held = f"record {record} has {extra[record] + volume_bytes} bytes"
+    return record, f"{held}, its volume must have {volume_bytes}"
 
 
 def parsed_record(path: str, start: int, where: str, *, packed: bool = False) -> Any:
@@ -290,8 +289,8 @@ def parsed_record(path: str, start: int, where: str, *, packed: bool = False) ->
         line = str(getattr(error, "message", error)).partition("\n")[0]
         reason = re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", line)
         damaged = isinstance(error, tf.errors.DataLossError | DecodeError)
-        what = "is corrupt; copy or write it again" if damaged else "cannot be read"
-        raise RecordError(f"{where} {what} ({reason})") from error
+        state = "is corrupt; copy or write it again" if damaged else "cannot be read"
+        raise RecordError(f"{where} {state} ({reason})") from error
 
 
 def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]:
@@ -363,21 +362,20 @@ def is_packed(path: Path) -> bool:
 
 
 def dataset_files(folder: Path, split: str) -> list[Path]:
-    """Returns all files of a split; without a dataset.json, those in `folder/split`.
+    """Returns all files of a split, sorted by name.
 
     Raises:
         RecordError: if there is no such split. The message lists the splits that exist.
     """
-    if (folder / DATASET).exists():
-        splits = {name: [f.path for f in files] for name, files in split_files(folder).items()}
-        if split in splits:
-            return splits[split]
-        known = list(splits)
+    written, is_finished = split_files(folder), (folder / DATASET).exists()
+    if is_finished:
+        files = [file.path for file in written.get(split, ())]
     else:
-        if names := names_of(folder, split):
-            return [folder / split / os.fsdecode(name) for name in names]
-        known = public_splits(folder)
-    if not known and split_files(folder):
+        files = [folder / split / os.fsdecode(name) for name in names_of(folder, split)]
+    if files:
+        return files
+    known = list(written) if is_finished else splits_of(folder)
+    if not known and written:
         raise RecordError(
             f"{folder} has record files, but no {DATASET}: writing it was not finished "
             "(finish_dataset does it)"
@@ -386,39 +384,22 @@ def dataset_files(folder: Path, split: str) -> list[Path]:
     raise RecordError(f"{folder} has no split {split!r}; {there}")
 
 
-def first_file(folder: Path, split: str) -> Path:
-    """Returns the first file of a split.
-
-    Raises:
-        RecordError: if there is no such split. The message lists the splits that exist.
-    """
-    if not (folder / DATASET).exists() and (names := names_of(folder, split)):
-        return folder / split / os.fsdecode(names[0])
-    return dataset_files(folder, split)[0]
-
-
 def names_of(folder: Path, split: str) -> list[bytes]:
     """Returns the sorted names of the record files in `folder/split`, without opening them."""
-    try:
-        return sorted(_public_names(folder / split))
-    except OSError:
-        return []
+    return sorted(_public_names(folder / split))
 
 
 def splits_of(folder: Path) -> list[str]:
-    """Returns the names of a dataset's splits, in this package's layout or the public one."""
+    """Returns the names of a dataset's splits.
+
+    Without a dataset.json, they are the folders in it that hold record files.
+    """
     if (folder / DATASET).exists():
         return list(read_header(folder)[1])
-    return public_splits(folder)
-
-
-def public_splits(folder: Path) -> list[str]:
-    """Returns the sorted names of the subfolders that hold record files."""
-    if not folder.is_dir():
-        return []
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and any(_public_names(p)))
+    folders = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path.name for path in folders if any(_public_names(path)))
 
 
 def _public_names(folder: Path) -> Iterator[bytes]:
-    with os.scandir(os.fsencode(folder)) as entries:
+    with contextlib.suppress(OSError), os.scandir(os.fsencode(folder)) as entries:
         yield from (entry.name for entry in entries if _PUBLIC.search(entry.name))

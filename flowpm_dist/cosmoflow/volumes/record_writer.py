@@ -12,6 +12,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     read_header,
     split_files,
 )
-from flowpm_dist.io.files import WriteError, human_size, remove, written_whole
+from flowpm_dist.io.files import WriteError, human_size, written_whole
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.options import in_unit
 from meshimpl import launch
@@ -73,6 +74,7 @@ class RecordWriter:
         self.folder, self.split, self.header = Path(folder), split, header
         self.block = Block(*block)
         self._number, self._stride = first_file, file_stride
+        self._open = ExitStack()
         self._file: Any = None
         self._count = 0
         if (self.block.rows, self.block.cols) != header.blocks:
@@ -86,9 +88,9 @@ class RecordWriter:
         if not re.fullmatch(r"[\w-]+", split):
             raise RecordError(f"split {split!r}; must be letters, digits, - and _")
         if (self.folder / DATASET).exists():
-            found, splits = read_header(self.folder)
-            if set(splits) - {split} and (other := found.differences(header)):
-                pairs = (f"{n} {getattr(found, n)}, not {getattr(header, n)}" for n in other)
+            there, splits = read_header(self.folder)
+            if set(splits) - {split} and (names := there.differences(header)):
+                pairs = (f"{n} {getattr(there, n)}, not {getattr(header, n)}" for n in names)
                 raise RecordError(
                     f"{self.folder} holds the splits {', '.join(splits)} with {', '.join(pairs)}: "
                     "give another folder"
@@ -104,10 +106,6 @@ class RecordWriter:
     def path(self) -> Path:
         """The file that the next sample goes to."""
         return self.folder / file_name(self.split, self._number, self.block)
-
-    @property
-    def _partial(self) -> Path:
-        return self.folder / f".{self.path.name}.partial"
 
     def write(self, volume: Any, y: Sequence[float], *, seed: int, index: int) -> None:
         """Appends one sample.
@@ -128,13 +126,11 @@ class RecordWriter:
         example = self._example(volume, np.asarray(y, np.float32), seed, index)
         try:
             if self._file is None:
-                remove(self._partial)  # TensorFlow would write through a link
-                self._file = tf.io.TFRecordWriter(str(self._partial))
+                aside = self._open.enter_context(written_whole(self.path))
+                self._file = self._open.enter_context(tf.io.TFRecordWriter(str(aside)))
             self._file.write(example)
-        except OSError as error:
+        except (OSError, tf.errors.OpError) as error:
             raise WriteError.of(self.path, error) from error
-        except tf.errors.OpError as error:
-            raise WriteError(f"cannot write {self.path}: {error.message}") from error
         self._count += 1
         if self._count == self.header.samples_per_file:
             self.close()
@@ -172,26 +168,21 @@ class RecordWriter:
 
         if self._file is None:
             return
-        file, self._file, self._count = self._file, None, 0
+        self._file, self._count = None, 0
         try:
-            file.close()
-            self._partial.replace(self.path)
-        except OSError as error:
+            self._open.close()
+        except (OSError, tf.errors.OpError) as error:
             raise WriteError.of(self.path, error) from error
-        except tf.errors.OpError as error:
-            raise WriteError(f"cannot write {self.path}: {error.message}") from error
         self._number += self._stride
 
     def __enter__(self) -> RecordWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: Any) -> None:
         if kind is None:
             self.close()
-        elif self._file is not None:
-            self._file.close()
-            self._file = None
-            self._partial.unlink(missing_ok=True)
+        else:
+            self._open.__exit__(kind, *details)
 
 
 def clear_split(folder: Path, split: str) -> None:
@@ -200,7 +191,7 @@ def clear_split(folder: Path, split: str) -> None:
     Raises:
         WriteError: if a file cannot be removed.
     """
-    unfinished = folder.glob(f".{split}-*.tfrecord.partial")
+    unfinished = folder.glob(f".{split}-*.tfrecord*.partial")
     for path in [*unfinished, *(file.path for file in split_files(folder).get(split, ()))]:
         try:
             path.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     DatasetHeader,
     RecordError,
     SplitFile,
-    first_file,
+    dataset_files,
     is_packed,
     parsed_record,
     read_header,
@@ -249,7 +249,7 @@ class RecordDataset(Dataset):
         mesh: ProcessMesh | None = None,
     ) -> None:
         self.folder, self.split = Path(folder), split
-        first = first_file(self.folder, split)
+        first = dataset_files(self.folder, split)[0]
         public = not (self.folder / DATASET).exists()
         self._packed = public and is_packed(first)
         if public:
