@@ -15,6 +15,7 @@ from test_config_training import FILES, GOOD, changed, dataset, problems
 
 from flowpm_dist import Cosmology
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
+from flowpm_dist.cosmoflow.evaluation.volume_checks import as_observed, check_values
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
@@ -29,7 +30,6 @@ from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader, finish_dataset
-from flowpm_dist.cosmoflow.volumes.volume import as_observed, check_values
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowpm_dist.cosmoflow.evaluation.posteriors import VolumePosterior, posterior_of_volume
-from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
-from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, Block, RecordError, read_header
-from flowpm_dist.cosmoflow.volumes.volume import (
+from flowpm_dist.cosmoflow.evaluation.volume_checks import (
     as_observed,
     check_values,
     check_volume,
     read_part,
     refuse_values,
 )
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
+from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, Block, RecordError, read_header
 from flowpm_dist.io.light_cone import load_light_cone
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress

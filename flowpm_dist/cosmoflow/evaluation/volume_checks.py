@@ -13,7 +13,7 @@ from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.observables.options import DensityOptions, ObservationOptions
 
-SAME_BOX = 1e-4
+SAME = 1e-4
 """Relative difference of boxes and scale factors that are taken as equal."""
 
 READ_AT_ONCE = 2**26
@@ -44,38 +44,34 @@ def check_volume(
     Raises:
         VolumeError: the volume has other cells, another box or another scale factor.
     """
-    wanted = (width,) * 3
-    shape = tuple(volume.array.shape)
-    beyond = shape[3:]
-    shapes = {1: ((), (1,)), None: (beyond,)}.get(channels, ((channels,),))
+    grid, shape, where = (width,) * 3, tuple(volume.array.shape), volume.where
     trained = f"the network was trained on {width}^3 cells in a box of {size:g} Mpc/h"
-    if shape[1:4] == wanted and shape[:3] != wanted:
+    trailing = {1: ((), (1,)), None: (shape[3:],)}.get(channels, ((channels,),))
+    if shape[1:4] == grid and shape[:3] != grid:
         raise VolumeError(
-            f"{volume.where} holds {shape[0]} volumes, and predict takes one: give them one "
-            "by one; the network that flowpm-dist export writes takes many at once"
+            f"{where} holds {shape[0]} volumes, and predict takes one: give them one by one; the "
+            "network that flowpm-dist export writes takes many at once"
         )
-    if shape[:3] != wanted or beyond not in shapes:
+    if shape[:3] != grid or shape[3:] not in trailing:
+        raise VolumeError(f"{where} has shape {shape}; must be {(*grid, *trailing[0])}: {trained}")
+    stated, sides = volume.box_size, volume.box_size if box_size is None else (box_size,) * 3
+    if sides is not None and stated is not None and not np.allclose(sides, stated, rtol=SAME):
         raise VolumeError(
-            f"{volume.where} has shape {shape}; must be {(*wanted, *shapes[0])}: {trained}"
+            f"{where} states a box of {_shown(stated)} Mpc/h, but --box-size is {box_size:g}: "
+            "leave --box-size out, or correct the file"
         )
-    known, own = (box_size,) * 3 if box_size is not None else volume.box_size, volume.box_size
-    if known is not None and own is not None and not np.allclose(known, own, rtol=SAME_BOX):
+    if sides is not None and not np.allclose(sides, size, rtol=SAME):
+        raise VolumeError(f"{where} is a box of {_shown(sides)} Mpc/h: {trained}")
+    if a is not None and volume.a is not None and not np.isclose(volume.a, a, rtol=SAME):
         raise VolumeError(
-            f"{volume.where} states a box of {_shown(own)} Mpc/h, but --box-size "
-            f"is {box_size:g}: leave --box-size out, or correct the file"
+            f"{where} is at scale factor {volume.a:g}: the network was trained at {a:g}"
         )
-    if known is not None and not np.allclose(known, size, rtol=SAME_BOX):
-        raise VolumeError(f"{volume.where} is a box of {_shown(known)} Mpc/h: {trained}")
-    if a is not None and volume.a is not None and not np.isclose(volume.a, a, rtol=SAME_BOX):
-        raise VolumeError(
-            f"{volume.where} is at scale factor {volume.a:g}: the network was trained at {a:g}"
-        )
-    if known is None:
-        return [
-            f"The volume does not state the size of its box, and {trained}. Parameters of a "
-            "volume of another size are wrong: give its side as --box-size [Mpc/h] to check it."
-        ]
-    return []
+    if sides is not None:
+        return []
+    return [
+        f"The volume does not state the size of its box, and {trained}. Parameters of a volume of "
+        "another size are wrong: give its side as --box-size [Mpc/h] to check it."
+    ]
 
 
 def check_values(volume: Volume, observation: ObservationOptions | None = None) -> None:
