@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -202,27 +202,21 @@ DECAYS = {
 class FixedRate(Options):
     """A learning rate that does not depend on the batch."""
 
-    def factor(self, batch: int) -> float:
-        """Returns the factor of the learning rate for a batch of this size."""
-        return 1.0
+    reference_batch: ClassVar[int] = 1
+    power: ClassVar[float] = 0.0
 
 
-class LinearRate(FixedRate):
+class LinearRate(Options):
     """A learning rate proportional to the batch (Goyal and others, arXiv:1706.02677)."""
 
     reference_batch: int = count(1)
-
-    def factor(self, batch: int) -> float:
-        """Returns the batch divided by the batch that `learning_rate` is meant for."""
-        return batch / self.reference_batch
+    power: ClassVar[float] = 1.0
 
 
 class SquareRootRate(LinearRate):
     """A rate proportional to the square root of the batch (Krizhevsky, arXiv:1404.5997)."""
 
-    def factor(self, batch: int) -> float:
-        """Returns the square root of the batch divided by that of `learning_rate`."""
-        return super().factor(batch) ** 0.5
+    power = 0.5
 
 
 RATE_RULES = {"none": FixedRate, "sqrt": SquareRootRate, "linear": LinearRate}
@@ -296,7 +290,8 @@ class TrainingOptions(Options):
     @property
     def base_rate(self) -> float:
         """The learning rate for this batch, after the warm-up."""
-        return self.learning_rate * self.rate_rule.factor(self.batch)
+        rule = self.rate_rule
+        return self.learning_rate * (self.batch / rule.reference_batch) ** rule.power
 
     @property
     def trust(self) -> float | None:

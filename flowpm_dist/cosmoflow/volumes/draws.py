@@ -188,9 +188,9 @@ class Draws:
         """Returns the generation from which each lane draws in a step, int64 [batch]."""
         arriving = self.generations * self.interval
         if step >= arriving:
-            kept = self.buffer // self.batch
-            number, place = divmod(step - arriving, kept)
-            return self.generations - kept + self._orders(kept, ALL, number)[:, place]
+            size = self.buffer // self.batch
+            number, place = divmod(step - arriving, size)
+            return self.generations - size + self._orders(size, ALL, number)[:, place]
         most = self.fill // self.batch
         chunk, place = divmod(step, most * self.interval)
         size = min(most, self.generations - chunk * most)
@@ -209,8 +209,8 @@ class Draws:
             number: the number of the preview; previews repeat no universe before all were used.
             made: the number of generations made so far.
         """
-        kept = min(made, self.buffer // self.batch)
-        return made - kept + self._orders(kept, PREVIEW)[:, number % kept]
+        size = min(made, self.buffer // self.batch)
+        return made - size + self._orders(size, PREVIEW)[:, number % size]
 
     def _orders(self, size: int, *key: int) -> np.ndarray:
         """Returns a permutation of `size` numbers for each lane, or one for all, [batch, size]."""
@@ -296,7 +296,7 @@ def _summary(counts: np.ndarray, steps: int) -> dict[str, Any]:
 Augment = bool | Literal["symmetries"]
 
 _PERMUTATIONS = list(itertools.permutations(range(3)))
-_KEEPING = [[axes for axes in _PERMUTATIONS if axes[kept] == kept] for kept in range(3)]
+_KEEPING = [[axes for axes in _PERMUTATIONS if axes[sight] == sight] for sight in range(3)]
 _FLIPS = list(itertools.product((1, -1), repeat=3))
 
 
@@ -363,8 +363,8 @@ def views_of(volumes: np.ndarray, views: list[View], mesh: ProcessMesh) -> np.nd
         blocks of the same shape.
     """
     wholes = whole_volumes(volumes, mesh)
-    found = np.stack([view.of(whole) for view, whole in zip(views, wholes, strict=True)])
-    return block_of(found, mesh)
+    turned = np.stack([view.of(whole) for view, whole in zip(views, wholes, strict=True)])
+    return block_of(turned, mesh)
 
 
 def whole_volumes(volumes: np.ndarray, mesh: ProcessMesh) -> np.ndarray:

@@ -337,7 +337,7 @@ class RecordDataset(Dataset):
         return len(self._file)
 
     def read(self, position: int) -> Sample:
-        """See `Dataset.read`: reads, crops and joins the pieces of a sample."""
+        """Reads, crops and joins the pieces of the sample at a position of the split."""
         paths = [os.fsdecode(path) for path in self._paths[self._file[position]]]
         pieces = [
             self._piece(path, int(start))
@@ -345,8 +345,8 @@ class RecordDataset(Dataset):
         ]
         indices = [index for *_, index in pieces]
         if len(set(indices)) > 1:
-            found = dict(zip(paths, indices, strict=True))
-            raise RecordError(f"the blocks of one sample come from different simulations: {found}")
+            pairs = dict(zip(paths, indices, strict=True))
+            raise RecordError(f"the blocks of one sample come from different simulations: {pairs}")
         values = iter(values for values, *_ in pieces)
         rows = [[next(values)[x, y] for *_, x, y in line] for line in self._crops]
         volume = np.concatenate([np.concatenate(row, axis=1) for row in rows]).astype(np.float32)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,38 +81,30 @@ class Batch:
     samples: np.ndarray
 
 
+@dataclass(eq=False)
 class BatchSource(abc.ABC):
     """The source of a training's batches.
 
-    Args:
+    Attributes:
         mesh: the mesh of all ranks.
         lanes: this replica's places in each batch.
         seed: the seed of the order.
         augment: how a volume is transformed each time it is used: see `View.draw`.
-        axis: the line of sight, see `View.draw`.
         clock: the clock of the phases "simulate", "read" (the time that the training waits for a
             batch) and "augment".
-
-    Attributes:
+        axis: the line of sight, see `View.draw`.
         dataset: the files, if volumes are read.
         maker: the maker of universes, if they are simulated.
     """
 
+    mesh: ProcessMesh
+    lanes: Lanes
+    seed: int
+    augment: Augment
+    clock: PhaseClock
+    axis: str | None = None
     dataset: Dataset | None = None
     maker: UniverseMaker | None = None
-
-    def __init__(
-        self,
-        mesh: ProcessMesh,
-        lanes: Lanes,
-        *,
-        seed: int,
-        augment: Augment,
-        axis: str | None = None,
-        clock: PhaseClock,
-    ) -> None:
-        self.mesh, self.lanes, self.seed = mesh, lanes, seed
-        self.augment, self.axis, self.clock = augment, axis, clock
 
     def augmented(self, step: int, volumes: np.ndarray, parameters: np.ndarray) -> Batch:
         """Returns the batch of a step; each volume is rotated and shifted at random."""
@@ -187,7 +180,7 @@ class InSituSource(BatchSource):
         # not communicate with other ranks.
         alone = mesh.size == mesh.axis_size("replica")
         self._worker = ThreadPoolExecutor(1) if alone else None
-        self._next: tuple[int, Future[Generation]] | None = None
+        self._next: Callable[[], Generation]
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
         """Simulates the universes that the buffer holds when a step begins.
@@ -210,11 +203,11 @@ class InSituSource(BatchSource):
         self._look_ahead()
 
     def batch(self, step: int) -> Batch:
-        """See `BatchSource.batch`; steps must be requested in order."""
+        """Returns the batch of a step, once the universes that it needs are simulated."""
         wanted = self.draws.made(step)
         with self.clock("simulate"):
             while self._number < wanted:
-                self._add(self._take(self._number))
+                self._add(self._next())
                 self._look_ahead()
         return self._drawn(step, self.draws.drawn(step))
 
@@ -236,22 +229,20 @@ class InSituSource(BatchSource):
         if self._made is not None:
             self._made(generation)
 
-    def _take(self, generation: int) -> Generation:
-        if self._next is not None and self._next[0] == generation:
-            return self._next[1].result()
-        return self._make(generation)
-
     def _look_ahead(self) -> None:
-        generation = self._number
-        if self._worker is not None and generation < self.draws.generations:
-            self._next = generation, self._worker.submit(self._make, generation)
+        """Begins the next generation, or leaves it to when it is needed."""
+        number = self._number
+        self._next = functools.partial(self._make, number)
+        if self._worker is not None and number < self.draws.generations:
+            self._next = self._worker.submit(self._make, number).result
 
     def _drawn(self, step: int, generations: np.ndarray) -> Batch:
         oldest = self._number - len(self._kept)
         with self.clock("read"):
-            places = [(self._kept[generations[lane] - oldest], lane) for lane in self.lanes]
-            volumes = np.stack([kept.volumes[lane - self.lanes.first] for kept, lane in places])
-            rows = np.stack([kept.parameters[lane - self.lanes.first] for kept, lane in places])
+            first = self.lanes.first
+            places = [(self._kept[generations[lane] - oldest], lane - first) for lane in self.lanes]
+            volumes = np.stack([generation.volumes[place] for generation, place in places])
+            rows = np.stack([generation.parameters[place] for generation, place in places])
         return self.augmented(step, volumes, rows)
 
     def close(self) -> None:
@@ -285,10 +276,10 @@ class FileSource(BatchSource):
         return iter(self._read.batches(self.lanes.batch, lane, seed=self.seed, start_step=step))
 
     def batch(self, step: int) -> Batch:
-        """See `BatchSource.batch`."""
+        """Returns the next batch, which was read ahead; steps must be requested in order."""
         with self.clock("read"):
-            found = _as_batch(next(self._batches))
-        return self.augmented(step, found.volumes, found.parameters)
+            read = _as_batch(next(self._batches))
+        return self.augmented(step, read.volumes, read.parameters)
 
     def preview(self, batches: int) -> Iterator[Batch]:
         """Returns the first batches, neither rotated nor shifted."""

@@ -93,7 +93,7 @@ def measured(channels: Sequence[Field], values: CellValues = DENSITIES) -> Measu
     spectra = [power_spectrum(field, window="cic") for field in channels]
     histograms = [values.histogram(field, HISTOGRAM_EDGES) for field in channels]
     power = np.concatenate([spectrum.power for spectrum in spectra], axis=-1)
-    shares = np.concatenate([found.counts / found.cells for found in histograms], axis=-1)
+    shares = np.concatenate([each.counts / each.cells for each in histograms], axis=-1)
     return spectra[0].k, power, shares, histograms[0].edges
 
 
@@ -136,14 +136,14 @@ class Statistics:
         gathered = self._mesh.gather_to_root(np.concatenate([none, *self._tables * first]))
         if gathered is None or not self._tables:
             return
-        kept = ("index", "parameters", "power", "histogram")
+        columns = ("index", "parameters", "power", "histogram")
         if self.path.exists():
-            held = read_arrays(self.path)
-            gathered = [*gathered, np.column_stack([held[name] for name in kept])]
+            written = read_arrays(self.path)
+            gathered = [*gathered, np.column_stack([written[name] for name in columns])]
         everything = np.concatenate(gathered)
         everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
         parts = np.split(everything[:, 1:], np.cumsum(self._sizes)[:-1], axis=1)
-        arrays = dict(zip(kept, [everything[:, 0].astype(np.int64), *parts], strict=True))
+        arrays = dict(zip(columns, [everything[:, 0].astype(np.int64), *parts], strict=True))
         arrays |= {"k": self._k, "edges": self._edges, "names": np.array(self._names)}
         save_arrays(self.path, arrays)
 
@@ -226,8 +226,8 @@ class UniverseMaker(abc.ABC):
             return self.priors.noise_seeds(stream, begin, batch, *key)[index - begin]
 
         values = dict(zip(self.priors.names, drawn.T, strict=True))
-        volumes, found = self.see(seeds(), values, seeds)
-        return Generation(volumes, drawn[:, self._target_columns], index, seeds(), *found)
+        volumes, statistics = self.see(seeds(), values, seeds)
+        return Generation(volumes, drawn[:, self._target_columns], index, seeds(), *statistics)
 
 
 class VolumeMaker(UniverseMaker):
@@ -259,14 +259,14 @@ class VolumeMaker(UniverseMaker):
     def see(
         self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, Measured]:
-        """See `UniverseMaker.see`."""
+        """Returns volumes of densities or counts, and their statistics."""
         base = self.simulation.cosmology
-        own = {name: column for name, column in values.items() if name in base.names}
+        varied = [name for name in values if name in base.names]
         cosmologies = [
-            base.replace(**dict(zip(own, map(float, row), strict=True)))
-            for row in np.stack(list(own.values()), axis=1)
+            base.replace(**dict(zip(varied, map(float, row), strict=True)))
+            for row in np.stack([values[name] for name in varied], axis=1)
         ]
-        nuisances = {name: tf.constant(x) for name, x in values.items() if name not in own}
+        nuisances = {name: tf.constant(x) for name, x in values.items() if name not in varied}
         channels = self.model.at_times(self.times, seeds.tolist(), cosmologies, nuisances)
         if self.noise is not None:
             louder = values.get("noise_amplitude")
@@ -309,7 +309,7 @@ class MapMaker(UniverseMaker):
     def see(
         self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, Measured]:
-        """See `UniverseMaker.see`."""
+        """Returns maps with the noise of shapes, as volumes of one layer, and their statistics."""
         white = self._initial.white_noise(seeds)
         varied = {k: tf.constant(x) for k, x in values.items() if k != "noise_amplitude"}
         clean = self.model.retry_with_wider_halo(lambda: self.model(white, varied)).numpy()
@@ -320,9 +320,9 @@ class MapMaker(UniverseMaker):
         maps = NoisyMaps(kappa, self.cone.fov, self.sigma)
         spectra = angular_power(kappa, maps.fov, maps.power_edges)
         # The share of the pixels in bins of convergence divided by the noise's standard deviation.
-        found = map_histogram(kappa / maps.sigma, LEVELS)
+        levels = map_histogram(kappa / maps.sigma, LEVELS)
         power, shares = (
-            values.reshape(len(kappa), -1) for values in (spectra.power, found.counts / found.cells)
+            each.reshape(len(kappa), -1) for each in (spectra.power, levels.counts / levels.cells)
         )
         return as_volumes(kappa), (spectra.ell, power, shares, LEVELS)
 
