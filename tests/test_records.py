@@ -13,6 +13,7 @@ import tensorflow as tf
 from commands import python
 
 from flowpm_dist.cosmoflow.volumes import record_writer
+from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import (
     Block,
     DatasetHeader,
@@ -22,7 +23,9 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     record_bounds,
 )
 from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter, clear_split, stage
-from flowpm_dist.cosmoflow.volumes.records import DummyDataset, RecordDataset, global_order
+from flowpm_dist.cosmoflow.volumes.records import RecordDataset, global_order
+from flowpm_dist.cosmoflow.volumes.sources import DummySource, PhaseClock
+from meshimpl.process_mesh import ProcessMesh
 
 NAMES = ("Omega_m", "sigma8", "n_s")
 GRID = (8, 4, 6)
@@ -446,10 +449,13 @@ def test_staging_refuses_what_cannot_come_out_whole(copy, tmp_path, monkeypatch)
 
 
 def test_dummy_data_has_the_shape_of_real_data_and_does_not_change():
-    data = DummyDataset(GRID, NAMES, block=(1, 2, 0, 1), channels=2)
-    batches = data.batches(4, (1, 2), seed=3, start_step=9, shuffle=True)
-    first, second = next(batches), next(batches)
-    assert first[0].shape == (2, 4, 4, 6, 2) and first[1].shape == (2, 3)
-    assert [part.dtype for part in first] == [np.float32, np.float32, np.int64]
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_array_equal(a, b)
+    options = {"seed": 3, "augment": False, "clock": PhaseClock()}
+    lanes = Lanes(4, 1, 2)
+    source = DummySource((4, 4, 6, 2), 3, ProcessMesh("replica:1"), lanes, **options)
+    source.start(9)
+    first, second, (shown,) = source.batch(9), source.batch(10), source.preview(1)
+    assert first.volumes.shape == (2, 4, 4, 6, 2) and first.parameters.shape == (2, 3)
+    assert first.volumes.dtype == np.float32 and first.samples.dtype == np.int64
+    for batch in (second, shown):
+        np.testing.assert_array_equal(first.volumes, batch.volumes)
+        np.testing.assert_array_equal(first.parameters, batch.parameters)

@@ -75,7 +75,7 @@ class Universes:
 @pytest.mark.parametrize("source", ["simulate", "files"])
 def test_views_keep_the_line_of_sight(source, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "maker_of", lambda plan, mesh, lanes: Universes(lanes))
-    monkeypatch.setattr(sources, "files_of", lambda *_: Universes(lanes))
+    monkeypatch.setattr(sources, "stored_split", lambda *_, **__: Universes(lanes))
     plan = plan_of(tmp_path, '[observation]\nredshift_space = "y"\n')
     if source == "files":
         data = FileData(folder=tmp_path, augment=plan.data.augment)

@@ -277,45 +277,40 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         (header, samples), options, data = dataset_of(self), self.training, self.data
         steps = self.steps_with(samples)
         assert steps is not None
-        training: dict[str, Any] = {"steps": steps}
+        public = isinstance(data, FileData) and header is None
+        derived: dict[str, dict[str, Any]] = {"training": {"steps": steps}, "data": {}}
         if options.warmup == DERIVED:
-            training["warmup"] = 0 if options.by_epochs else min(WARMUP, steps // 10)
+            warmup = 0 if options.by_epochs else min(WARMUP, steps // 10)
+            derived["training"]["warmup"] = warmup
         if options.calibrate == DERIVED:
-            training["calibrate"] = CALIBRATE if self.declaration.calibrated else 0
+            derived["training"]["calibrate"] = CALIBRATE if self.declaration.calibrated else 0
         if options.by_epochs and options.epochs:
             keys = [k for k in ("validate_every", "checkpoint_every") if not options.is_given(k)]
-            training |= dict.fromkeys(keys, max(1, steps // options.epochs))
-        public = isinstance(data, FileData) and header is None
-        changes: dict[str, Any] = {}
+            derived["training"] |= dict.fromkeys(keys, max(1, steps // options.epochs))
         if isinstance(data, SimulatedData):
-            if data.buffer == DERIVED:
-                changes["buffer"] = data.simulations
-            buffer = changes.get("buffer", data.buffer)
+            buffer = data.simulations if data.buffer == DERIVED else data.buffer
+            derived["data"]["buffer"] = buffer
             if data.fill == DERIVED:
                 most = most_filled(data.simulations, buffer, options.batch)
-                wanted = math.ceil(max(4 * options.batch, FILL) / options.batch) * options.batch
-                changes["fill"] = min(most, wanted)
+                batches = math.ceil(max(4 * options.batch, FILL) / options.batch)
+                derived["data"]["fill"] = min(most, batches * options.batch)
         elif isinstance(data, StoredData) and data.parameters is None and header:
-            changes["parameters"] = header.parameters
+            derived["data"]["parameters"] = header.parameters
         if data.augment is None:
             parts = public or isinstance(data, ArrayData) or self.lightcone is not None
             fixed = bool(self.observation.files)
-            changes["augment"] = not fixed and ("symmetries" if parts else True)
-        network: dict[str, Any] = {}
+            derived["data"]["augment"] = not fixed and ("symmetries" if parts else True)
         if self.network.input is None:
-            network["input"] = "log1p-counts" if public else self.observation.network_input
-        initial: dict[str, Any] = {}
+            network_input = "log1p-counts" if public else self.observation.network_input
+            derived["network"] = {"input": network_input}
         of_lpt = self.observation.structure in ("1lpt", "2lpt")
         if of_lpt and not self.is_given("initial.lpt_order"):
-            initial["lpt_order"] = self.observation.lpt_order
-        return self.model_copy(
-            update={
-                "training": options.model_copy(update=training),
-                "data": data.model_copy(update=changes),
-                "network": self.network.model_copy(update=network),
-                "initial": self.initial.model_copy(update=initial),
-            }
-        )
+            derived["initial"] = {"lpt_order": self.observation.lpt_order}
+        sections = {
+            section: getattr(self, section).model_copy(update=values)
+            for section, values in derived.items()
+        }
+        return self.model_copy(update=sections)
 
     # Rules between the sections
 

@@ -19,13 +19,14 @@ from flowpm_dist.cosmoflow.training.held_out import hold_out
 from flowpm_dist.cosmoflow.training.logs import MLPerfLog, TrainingLogs
 from flowpm_dist.cosmoflow.training.trainer import StepReport, Trainer, optimiser_of, regressor_of
 from flowpm_dist.cosmoflow.volumes.draws import Lanes, summary_of_draws, summary_of_passes
-from flowpm_dist.cosmoflow.volumes.records import Dataset, DummyDataset, check_lane
+from flowpm_dist.cosmoflow.volumes.record_files import Block
+from flowpm_dist.cosmoflow.volumes.records import Dataset, check_lane
 from flowpm_dist.cosmoflow.volumes.sources import (
     PHASES,
     PhaseClock,
-    files_of,
     in_order,
     source_of,
+    stored_split,
 )
 from flowpm_dist.cosmoflow.volumes.universes import Statistics, draws_of, priors_of
 from flowpm_dist.io.errors import decoration
@@ -262,9 +263,8 @@ class TrainingSession:
 
     @functools.cached_property
     def _validation_set(self) -> Dataset:
-        dataset = files_of(self.plan, self.mesh, self.folder, "validation")
-        assert not isinstance(dataset, DummyDataset)
-        return dataset
+        plan, mesh, held_out = self.plan, self.mesh, self.folder.held_out
+        return stored_split(plan, "validation", held_out, Block.of(mesh), mesh, staged=True)
 
     def _mark(self, step: int, enough: bool) -> None:
         """Marks the folder with the steps made. On rank 0."""

@@ -179,44 +179,6 @@ class Dataset(abc.ABC):
         return read_ahead(self.read, positions)
 
 
-class DummyDataset:
-    """One random batch in memory, repeated, to measure a training without reading data.
-
-    Args:
-        grid: the cells of a whole volume.
-        parameters: the names of the parameters.
-        block: this rank's part.
-        channels: the number of values per cell.
-        samples: the number of samples that the dataset reports.
-    """
-
-    def __init__(
-        self,
-        grid: tuple[int, int, int],
-        parameters: Sequence[str],
-        *,
-        block: Sequence[int] = WHOLE,
-        channels: int = 1,
-        samples: int = 64,
-    ) -> None:
-        header = DatasetHeader(grid, tuple(parameters), channels)
-        self.block_shape, self._parameters = header.block_shape(Block(*block)), len(parameters)
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def batches(
-        self, batch_size: int, lane: tuple[int, int] | None = None, **_: object
-    ) -> Iterator[BatchOfSamples]:
-        """Returns endless batches like `Dataset.batches`; its other arguments have no effect."""
-        first, count = check_lane(len(self), batch_size, lane)
-        rng = np.random.default_rng([0, first])
-        volume = rng.standard_exponential((count, *self.block_shape), np.float32)
-        y = rng.random((count, self._parameters), np.float32)
-        return itertools.repeat((volume, y, np.arange(first, first + count)))
-
-
 class RecordDataset(Dataset):
     """A split in TFRecord files, of which this rank reads one block of each volume.
 

@@ -19,13 +19,8 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.volumes.draws import Augment, Draws, Lanes, View, views_of
-from flowpm_dist.cosmoflow.volumes.record_files import Block
-from flowpm_dist.cosmoflow.volumes.records import (
-    BatchOfSamples,
-    Dataset,
-    DummyDataset,
-    RecordDataset,
-)
+from flowpm_dist.cosmoflow.volumes.record_files import Block, DatasetHeader
+from flowpm_dist.cosmoflow.volumes.records import BatchOfSamples, Dataset, RecordDataset
 from flowpm_dist.cosmoflow.volumes.universes import Generation, UniverseMaker, draws_of, maker_of
 from meshimpl.process_mesh import ProcessMesh
 
@@ -259,12 +254,10 @@ class FileSource(BatchSource):
         mesh, lanes, seed, augment, axis, clock: see `BatchSource`.
     """
 
-    def __init__(
-        self, dataset: Dataset | DummyDataset, mesh: ProcessMesh, lanes: Lanes, **options: Any
-    ) -> None:
-        super().__init__(mesh, lanes, **options)
-        self._read = dataset
-        self.dataset = None if isinstance(dataset, DummyDataset) else dataset
+    dataset: Dataset
+
+    def __init__(self, dataset: Dataset, mesh: ProcessMesh, lanes: Lanes, **options: Any) -> None:
+        super().__init__(mesh, lanes, dataset=dataset, **options)
         self._batches: Iterator[BatchOfSamples] = iter(())
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
@@ -273,7 +266,7 @@ class FileSource(BatchSource):
 
     def _batches_from(self, step: int) -> Iterator[BatchOfSamples]:
         lane = self.lanes.first, self.lanes.count
-        return iter(self._read.batches(self.lanes.batch, lane, seed=self.seed, start_step=step))
+        return self.dataset.batches(self.lanes.batch, lane, seed=self.seed, start_step=step)
 
     def batch(self, step: int) -> Batch:
         """Returns the next batch, which was read ahead; steps must be requested in order."""
@@ -288,6 +281,41 @@ class FileSource(BatchSource):
     def close(self) -> None:
         """Stops reading."""
         self._batches = iter(())
+
+
+class DummySource(BatchSource):
+    """One batch of random numbers, repeated, to measure a training without reading data.
+
+    Args:
+        shape: the shape of this rank's block of a volume, (x, y, z) or with channels.
+        parameters: the number of parameters.
+        mesh, lanes, seed, augment, axis, clock: see `BatchSource`.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        parameters: int,
+        mesh: ProcessMesh,
+        lanes: Lanes,
+        **options: Any,
+    ) -> None:
+        super().__init__(mesh, lanes, **options)
+        rng = np.random.default_rng([0, lanes.first])
+        volumes = rng.standard_exponential((lanes.count, *shape), np.float32)
+        y = rng.random((lanes.count, parameters), np.float32).astype(np.float64)
+        self._batch = Batch(volumes, y, np.array([*lanes]))
+
+    def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Does nothing: the batch is there."""
+
+    def batch(self, step: int) -> Batch:
+        """Returns the batch, rotated and shifted as volumes of data are."""
+        return self.augmented(step, self._batch.volumes, self._batch.parameters)
+
+    def preview(self, batches: int) -> Iterator[Batch]:
+        """Returns the same batch so many times."""
+        return itertools.repeat(self._batch, batches)
 
 
 def in_order(dataset: Dataset, lanes: Lanes) -> Iterator[Batch]:
@@ -331,53 +359,41 @@ def source_of(
     if plan.simulates:
         maker = maker_of(plan, mesh, lanes)
         return InSituSource(maker, mesh, draws_of(plan), made=made, **options)
-    files = files_of(plan, mesh, folder, "train")
-    return FileSource(files, mesh, lanes, seed=plan.training.seed, **options)
-
-
-def files_of(
-    plan: TrainingPlan, mesh: ProcessMesh, folder: TrainingFolder, split: str
-) -> Dataset | DummyDataset:
-    """Returns a stored split, a held-out split of a simulating training, or random data.
-
-    Raises:
-        RecordError: the files are damaged or do not match the plan.
-    """
-    data, block = plan.data, Block.of(mesh)
-    if data.source == "dummy":
-        samples = max(64, plan.training.batch)
-        return DummyDataset(
-            plan.grid, plan.parameters, block=block, channels=plan.channels, samples=samples
-        )
-    staged = data.staging if data.source == "files" else None
-    return stored_split(plan, split, folder.held_out, block, mesh, staged)
+    options["seed"] = plan.training.seed
+    if plan.data.source == "dummy":
+        block = DatasetHeader(plan.grid, plan.parameters, plan.channels).block_shape(Block.of(mesh))
+        shape = block if plan.channels > 1 else block[:3]
+        return DummySource(shape, len(plan.parameters), mesh, lanes, **options)
+    files = stored_split(plan, "train", folder.held_out, Block.of(mesh), mesh, staged=True)
+    return FileSource(files, mesh, lanes, **options)
 
 
 def stored_split(
     plan: TrainingPlan,
     split: str,
-    simulated: Path,
+    held_out: Path,
     block: Sequence[int],
     mesh: ProcessMesh | None = None,
-    staged: Path | None = None,
+    *,
+    staged: bool = False,
 ) -> Dataset:
     """Returns a split of a training that is stored in files.
 
     Args:
         plan: the training.
         split: its name.
-        simulated: the dataset of a split that the training simulates.
+        held_out: the dataset of a split that the training simulates.
         block: this rank's part of each volume.
         mesh: ranks that index public files together, see `RecordDataset`.
-        staged: the folder to read from, instead of the dataset's own.
+        staged: whether files are read from the fast folder that the plan names, if any.
 
     Raises:
         RecordError: the files are damaged or do not match the plan.
     """
-    data, folder, names = plan.data, simulated, None
+    data, folder, names = plan.data, held_out, None
     if data.source == "arrays":
         return ArrayDataset(arrays_of(plan), split, block)
     if data.source == "files":
-        folder, names = staged or data.folder, data.parameters
+        folder, names = (staged and data.staging) or data.folder, data.parameters
     grid = plan.input_shape
     return RecordDataset(folder, split, grid=grid, block=block, parameters=names, mesh=mesh)

@@ -166,12 +166,13 @@ def noise_key(channel: int, channels: int) -> tuple[int, ...]:
     return (OF_SURVEY, before) if before else (OF_SURVEY,)
 
 
+@dataclass(eq=False)
 class UniverseMaker(abc.ABC):
     """A maker of universes: it simulates one generation at a time, a universe for each lane.
 
     A subclass implements `see`.
 
-    Args:
+    Attributes:
         model: the model from white noise to the observed universe. Its simulation is on
             `mesh.without("replica")`, because each replica simulates its own universes; its
             cosmology gives the parameters without a prior.
@@ -180,16 +181,14 @@ class UniverseMaker(abc.ABC):
         targets: names of the parameters in each `Generation`; by default all that vary.
     """
 
-    def __init__(
-        self,
-        model: UniverseModel,
-        priors: Priors,
-        lanes: Lanes,
-        targets: Sequence[str] | None = None,
-    ) -> None:
-        self.simulation, self.priors, self.lanes = model.simulation, priors, lanes
-        self.targets = priors.names if targets is None else tuple(targets)
-        self._target_columns = [priors.names.index(name) for name in self.targets]
+    model: UniverseModel
+    priors: Priors
+    lanes: Lanes
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.simulation = self.model.simulation
+        self.targets = tuple(self.targets) or self.priors.names
 
     @abc.abstractmethod
     def see(
@@ -227,13 +226,15 @@ class UniverseMaker(abc.ABC):
 
         values = dict(zip(self.priors.names, drawn.T, strict=True))
         volumes, statistics = self.see(seeds(), values, seeds)
-        return Generation(volumes, drawn[:, self._target_columns], index, seeds(), *statistics)
+        parameters = np.stack([values[name] for name in self.targets], axis=1)
+        return Generation(volumes, parameters, index, seeds(), *statistics)
 
 
+@dataclass(eq=False)
 class VolumeMaker(UniverseMaker):
     """A maker of volumes: of densities or counts.
 
-    Args:
+    Attributes:
         model: the model from white noise to the observed density, see `UniverseMaker`.
         priors, lanes, targets: see `UniverseMaker`.
         noise: the observational noise and the mask, if there are any.
@@ -242,19 +243,10 @@ class VolumeMaker(UniverseMaker):
             simulation, which is also the default.
     """
 
-    def __init__(
-        self,
-        model: ForwardModel,
-        priors: Priors,
-        lanes: Lanes,
-        targets: Sequence[str] | None = None,
-        noise: SurveyNoise | None = None,
-        values: CellValues = DENSITIES,
-        times: Sequence[float] | None = None,
-    ) -> None:
-        super().__init__(model, priors, lanes, targets)
-        self.model, self.noise, self.values = model, noise, values
-        self.times = [float(model.simulation.edges[-1])] if times is None else list(times)
+    model: ForwardModel
+    noise: SurveyNoise | None = None
+    values: CellValues = DENSITIES
+    times: Sequence[float] | None = None
 
     def see(
         self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
@@ -267,7 +259,8 @@ class VolumeMaker(UniverseMaker):
             for row in np.stack([values[name] for name in varied], axis=1)
         ]
         nuisances = {name: tf.constant(x) for name, x in values.items() if name not in varied}
-        channels = self.model.at_times(self.times, seeds.tolist(), cosmologies, nuisances)
+        times = self.times or [float(self.simulation.edges[-1])]
+        channels = self.model.at_times(times, seeds.tolist(), cosmologies, nuisances)
         if self.noise is not None:
             louder = values.get("noise_amplitude")
             for number, field in enumerate(channels):
@@ -279,31 +272,27 @@ class VolumeMaker(UniverseMaker):
         return volumes, measured(channels, self.values)
 
 
+@dataclass(eq=False)
 class MapMaker(UniverseMaker):
     """A maker of maps of the convergence, with the noise of the shapes of galaxies.
 
     Maps are volumes of one layer, with a channel for each source: [lane, x, y, 1], or with
     channels. Each replica is one rank, which has its maps whole.
 
-    Args:
+    Attributes:
         model: the model from white noise to maps, see `UniverseMaker`.
         cone: the light cone, with noise. The seed of its noise is not used: each universe has a
             separate seed.
         priors, lanes, targets: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
     """
 
-    def __init__(
-        self,
-        model: ConvergenceModel,
-        cone: ConvergenceOptions,
-        priors: Priors,
-        lanes: Lanes,
-        targets: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(model, priors, lanes, targets)
-        self.model, self.cone, self.sigma = model, cone, cone.pixel_sigma()
-        model.hold_halo()
-        box = self.simulation.box_of(lanes.count)
+    model: ConvergenceModel
+    cone: ConvergenceOptions = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.model.hold_halo()
+        box = self.simulation.box_of(self.lanes.count)
         self._initial = InitialConditions(box, self.simulation.options)
 
     def see(
@@ -317,7 +306,7 @@ class MapMaker(UniverseMaker):
         louder = values.get("noise_amplitude", np.ones(len(of_noise)))
         noise = [x * self.cone.noise(seed)[:, 0] for x, seed in zip(louder, of_noise, strict=True)]
         kappa = (clean + np.stack(noise)).astype(clean.dtype)
-        maps = NoisyMaps(kappa, self.cone.fov, self.sigma)
+        maps = NoisyMaps(kappa, self.cone.fov, self.cone.pixel_sigma())
         spectra = angular_power(kappa, maps.fov, maps.power_edges)
         # The share of the pixels in bins of convergence divided by the noise's standard deviation.
         levels = map_histogram(kappa / maps.sigma, LEVELS)
@@ -339,9 +328,8 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     simulation = plan.simulation(Cosmology(**plan.middle), mesh=mesh.without("replica"))
     observation, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
     if plan.lightcone is not None:
-        cone = plan.lightcone
-        maps = ConvergenceModel.of(simulation, cone)
-        return MapMaker(maps, cone, priors_of(plan), lanes, targets)
+        maps = ConvergenceModel.of(simulation, plan.lightcone)
+        return MapMaker(maps, priors_of(plan), lanes, targets, cone=plan.lightcone)
     noise = None
     if observation.is_noisy or observation.value("mask") is not None:
         noise = SurveyNoise(observation, simulation.box)
