@@ -32,7 +32,7 @@ import numpy as np
 
 from flowpm_dist.io.errors import WorkError
 from flowpm_dist.io.files import read_text, write_text
-from flowpm_dist.options import in_unit, keep_in_units
+from flowpm_dist.options import keep_in_units
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
@@ -138,8 +138,8 @@ class DatasetHeader:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        keep_in_units(self, scale="")
-        size = in_unit("box_size", self.box_size, "Mpc/h")
+        keep_in_units(self, scale="", box_size="Mpc/h")
+        size = self.box_size
         normal = {
             "grid": tuple(int(n) for n in self.grid),
             "parameters": tuple(self.parameters),

@@ -103,18 +103,12 @@ def read_ahead(
         batches: the positions of the samples of each batch.
     """
     pool = ThreadPoolExecutor(READERS)
-
-    def begun(number: int) -> list[list]:
-        return [
-            [pool.submit(read, int(position)) for position in positions]
-            for positions in itertools.islice(batches, number)
-        ]
-
+    begun = (pool.map(read, positions.tolist()) for positions in batches)
     try:
-        waiting = deque(begun(2))
+        waiting = deque(itertools.islice(begun, 2))
         while waiting:
-            samples = [sample.result() for sample in waiting.popleft()]
-            waiting.extend(begun(1))
+            samples = list(waiting.popleft())
+            waiting.extend(itertools.islice(begun, 1))
             volumes, parameters, index = zip(*samples, strict=True)
             yield np.stack(volumes), np.stack(parameters), np.array(index, np.int64)
     finally:
