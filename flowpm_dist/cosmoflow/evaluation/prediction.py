@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from flowpm_dist.cosmoflow.evaluation.volume_checks import (
 )
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, Block, RecordError, read_header
+from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.light_cone import load_light_cone
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.progress import Progress
@@ -100,8 +102,7 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
             return []
         note = "The volume does not say how it was observed; the network was trained for "
         return [f"{note}{trained.summary()}."]
-    found = ObservationRecord.of_table(volume.observation, volume.where)
-    trained.check(found, volume.where)
+    trained.check(ObservationRecord.of_table(volume.observation, volume.where), volume.where)
     return []
 
 
@@ -126,8 +127,8 @@ def check_observation_once(
             notes = check_observation(trained, volume)
         except ObservationError as error:
             wrong = str(error)
-    found = np.frombuffer(json.dumps([wrong, notes]).encode(), np.uint8)
-    wrong, notes = json.loads(mesh.array_from_root(found).tobytes())
+    answer = np.frombuffer(json.dumps([wrong, notes]).encode(), np.uint8)
+    wrong, notes = json.loads(mesh.array_from_root(answer).tobytes())
     if wrong:
         raise ObservationError(wrong)
     return notes
@@ -203,8 +204,17 @@ def predict_volume(
     parameters = tuple(zip(standardiser.names, values[0].tolist(), bars, strict=True))
     if not training.complete:
         notes.append(f"The training is not complete: {training.progress_note(step)}.")
-    ends = zip(parameters, standardiser.low, standardiser.high, strict=True)
-    for (name, value, bar), low, high in ends if posterior is None else ():
+    if posterior is None:
+        notes += _notes_of_edges(parameters, standardiser)
+    return Found(parameters, tuple(notes), posterior)
+
+
+def _notes_of_edges(
+    parameters: Sequence[tuple[str, float, float | None]], priors: UniformPriors
+) -> list[str]:
+    """Returns sentences about parameters at the edge of their priors, or beyond."""
+    notes = []
+    for (name, value, bar), low, high in zip(parameters, priors.low, priors.high, strict=True):
         trained = f"the {low:g} to {high:g} it was trained on"
         if not low <= value <= high:
             notes.append(f"{name} = {value:.4g} is outside {trained}: do not rely on it.")
@@ -213,7 +223,7 @@ def predict_volume(
                 f"{name} = {value:.4g} ± {bar:.2g} is within its error bar of the edge of "
                 f"{trained}: the network is drawn to the middle there."
             )
-    return Found(parameters, tuple(notes), posterior)
+    return notes
 
 
 def _volume(
@@ -255,11 +265,10 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
     kappa = read_convergence(path, cone)
     if path.suffix == ".npy":
         return kappa
-    found = differences_from_file(cone, load_light_cone(path).attributes)
-    if found:
+    if names := differences_from_file(cone, load_light_cone(path).attributes):
         raise ObservationError(
             f"{path} has maps of another light cone than the network was trained on: "
-            f"{', '.join(found)} differ; train a network for it"
+            f"{', '.join(names)} differ; train a network for it"
         )
     return kappa
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -111,11 +111,9 @@ class PriorOptions(ParameterRanges, NuisanceRanges):
         return {name: ends for name, ends in self.drawn.items() if name not in self.ranges}
 
 
-_known_network = known(DECLARATIONS, "network")
-
-
 def _network(name: str) -> str:
-    return checked_python_name(name) if is_python_name(name) else _known_network(name)
+    check = checked_python_name if is_python_name(name) else known(DECLARATIONS, "network")
+    return str(check(name))
 
 
 class NetworkOptions(Options):
@@ -416,8 +414,5 @@ class DummyData(DataOptions):
 
 AnyData = SimulatedData | FileData | ArrayData | DummyData
 SOURCES: dict[str, type[AnyData]] = {
-    "simulate": SimulatedData,
-    "files": FileData,
-    "arrays": ArrayData,
-    "dummy": DummyData,
+    model.model_fields["source"].default: model for model in get_args(AnyData)
 }
