@@ -29,7 +29,7 @@ from flowpm_dist.cosmoflow.evaluation.trainings import (
 )
 from flowpm_dist.cosmoflow.planning.folder import is_fresh
 from flowpm_dist.cosmoflow.scores.judging import (
-    Features,
+    LearningCurve,
     Predictions,
     Scores,
     describe_collapse,
@@ -92,22 +92,55 @@ def evaluate(
         OutputError: it would write through a symbolic link in a training.
     """
     check_written(trainings, split)
-    folders = [training.folder.path for training in trainings]
     request = {"split": split, "which": which, "posteriors": posteriors}
-    mesh.check_equal("an evaluation", trainings=folders, **request)
+    mesh.check_equal("an evaluation", trainings=[t.folder.path for t in trainings], **request)
     if posteriors is not None:
         check_names(posteriors)
     split, other_split = trainings[0].split_there(split)
+    trainings = _fixed(trainings, split, mesh, progress)
+    predicted = [ask(training, mesh, progress, split, which) for training in trainings]
+    _check_same_truth(predicted)
+    same_method = [one for one in predicted if one.method == predicted[0].method]
+    largest = max(same_method, key=lambda one: one.samples)
+    notes = _notes(predicted, largest, other_split, fits=posteriors is not None)
+    needed = tuple(dict.fromkeys(("train", "validation", split)))
+    paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
+    if posteriors is not None:
+        names = [posteriors.statistics if one is largest else () for one in predicted]
+        tables = summaries.summarise(trainings, needed, names, mesh, progress, which)
+    if mesh.rank != 0:
+        return None
+    evaluation = judge(predicted, largest, paths, notes, mesh, progress, split, which)
+    if posteriors is None:
+        return evaluation
+    place, simulates = predicted.index(largest), largest.training.plan.simulates
+    priors = standardiser_of(largest.training.plan, largest.training.header())
+    more = [] if simulates else not_uniform(priors, tables[place]["train"].truth)
+    results = judge_posteriors(predicted, tables, place, priors, split, posteriors, progress.note)
+    return replace(evaluation, posteriors=results, notes=(*evaluation.notes, *more))
+
+
+def _fixed(
+    trainings: Sequence[SavedTraining], split: str, mesh: ProcessMesh, progress: Progress
+) -> list[SavedTraining]:
+    """Returns the trainings with the steps that they have made now, and with a fresh test set.
+
+    Raises:
+        TrainedError: see `check_comparable`.
+    """
     check_comparable(trainings, split)
     steps = mesh.world.broadcast(tf.constant([t.steps_made for t in trainings])).numpy()
-    trainings = [replace(t, steps=int(n)) for t, n in zip(trainings, steps, strict=True)]
-    if is_fresh(split):
-        plan, folder = trainings[0].plan, trainings[0].folder
-        for training in trainings:
-            training.check_held_out()
-        hold_out(plan, mesh, folder, progress, [split])
-        trainings = [replace(training, fresh_in=folder) for training in trainings]
-    predicted = [ask(training, mesh, progress, split, which) for training in trainings]
+    fixed = [replace(t, steps=int(n)) for t, n in zip(trainings, steps, strict=True)]
+    if not is_fresh(split):
+        return fixed
+    for training in fixed:
+        training.check_held_out()
+    folder = fixed[0].folder
+    hold_out(fixed[0].plan, mesh, folder, progress, [split])
+    return [replace(training, fresh_in=folder) for training in fixed]
+
+
+def _check_same_truth(predicted: Sequence[Judged]) -> None:
     first = predicted[0]
     for other in predicted[1:]:
         ours, theirs = first.predictions, other.predictions
@@ -116,48 +149,34 @@ def evaluate(
                 f"{first.training.folder.path} and {other.training.folder.path} have different "
                 "test sets: their parameters are not the same"
             )
-    same_method = [found for found in predicted if found.method == first.method]
-    largest = max(same_method, key=lambda found: found.samples)
+
+
+def _notes(
+    predicted: Sequence[Judged], largest: Judged, other_split: str, *, fits: bool
+) -> list[str]:
+    """Returns sentences on the trainings and the volumes; `fits`: whether posteriors are fitted."""
     notes = [
-        f"{found.training.folder.path} is not complete: {found.training.progress_note(found.step)}."
-        for found in predicted
-        if not found.training.complete
+        f"{one.training.folder.path} is not complete: {one.training.progress_note(one.step)}."
+        for one in predicted
+        if not one.training.complete
     ]
     notes += [other_split] if other_split else []
     most = summaries.MOST
     if not largest.training.plan.simulates and largest.samples > most:
         notes.append(f"Baselines see the first {most} of {largest.samples} volumes.")
     judged, there = (len(p.truth) for p in (largest.summarised, largest.predictions))
-    if posteriors is not None and judged < there:
+    if fits and judged < there:
         notes.append(f"Posteriors are judged on the first {judged} of the {there} volumes.")
-    needed = dict.fromkeys(("train", "validation", split))
-    paths = {name: _measured(largest.training, name, mesh, progress) for name in needed}
-    tables = []
-    if posteriors is not None:
-        names = [posteriors.statistics if found is largest else () for found in predicted]
-        tables = summaries.summarise(trainings, tuple(needed), names, mesh, progress, which)
-    if mesh.rank != 0:
-        return None
-    notes += [ON_VALIDATION] if split == "validation" else _opened(predicted, split)
-    progress.note("fitting baselines")
-    priors = standardiser_of(largest.training.plan, largest.training.header())
-    place = predicted.index(largest)
-    if posteriors is not None and not largest.training.plan.simulates:
-        notes += not_uniform(priors, tables[place]["train"].truth)
-    evaluation = judge(predicted, largest, paths, notes, mesh, progress, split, which)
-    if posteriors is None:
-        return evaluation
-    results = judge_posteriors(predicted, tables, place, priors, split, posteriors, progress.note)
-    return replace(evaluation, posteriors=results)
+    return notes
 
 
 def _opened(predicted: Sequence[Judged], split: str) -> list[str]:
     """Records that a test set is opened; warns if it was opened before. On rank 0."""
-    folders = [found.training.folder for found in predicted]
+    folders = [one.training.folder for one in predicted]
     before = [opening["time"] for folder in folders for opening in folder.openings(split)]
     try:
-        for found in predicted:
-            found.training.folder.open_test_set(found.step, split)
+        for one in predicted:
+            one.training.folder.open_test_set(one.step, split)
     except WriteError as error:
         return [f"The opening of the test set could not be recorded: {error}."]
     if not before:
@@ -182,11 +201,11 @@ def ask(
     progress.note(f"asking the network of {training.folder.path}; compiling")
     regressor = trained_network(training, mesh, lanes.batch, which)
     batches = _reported(in_order(dataset, lanes), lanes.batch, len(dataset), progress)
-    found = regressor.predict(batches, len(dataset))
-    first = in_order_of_truth(found, summaries.count_of(training, split))
+    predictions = regressor.predict(batches, len(dataset))
+    first = in_order_of_truth(predictions, summaries.count_of(training, split))
     samples = summaries.trained_on(training)
     size = summaries.trained_on(training, planned=True) if training.plan.simulates else samples
-    return Judged(training, in_order_of_truth(found), first, regressor.step, samples, size)
+    return Judged(training, in_order_of_truth(predictions), first, regressor.step, samples, size)
 
 
 def _reported(
@@ -197,24 +216,24 @@ def _reported(
         progress("predicting", min(total, (number + 1) * size), total)
 
 
-def in_order_of_truth(found: Predictions, count: int | None = None) -> Predictions:
+def in_order_of_truth(predictions: Predictions, count: int | None = None) -> Predictions:
     """Returns predictions sorted by the truth: files may hold the same volumes in any order.
 
     Args:
-        found: the predictions in the order of the files.
+        predictions: the predictions in the order of the files.
         count: number of the first samples to return; all by default.
     """
-    truth = found.truth[:count].astype(np.float32)  # as in files
-    order = np.lexsort(truth.T[::-1])
-    sigma = None if found.sigma is None else found.sigma[order]
-    return Predictions(found.names, found.truth[order], found.mean[order], sigma)
+    truth, sigma = predictions.truth, predictions.sigma
+    order = np.lexsort(truth[:count].astype(np.float32).T[::-1])  # as in files
+    sigma = None if sigma is None else sigma[order]
+    return Predictions(predictions.names, truth[order], predictions.mean[order], sigma)
 
 
 def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: Progress) -> Path:
     """Returns the file with the statistics of a split, and measures them if it is missing."""
-    plan, own = training.plan, training.keeper(split).statistics(split)
+    plan, path = training.plan, training.keeper(split).statistics(split)
     if training.plan.simulates:
-        return own
+        return path
     values = cell_values_of(plan)
     folder = plan.dataset_folder
     shared = None if folder is None else statistics_path(folder, split)
@@ -223,22 +242,22 @@ def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: 
     # Rank 0 looks for all ranks: files may come and go in the meantime.
     there = [0, 0]
     if mesh.rank == 0:
-        current = _is_current(own, summaries.files_of(training, split), count)
+        current = _is_current(path, summaries.files_of(training, split), count)
         there = [int(shared is not None and shared.exists()), int(current)]
-    is_shared, is_own = mesh.world.broadcast(tf.constant(there)).numpy()
-    if is_shared or is_own:
-        return shared if shared is not None and is_shared else own
+    is_shared, is_current = mesh.world.broadcast(tf.constant(there)).numpy()
+    if is_shared or is_current:
+        return shared if shared is not None and is_shared else path
     if mesh.rank == 0:
-        own.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     mesh.barrier()
     lanes = Lanes.of(mesh, mesh.axis_size("replica"))
     batches = itertools.islice(in_order(dataset, lanes), -(-count // lanes.batch))
-    statistics = Statistics(own, mesh, dataset.header.parameters)
+    statistics = Statistics(path, mesh, dataset.header.parameters)
     reported = _reported(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
     measure_volumes(reported, plan.box_size, mesh, statistics, values)
     mesh.barrier()
-    return own
+    return path
 
 
 def _is_current(path: Path, files: Sequence[Path], count: int) -> bool:
@@ -260,7 +279,9 @@ def judge(
     split: str = "test",
     which: str = "best",
 ) -> Evaluation:
-    """Returns the scores of networks and baselines. On rank 0.
+    """Returns the scores of networks and baselines, and records that a test set is opened.
+
+    On rank 0.
 
     Args:
         predicted: the predictions of each training.
@@ -271,48 +292,12 @@ def judge(
         split: the volumes that networks were judged on.
         which: the weights, "best" of the validations or "last".
     """
-    from flowpm_dist.cosmoflow.scores import baselines as methods  # loads scikit-learn
-
-    samples = len(largest.predictions.truth)
-    counts: dict[str, int | None] = {"train": largest.samples, "validation": None, split: samples}
-    if not largest.training.plan.simulates:
-        counts["train"] = min(largest.samples, summaries.MOST)
-        counts["validation"] = summaries.count_of(largest.training, "validation")
-    sets: dict[str, Features] = {}
-    notes = list(notes)
-    try:
-        found = {name: features(path, counts[name]) for name, path in paths.items()}
-        train_mean, sets = found["train"].truth.mean(axis=0), found
-    except (KeyError, ValueError) as error:
-        notes.append(f"No baselines, as statistics of the volumes cannot be used: {error}.")
-        training = largest.training
-        try:
-            train_mean = read_arrays(paths["train"])["parameters"].mean(axis=0)
-        except (UnreadableError, KeyError):  # the mean of the priors
-            train_mean = standardiser_of(training.plan, training.header()).centre
+    opened = [ON_VALIDATION] if split == "validation" else _opened(predicted, split)
+    progress.note("fitting baselines")
     networks, groups = networks_of(predicted)
-    scores: dict[str, Scores] = {name: score(p, train_mean) for name, p in networks.items()}
-    curves = network_curves(groups, scores)
-    baselines: dict[str, Predictions] = {}
-    if sets:
-        of_maps = largest.training.plan.lightcone is not None
-        known = methods.baselines_of("C_l" if of_maps else "P(k)")
-        fitted = {b.name: b.fit(sets["train"], sets["validation"]) for b in known}
-        measured = len(sets[split].truth)
-        if measured < samples:
-            notes.append(
-                f"Baselines are judged on {measured} of the {samples} volumes, and not compared in "
-                "pairs."
-            )
-        baselines = {name: in_order_of_truth(f(sets[split])) for name, f in fitted.items()}
-        scores |= {name: score(p, train_mean) for name, p in baselines.items()}
-        sizes, count = [SMALLEST], len(sets["train"].truth)
-        while sizes[-1] < count:
-            sizes.append(2 * sizes[-1])
-        sizes[-1] = count
-        splits = sets["train"], sets["validation"], sets[split]
-        curves |= methods.learning_curve(known[1:], *splits, sizes, fitted)
+    train_mean, baselines, baseline_curves, more = _baselines(largest, paths, split)
     main, predictions = next(iter(networks)), {**networks, **baselines}
+    scores: dict[str, Scores] = {name: score(p, train_mean) for name, p in predictions.items()}
     return Evaluation(
         main=main,
         split=split,
@@ -321,25 +306,67 @@ def judge(
         differences=differences_from(main, predictions),
         train_mean=train_mean,
         seeds={group.name: over_seeds(group, scores) for group in groups if group.several},
-        curves=curves,
+        curves={**network_curves(groups, scores), **baseline_curves},
         collapse={name: describe_collapse(p, train_mean) for name, p in networks.items()},
-        notes=tuple(notes),
-        trainings=tuple(_summary_of(found, which) for found in predicted),
+        notes=(*notes, *opened, *more),
+        trainings=tuple(_summary_of(one, which) for one in predicted),
         folder=predicted[0].training.folder.evaluation(split),
         mesh=str(mesh),
         progress=progress,
     )
 
 
-def _summary_of(found: Judged, which: str) -> dict[str, Any]:
-    training = found.training
+def _baselines(
+    largest: Judged, paths: dict[str, Path], split: str
+) -> tuple[np.ndarray, dict[str, Predictions], dict[str, LearningCurve], list[str]]:
+    """Returns the mean of the training targets; predictions and curves of baselines; and notes.
+
+    Args:
+        largest, paths, split: see `judge`.
+    """
+    from flowpm_dist.cosmoflow.scores import baselines as methods  # loads scikit-learn
+
+    training, samples = largest.training, len(largest.predictions.truth)
+    counts: dict[str, int | None] = {"train": largest.samples, "validation": None, split: samples}
+    if not training.plan.simulates:
+        counts["train"] = min(largest.samples, summaries.MOST)
+        counts["validation"] = summaries.count_of(training, "validation")
+    try:
+        sets = {name: features(path, counts[name]) for name, path in paths.items()}
+    except (KeyError, ValueError) as error:
+        note = f"No baselines, as statistics of the volumes cannot be used: {error}."
+        try:
+            mean = read_arrays(paths["train"])["parameters"].mean(axis=0)
+        except (UnreadableError, KeyError):  # the mean of the priors
+            mean = standardiser_of(training.plan, training.header()).centre
+        return mean, {}, {}, [note]
+    train, judged, notes = sets["train"], sets[split], []
+    known = methods.baselines_of("P(k)" if training.plan.lightcone is None else "C_l")
+    fitted = {b.name: b.fit(train, sets["validation"]) for b in known}
+    if (measured := len(judged.truth)) < samples:
+        notes.append(
+            f"Baselines are judged on {measured} of the {samples} volumes, and not compared in "
+            "pairs."
+        )
+    predictions = {name: in_order_of_truth(f(judged)) for name, f in fitted.items()}
+    sizes, count = [SMALLEST], len(train.truth)
+    while sizes[-1] < count:
+        sizes.append(2 * sizes[-1])
+    sizes[-1] = count
+    splits = train, sets["validation"], judged
+    curves = methods.learning_curve(known[1:], *splits, sizes, fitted)
+    return train.truth.mean(axis=0), predictions, curves, notes
+
+
+def _summary_of(one: Judged, which: str) -> dict[str, Any]:
+    training = one.training
     return {
         "folder": str(training.folder.path.absolute()),
-        "step": found.step,
+        "step": one.step,
         "saved": training.folder.saved(which),
         "steps": training.plan.training.steps,
         "complete": training.complete,
-        "seed": found.seed,
-        "samples": found.samples,
+        "seed": one.seed,
+        "samples": one.samples,
         "run": training.plan.resolved(),
     }

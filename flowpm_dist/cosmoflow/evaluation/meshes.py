@@ -41,10 +41,10 @@ def asking_mesh(training: SavedTraining, ranks: int, samples: int, shape: str | 
         TrainedError: there are fewer volumes than replicas.
     """
     plan = training.plan
-    own = plan.mesh.shape
-    before = parse_mesh(own, batched=True) if own else {}
+    of_training = plan.mesh.shape
+    before = parse_mesh(of_training, batched=True) if of_training else {}
     if shape is None and math.prod(before.values()) == ranks > before.get("replica", 1):
-        shape = own
+        shape = of_training
     if shape is None:
         batch = max(n for n in range(1, ranks + 1) if ranks % n == 0 and n <= samples)
     else:

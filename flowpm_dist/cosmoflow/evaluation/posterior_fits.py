@@ -6,14 +6,15 @@ Rank 0 does everything here, from summaries that all ranks have made together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.stats import kstest
 
-from flowpm_dist.cosmoflow.evaluation.posteriors import PosteriorResults
+from flowpm_dist.cosmoflow.evaluation.posteriors import Key, PosteriorResults
 from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS, SplitSummaries
 from flowpm_dist.cosmoflow.evaluation.trainings import (
+    Group,
     Judged,
     PosteriorError,
     PosteriorOptions,
@@ -85,84 +86,135 @@ def judge_posteriors(
         options: the posteriors to fit.
         note: called with a description of the present work.
     """
-    judged = tables[largest][split]
-    groups = universes(judged.truth)
-    answers: dict[tuple[str, str], Answers] = {}
-    chosen: dict[str, str] = {}
+    fits = _Fits(priors, split, options, note)
+    groups = grouped(predicted)
+    for group in groups:
+        fits.fit_networks(group, [tables[predicted.index(member)] for member in group.members])
+    # As many members as the first answer is the mean of.
+    members = options.fit.members * len(groups[0].members)
+    for names in options.baselines:
+        fits.fit_statistics(tables[largest], names, members)
+    return fits.results(universes(tables[largest][split].truth))
 
-    def fit(name: str, head: str, sets: Sets, members: int) -> tuple[Posterior, Answers]:
-        note(f"fitting {head} to {name}")
+
+@dataclass
+class _Fits:
+    """Fits of posteriors, and their answers for the volumes to judge on.
+
+    Attributes:
+        priors, split, options, note: see `judge_posteriors`.
+        answers: the answers by the names of features and head.
+        chosen: the features that each posterior of a network uses.
+    """
+
+    priors: UniformPriors
+    split: str
+    options: PosteriorOptions
+    note: Callable[[str], None]
+    answers: dict[Key, Answers] = field(default_factory=dict)
+    chosen: dict[str, str] = field(default_factory=dict)
+
+    def fit(self, name: str, head: str, sets: Sets, members: int) -> tuple[Posterior, Answers]:
+        """Fits the mean of `members` densities to features with a name."""
+        self.note(f"fitting {head} to {name}")
         train, validation, test = sets
-        fit_options = options.fit.model_copy(update={"members": members})
-        posterior = fit_posterior(head, priors, train, validation, fit_options)
+        options = self.options.fit.model_copy(update={"members": members})
+        posterior = fit_posterior(head, self.priors, train, validation, options)
         gain = posterior.gain(test.truth, test.features)
         samples = posterior.sample(test.features, SAMPLES)
-        return posterior, Answers(priors, test.truth, samples, gain)
+        return posterior, Answers(self.priors, test.truth, samples, gain)
 
-    for group in grouped(predicted):
-        of_members: dict[str, list[Answers]] = {}
-        for member in group.members:
-            of, name = tables[predicted.index(member)], group.member(member)
-            folder, step = member.training.folder, of["train"].step
-            part = HIDDEN if HIDDEN in of["train"].parts else OUTPUTS
-            known, held_out = (of[s].parts[part] for s in ("train", "validation"))
-            FeatureDensity.of(known, held_out).save(folder.feature_density(step))
-            own = own_answers(member.summarised, priors)
-            if own is not None:
-                of_members.setdefault(OWN, []).append(own)
-            for head in options.heads:
-                tried = {
-                    part: fit(name, head, sets_of(of, [part], split), options.fit.members)
-                    for part in (OUTPUTS, HIDDEN)
-                    if part in of["train"].parts
-                }
-                best = min(tried, key=lambda part: tried[part][0].loss)
-                posterior, found = tried[best]
-                chosen[f"{name}, {head}"] = best
-                about = {"part": best, "step": step}
-                replace(posterior, about=about).save(folder.posterior(head))
-                of_members.setdefault(head, []).append(found)
-        for head, several in of_members.items():
+    def fit_networks(self, group: Group, tables: Sequence[Tables]) -> None:
+        """Fits all heads to the features of networks that differ in their seed, and saves them.
+
+        Args:
+            group: the networks.
+            tables: the summaries of each.
+        """
+        of_heads: dict[str, list[Answers]] = {}
+        for member, of_member in zip(group.members, tables, strict=True):
+            self._save_density(member, of_member)
+            own_gaussians = own_answers(member.summarised, self.priors)
+            if own_gaussians is not None:
+                of_heads.setdefault(OWN, []).append(own_gaussians)
+            for head in self.options.heads:
+                answers = self._fit_best(group.member(member), head, member, of_member)
+                of_heads.setdefault(head, []).append(answers)
+        for head, several in of_heads.items():
             if group.several:
-                answers[f"{group.name}, mean of {len(several)} densities", head] = mixed(several)
+                name = f"{group.name}, mean of {len(several)} densities"
+                self.answers[name, head] = mixed(several)
             for member, one in zip(group.members, several, strict=True):
-                answers[group.member(member), head] = one
-    # As many members as the first answer is the mean of.
-    members = options.fit.members * len(grouped(predicted)[0].members)
-    for names in options.baselines:
+                self.answers[group.member(member), head] = one
+
+    def _save_density(self, member: Judged, tables: Tables) -> None:
+        """Saves the density of a network's features, which tells unlike volumes."""
+        part = HIDDEN if HIDDEN in tables["train"].parts else OUTPUTS
+        known, held_out = (tables[split].parts[part] for split in ("train", "validation"))
+        path = member.training.folder.feature_density(tables["train"].step)
+        FeatureDensity.of(known, held_out).save(path)
+
+    def _fit_best(self, name: str, head: str, member: Judged, tables: Tables) -> Answers:
+        """Fits a head to the outputs and to the features of a network, and saves the better fit."""
+        train = tables["train"]
+        tried = {
+            part: self.fit(
+                name, head, sets_of(tables, [part], self.split), self.options.fit.members
+            )
+            for part in (OUTPUTS, HIDDEN)
+            if part in train.parts
+        }
+        best = min(tried, key=lambda part: tried[part][0].loss)
+        posterior, answers = tried[best]
+        self.chosen[f"{name}, {head}"] = best
+        about = {"part": best, "step": train.step}
+        replace(posterior, about=about).save(member.training.folder.posterior(head))
+        return answers
+
+    def fit_statistics(self, tables: Tables, names: Sequence[str], members: int) -> None:
+        """Fits all heads to statistics, compressed together."""
         name = " + ".join(names)
-        note(f"compressing {name}")
-        sets = compressed_sets(priors, sets_of(tables[largest], names, split))
-        for head in options.heads:
-            _, answers[name, head] = fit(name, head, sets, members)
-    judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
-    main = next(key for key in answers if key[1] == options.heads[-1])
-    predictions = {
-        key: Predictions(priors.names, one.truth, one.mean) for key, one in answers.items()
-    }
-    places = range(len(priors.names))
-    # One standard error of the RMSE of each parameter's mean, [p], by the bootstrap.
-    errors = {
-        key: np.array([resampled_scores(means, place, groups)[1][0].std() for place in places])
-        for key, means in predictions.items()
-    }
-    # How much better `main` is than each other of the same head.
-    pairs = {
-        key: (
-            mean_difference(answers[main].gain, one.gain, groups),
-            difference(predictions[main], predictions[key]),
+        self.note(f"compressing {name}")
+        sets = compressed_sets(self.priors, sets_of(tables, names, self.split))
+        for head in self.options.heads:
+            _, self.answers[name, head] = self.fit(name, head, sets, members)
+
+    def results(self, groups: np.ndarray) -> PosteriorResults:
+        """Returns how good the posteriors are.
+
+        Args:
+            groups: the number of the universe of each volume, see `universes`.
+        """
+        answers, priors = self.answers, self.priors
+        main = next(key for key in answers if key[1] == self.options.heads[-1])
+        predictions = {
+            key: Predictions(priors.names, one.truth, one.mean) for key, one in answers.items()
+        }
+        places = range(len(priors.names))
+        # One standard error of the RMSE of each parameter's mean, [p], by the bootstrap.
+        errors = {
+            key: np.array([resampled_scores(means, place, groups)[1][0].std() for place in places])
+            for key, means in predictions.items()
+        }
+        # How much better `main` is than each other of the same head.
+        pairs = {
+            key: (
+                mean_difference(answers[main].gain, one.gain, groups),
+                difference(predictions[main], predictions[key]),
+            )
+            for key, one in answers.items()
+            if key != main and key[1] in (main[1], OWN)
+        }
+        arrays = {
+            "names": np.array(priors.names),
+            "truth": answers[main].truth,
+            "samples": answers[main].samples.astype(np.float32),
+            "gain": answers[main].gain,
+        }
+        judgement = {key: calibration_of(one, groups) for key, one in answers.items()}
+        return PosteriorResults(
+            main, judgement, errors, pairs, self.chosen, arrays, judged_by=self.split
         )
-        for key, one in answers.items()
-        if key != main and key[1] in (main[1], OWN)
-    }
-    kept = answers[main]
-    arrays = {
-        "names": np.array(priors.names),
-        "truth": kept.truth,
-        "samples": kept.samples.astype(np.float32),
-        "gain": kept.gain,
-    }
-    return PosteriorResults(main, judgement, errors, pairs, chosen, arrays, judged_by=split)
 
 
 def sets_of(of: Tables, parts: Sequence[str], split: str) -> Sets:
@@ -195,9 +247,9 @@ def not_uniform(priors: UniformPriors, truth: np.ndarray) -> list[str]:
     """
     truth = np.unique(truth.astype(np.float32), axis=0)
     shares = (truth - priors.low) / (priors.high - priors.low)
-    found = [float(kstest(column, "uniform").pvalue) for column in shares.T]
-    limit = UNLIKELY / len(found)
-    names = [name for name, p in zip(priors.names, found, strict=True) if p < limit]
+    p_values = [float(kstest(column, "uniform").pvalue) for column in shares.T]
+    limit = UNLIKELY / len(p_values)
+    names = [name for name, p in zip(priors.names, p_values, strict=True) if p < limit]
     if not names:
         return []
     return [

@@ -151,8 +151,8 @@ class PosteriorResults:
         for (name, head), one in self.found.items():
             errors = dict(zip(one.names, self.rmse_error[name, head].tolist(), strict=True))
             numbers = one.as_dict() | {"rmse_error": errors}
-            kept = {k: v for k, v in numbers.items() if self.tested or not k.endswith("_p")}
-            scores.append({"of": name, "head": head, **kept})
+            valid = {k: v for k, v in numbers.items() if self.tested or not k.endswith("_p")}
+            scores.append({"of": name, "head": head, **valid})
         return {
             "main": list(self.main),
             "scores": scores,
@@ -244,7 +244,7 @@ class VolumePosterior(Labelled):
     step: int
 
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`: the samples of each parameter."""
+        """Returns the samples of each parameter, by its name."""
         return {
             name: LabelledArray(values, ("sample",), "", f"samples of {name}")
             for name, values in zip(self.priors.names, self.samples.T, strict=True)
@@ -318,17 +318,14 @@ def fitted_heads(training: SavedTraining, head: str | None) -> list[str]:
     Raises:
         PosteriorError: no posterior of the requested head was fitted.
     """
-    wanted = PREFERRED if head is None else (head,)
-    found = [name for name in wanted if training.folder.posterior(name).exists()]
-    if not found and head is not None:
-        there = training.folder.posterior(head).parent
-        fitted = ", ".join(name for name in PREFERRED if training.folder.posterior(name).exists())
-        raise PosteriorError(
-            f"{there} has no posterior of the head {head!r}"
-            + (f", but of {fitted}" if fitted else "")
-            + f": flowpm-dist evaluate {training.folder.path} --posteriors fits them"
-        )
-    return found
+    fitted = [name for name in PREFERRED if training.folder.posterior(name).exists()]
+    if head is None or training.folder.posterior(head).exists():
+        return fitted if head is None else [head]
+    raise PosteriorError(
+        f"{training.folder.posterior(head).parent} has no posterior of the head {head!r}"
+        + (f", but of {', '.join(fitted)}" if fitted else "")
+        + f": flowpm-dist evaluate {training.folder.path} --posteriors fits them"
+    )
 
 
 def posterior_of_volume(
@@ -362,17 +359,17 @@ def posterior_of_volume(
     from flowpm_dist.posteriors.novelty import FeatureDensity
 
     others = []
-    for found in fitted_heads(training, head):
-        path = training.folder.posterior(found)
+    for name in fitted_heads(training, head):
+        path = training.folder.posterior(name)
         try:
             posterior = Posterior.load(path)
             fitted = posterior.about["step"]
             if fitted == step:
                 density = FeatureDensity.load(training.folder.feature_density(step))
-                own = features[posterior.about["part"]][:1]
+                of_volume = features[posterior.about["part"]][:1]
                 break
             others.append(
-                f"The posterior ({found}) was fitted to weights of step {fitted}, and these are of "
+                f"The posterior ({name}) was fitted to weights of step {fitted}, and these are of "
                 f"step {step}: fit it again with flowpm-dist evaluate --posteriors"
             )
         except (ValueError, KeyError, TypeError) as error:
@@ -385,6 +382,6 @@ def posterior_of_volume(
             raise PosteriorError(others[0])
         return None, [f"{one}." for one in others]
     warning = density.warning(features.get(HIDDEN, features[OUTPUTS])[0])
-    samples, question = posterior.sample(own, SAMPLES)[0], Question.of(volume, training)
-    answer = VolumePosterior(found, posterior.priors, samples, question, step)
+    samples, question = posterior.sample(of_volume, SAMPLES)[0], Question.of(volume, training)
+    answer = VolumePosterior(name, posterior.priors, samples, question, step)
     return answer, [warning] if warning else []

@@ -147,11 +147,11 @@ class Evaluation:
             aside.mkdir(parents=True)
             if (folder / SCORES).exists():  # ours, as was checked
                 remove_unfinished(folder)
-            kept = self._kept(folder / SCORES)
-            self._write_into(aside, kept)
+            older = self._older_posteriors(folder / SCORES)
+            self._write_into(aside, older)
             for name in (SCORES, *OF_EVERY_JOB):
                 (folder / name).unlink(missing_ok=True)
-            for name in FILES if kept is None else [n for n in FILES if n not in OF_POSTERIORS]:
+            for name in FILES if older is None else [n for n in FILES if n not in OF_POSTERIORS]:
                 (folder / name).unlink(missing_ok=True)
                 if (aside / name).exists():
                     (aside / name).replace(folder / name)
@@ -163,7 +163,7 @@ class Evaluation:
         leave_report(folder, "evaluate", *about)
         return folder
 
-    def _kept(self, path: Path) -> Any:
+    def _older_posteriors(self, path: Path) -> Any:
         """Returns the numbers of the posteriors of an older evaluation if they stay, else None."""
         older = read_json(path)
         before, now = (
@@ -180,7 +180,7 @@ class Evaluation:
         same_volumes = np.array_equal(truth, self.predictions[self.main].truth)
         return older.get("posteriors") if same_volumes else None
 
-    def _write_into(self, folder: Path, kept: Any) -> None:
+    def _write_into(self, folder: Path, posteriors: Any) -> None:
         write_csv(self.scores, folder / "table.csv")
         main = self.predictions[self.main]
         arrays: dict[str, Any] = {"names": np.array(main.names), "truth": main.truth}
@@ -188,7 +188,7 @@ class Evaluation:
         np.savez(folder / "predictions.npz", **arrays)
         if self.posteriors is not None:
             self.posteriors.write_into(folder)
-            kept = self.posteriors.numbers()
+            posteriors = self.posteriors.numbers()
         numbers = {
             "generator": GENERATOR,
             "main": self.main,
@@ -205,7 +205,7 @@ class Evaluation:
             "collapse": self.collapse,
             "notes": self.notes,
             "trainings": self.trainings,
-            **({} if kept is None else {"posteriors": kept}),
+            **({} if posteriors is None else {"posteriors": posteriors}),
         }
         text = json.dumps(plain(numbers), indent=1, allow_nan=False)
         (folder / SCORES).write_text(text + "\n", encoding="utf-8")

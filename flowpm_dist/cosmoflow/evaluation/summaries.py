@@ -46,9 +46,9 @@ class SplitSummaries:
 
     def write(self, path: Path) -> None:
         """Writes a .npz file, without the parts that a user's code computes. Raises WriteError."""
-        kept = {name: values for name, values in self.parts.items() if _is_ours(name)}
+        parts = {name: values for name, values in self.parts.items() if _is_ours(name)}
         numbers = {"step": np.array(self.step), "version": np.array(STATISTICS_VERSION)}
-        save_arrays(path, {"truth": self.truth, **numbers, **kept})
+        save_arrays(path, {"truth": self.truth, **numbers, **parts})
 
     @classmethod
     def read(cls, path: Path) -> SplitSummaries:
@@ -108,7 +108,7 @@ def summarise(
         _Question(training, trained_network(training, mesh, lanes.batch, which), tuple(names))
         for training, names in zip(trainings, statistics, strict=True)
     ]
-    found: list[dict[str, SplitSummaries]] = [{} for _ in questions]
+    tables: list[dict[str, SplitSummaries]] = [{} for _ in questions]
     for split in splits:
         there = [mesh.rank == 0 and question.is_answered(split) for question in questions]
         known = mesh.world.broadcast(tf.constant(there, tf.int32)).numpy()
@@ -124,9 +124,9 @@ def summarise(
         for alike in groups.values():
             _answer(alike, split, lanes, mesh, progress)
         if mesh.rank == 0:
-            for question, tables in zip(questions, found, strict=True):
-                tables[split] = question.summaries(split)
-    return found if mesh.rank == 0 else []
+            for question, table in zip(questions, tables, strict=True):
+                table[split] = question.summaries(split)
+    return tables if mesh.rank == 0 else []
 
 
 Row = tuple[np.ndarray, dict[str, np.ndarray]]
@@ -183,8 +183,8 @@ class _Question:
         held = self._held(split)
         if held is not None and np.array_equal(held.truth, truth[order]):
             parts = {**held.parts, **parts}  # statistics measured earlier
-        kept = SplitSummaries(truth[order], parts, self.regressor.step)
-        kept.write(self.training.folder.summaries(split))
+        whole = SplitSummaries(truth[order], parts, self.regressor.step)
+        whole.write(self.training.folder.summaries(split))
 
     def summaries(self, split: str) -> SplitSummaries:
         """Returns the new summaries, or those in the file."""
@@ -280,17 +280,15 @@ def _measured(
     if plan.lightcone is not None:
         cone = plan.lightcone
         maps = NoisyMaps(as_maps(volumes), cone.fov, cone.pixel_sigma())
-        found = measured(statistics, maps)
-        return {name: of_all_replicas(values, mesh) for name, values in found.items()}
+        of_maps = measured(statistics, maps)
+        return {name: of_all_replicas(values, mesh) for name, values in of_maps.items()}
     together, box_size = len(volumes) if training.plan.simulates else 1, plan.box_size
     values = cell_values_of(plan)
     rows = []
     for first in range(0, len(volumes) if statistics else 0, together):
         fields = fields_of(volumes[first : first + together], box_size, mesh)
         of_channels = [measured(statistics, field, values) for field in fields]
-        rows.append(
-            [np.concatenate([found[n] for found in of_channels], axis=1) for n in statistics]
-        )
+        rows.append([np.concatenate([of[n] for of in of_channels], axis=1) for n in statistics])
     return {
         name: of_all_replicas(np.concatenate([row[place] for row in rows]), mesh)
         for place, name in enumerate(statistics)

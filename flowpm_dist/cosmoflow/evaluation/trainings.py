@@ -212,11 +212,11 @@ def _held_out(plan: TrainingPlan, split: str) -> dict[str, Any]:
     if data.source != "simulate":
         named = ("folder", "volumes", "table")
         paths = {f"data.{key}": getattr(data, key, None) for key in named}
-        found = {name: None if p is None else str(p.resolve()) for name, p in paths.items()}
+        settings = {name: None if p is None else str(p.resolve()) for name, p in paths.items()}
         if data.source == "arrays":
             keys = ("seed", "test", "validation", "unit")
-            found |= {f"data.{key}": getattr(data, key) for key in keys}
-        return {"data.source": data.source, **found}
+            settings |= {f"data.{key}": getattr(data, key) for key in keys}
+        return {"data.source": data.source, **settings}
     key = "test" if is_fresh(split) else split
     count = {f"data.{key}": getattr(data, key)}
     whole = {} if is_fresh(split) else {f"data.{key} in whole batches": plan.simulations(key)}
@@ -242,22 +242,22 @@ class Group:
         """Whether there are several seeds."""
         return len(self.members) > 1
 
-    def member(self, found: Judged) -> str:
+    def member(self, judged: Judged) -> str:
         """Returns the name of a member in tables."""
-        return f"{self.name}, seed {found.seed}" if self.several else self.name
+        return f"{self.name}, seed {judged.seed}" if self.several else self.name
 
 
 def grouped(predicted: Sequence[Judged]) -> list[Group]:
     """Returns groups of trainings, the first training's method and the largest sizes first."""
-    methods = list(dict.fromkeys(found.method for found in predicted))
+    methods = list(dict.fromkeys(one.method for one in predicted))
     groups = []
     for method in methods:
-        alike = [found for found in predicted if found.method == method]
+        alike = [one for one in predicted if one.method == method]
         base = "network" if len(methods) == 1 else f"network {alike[0].training.folder.path}"
-        sizes = sorted({found.size for found in alike}, reverse=True)
+        sizes = sorted({one.size for one in alike}, reverse=True)
         for size in sizes:
             name = base if len(sizes) == 1 else f"{base}, {size} simulations"
-            members = tuple(found for found in alike if found.size == size)
+            members = tuple(one for one in alike if one.size == size)
             groups.append(Group(name, base, members))
     return groups
 
@@ -268,8 +268,8 @@ def networks_of(predicted: Sequence[Judged]) -> tuple[dict[str, Predictions], li
     for group in groups:
         if group.several:
             name = f"{group.name}, mean of {len(group.members)} seeds"
-            networks[name] = ensemble([found.predictions for found in group.members])
-        networks |= {group.member(found): found.predictions for found in group.members}
+            networks[name] = ensemble([one.predictions for one in group.members])
+        networks |= {group.member(one): one.predictions for one in group.members}
     return networks, groups
 
 
@@ -280,8 +280,8 @@ def ensemble(members: Sequence[Predictions]) -> Predictions:
     the means (Lakshminarayanan and others, arXiv:1612.01474).
     """
     first = members[0]
-    means = np.stack([found.mean for found in members])
-    sigmas = [found.sigma for found in members if found.sigma is not None]
+    means = np.stack([one.mean for one in members])
+    sigmas = [one.sigma for one in members if one.sigma is not None]
     sigma = None
     if len(sigmas) == len(members):
         sigma = np.sqrt(np.mean(np.square(sigmas), axis=0) + means.var(axis=0))
@@ -292,12 +292,12 @@ def over_seeds(
     group: Group, scores: dict[str, Scores]
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Returns mean and standard deviation of the members' scores."""
-    members = [scores[group.member(found)] for found in group.members]
+    members = [scores[group.member(member)] for member in group.members]
     return {
         name: {
             attribute: (float(np.mean(values)), float(np.std(values, ddof=1)))
             for attribute in OF_SEEDS
-            for values in [[getattr(found[name], attribute) for found in members]]
+            for values in [[getattr(of[name], attribute) for of in members]]
         }
         for name in members[0]
     }
@@ -312,8 +312,8 @@ def network_curves(groups: list[Group], scores: dict[str, Scores]) -> dict[str, 
         seeds = max(len(group.members) for group in rows)
         errors = {name: np.full((len(rows), seeds), np.nan) for name in names}
         for row, group in enumerate(rows):
-            for place, found in enumerate(group.members):
-                for name, value in scores[group.member(found)].items():
+            for place, one in enumerate(group.members):
+                for name, value in scores[group.member(one)].items():
                     errors[name][row, place] = value.rmse_over_mean
         curves[base] = LearningCurve(np.array([g.members[0].size for g in rows]), errors)
     return curves

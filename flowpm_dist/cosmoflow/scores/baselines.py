@@ -125,7 +125,7 @@ class SmallNetwork:
             for features in (train, validation)
         )
         first = [self._train(h, a, 0, *data) for h in self.hidden for a in self.alphas]
-        best, _ = min(first, key=lambda found: found[1])
+        best, _ = min(first, key=lambda one: one[1])
         settings = (best.hidden_layer_sizes, best.alpha)
         others = [self._train(*settings, seed, *data)[0] for seed in range(1, self.seeds)]
         networks = [best, *others]
@@ -161,19 +161,19 @@ class SmallNetwork:
         inputs, targets = train
         if targets.shape[1] == 1:
             targets = targets[:, 0]
-        best, best_epoch, kept = np.inf, 0, None
+        best, best_epoch, weights = np.inf, 0, None
         for epoch in range(self.epochs):
             network.partial_fit(inputs, targets)
             residuals = _columns(network.predict(validation[0])) - validation[1]
             error = float(np.mean(residuals**2))
             if error < best:
                 best, best_epoch = error, epoch
-                kept = [w.copy() for w in (*network.coefs_, *network.intercepts_)]
+                weights = [w.copy() for w in (*network.coefs_, *network.intercepts_)]
             elif epoch - best_epoch >= self.patience:
                 break
         layers = len(network.coefs_)
-        if kept is not None:
-            network.coefs_, network.intercepts_ = kept[:layers], kept[layers:]
+        if weights is not None:
+            network.coefs_, network.intercepts_ = weights[:layers], weights[layers:]
         return network, best
 
 

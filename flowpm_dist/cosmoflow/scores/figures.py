@@ -51,17 +51,17 @@ def predicted_figure(predictions: Mapping[str, Predictions], train_mean: np.ndar
             method with the best mean R^2 is drawn below the network, in a lighter colour.
         train_mean: the mean of the training targets, [p].
     """
-    scores = {method: score(found, train_mean) for method, found in predictions.items()}
+    scores = {method: score(of_method, train_mean) for method, of_method in predictions.items()}
     network, *others = predictions
-    others.sort(key=lambda m: -np.mean([found.r2 for found in scores[m].values()]))
+    others.sort(key=lambda m: -np.mean([one.r2 for one in scores[m].values()]))
     shown = [network, *others[:1]]
     names = predictions[network].names
     figure, panels = _panels(len(names), 4.1, sharey=False)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         for method, colour, order in zip(shown, (MEASURED, LIGHTER), (3, 2), strict=False):
-            found = predictions[method]
-            size = float(np.clip(60 / np.sqrt(len(found.truth)), 1.5, 4))
-            axes.plot(found.truth[:, i], found.mean[:, i], "o", ms=size, color=colour, mew=0,
+            points = predictions[method]
+            size = float(np.clip(60 / np.sqrt(len(points.truth)), 1.5, 4))
+            axes.plot(points.truth[:, i], points.mean[:, i], "o", ms=size, color=colour, mew=0,
                       alpha=0.8, label=method, zorder=order)  # fmt: skip
         truth, mean = predictions[network].truth[:, i], predictions[network].mean[:, i]
         sigma = predictions[network].sigma

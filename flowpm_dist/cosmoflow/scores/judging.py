@@ -256,7 +256,7 @@ def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
     the mean. So the network is said to have collapsed only if this holds for all parameters.
     """
     scores = score(predictions, train_mean)
-    found = {
+    poor = {
         name: value
         for name, value in scores.items()
         if value.spread < NARROW or value.r2 - value.r2_error <= NO_BETTER
@@ -264,13 +264,13 @@ def describe_collapse(predictions: Predictions, train_mean: np.ndarray) -> str:
     details = ", ".join(
         f"{name} (R^2 = {value.r2:z.2f} ± {value.r2_error:.2f}, "
         f"spread {100 * value.spread:.0f} % of the truth's)"
-        for name, value in found.items()
+        for name, value in poor.items()
     )
-    if not found:
+    if not poor:
         return "All parameters are predicted better than by the mean predictor."
-    if len(found) < len(scores):
+    if len(poor) < len(scores):
         return f"No better than the mean predictor: {details}. The others are better."
-    if all(value.spread < NARROW for value in found.values()):
+    if all(value.spread < NARROW for value in poor.values()):
         return f"All parameters: the network has collapsed to the mean: {details}."
     return f"No parameter is predicted better than by the mean predictor: {details}."
 
@@ -327,19 +327,19 @@ def difference(first: Predictions, second: Predictions) -> dict[str, Difference]
     """
     if first.names != second.names or not _same(first, second):
         raise ValueError("only predictions for the same samples can be compared in pairs")
-    found, groups = {}, universes(first.truth)
+    differences, groups = {}, universes(first.truth)
     for i, name in enumerate(first.names):
         scores = [resampled_scores(method, i, groups) for method in (first, second)]
         (rmse, r2), (other_rmse, other_r2) = (whole for whole, _ in scores)
         (rmses, r2s), (other_rmses, other_r2s) = (resampled for _, resampled in scores)
-        found[name] = Difference(
+        differences[name] = Difference(
             r2=float(r2 - other_r2),
             r2_error=float(np.nanstd(r2s - other_r2s)),
             rmse=float(other_rmse - rmse),
             rmse_error=float(np.std(other_rmses - rmses)),
             better=float(np.mean(rmses < other_rmses)),
         )
-    return found
+    return differences
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,11 @@ import numpy as np
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     FRAME,
-    GZIP,
     DatasetHeader,
     RecordError,
     is_packed,
     names_of,
+    packed_size,
     parsed_record,
     record_bounds,
     wrong_record,
@@ -86,15 +86,13 @@ def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
     """
     if not packed:
         return record_bounds(path)
+    size = packed_size(path)
+    if size is None:
+        raise RecordError(f"{path} is not packed with gzip, but the first file is")
+    if size == one:
+        return np.array([0, size], np.int64)
+    bounds = [0]
     try:
-        with open(path, "rb", buffering=0) as file:
-            if file.read(len(GZIP)) != GZIP:
-                raise RecordError(f"{path} is not packed with gzip, but the first file is")
-            file.seek(-4, os.SEEK_END)
-            size = int.from_bytes(file.read(), "little")
-        if size == one:
-            return np.array([0, size], np.int64)
-        bounds = [0]
         with gzip.open(path) as unpacked:
             while head := unpacked.read(8):
                 bounds.append(bounds[-1] + FRAME + int.from_bytes(head, "little"))

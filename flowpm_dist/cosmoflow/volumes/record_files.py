@@ -352,13 +352,27 @@ def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
     return {"samples": samples, "files": len(counts)}
 
 
-def is_packed(path: Path) -> bool:
-    """Returns whether a file is packed with gzip. Raises RecordError if it cannot be read."""
+def packed_size(path: Path) -> int | None:
+    """Returns the size of a file packed with gzip after unpacking [bytes]; None if it is not.
+
+    The file states it in its last four bytes, modulo 4 GiB.
+
+    Raises:
+        RecordError: the file cannot be read.
+    """
     try:
         with open(path, "rb", buffering=0) as file:
-            return file.read(len(GZIP)) == GZIP
+            if file.read(len(GZIP)) != GZIP:
+                return None
+            file.seek(-4, os.SEEK_END)
+            return int.from_bytes(file.read(), "little")
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+def is_packed(path: Path) -> bool:
+    """Returns whether a file is packed with gzip. Raises RecordError if it cannot be read."""
+    return packed_size(path) is not None
 
 
 def dataset_files(folder: Path, split: str) -> list[Path]:

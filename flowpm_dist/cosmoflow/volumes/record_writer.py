@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import os
 import re
 import shutil
 import zlib
@@ -29,6 +28,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     dataset_files,
     file_name,
     is_packed,
+    packed_size,
     read_header,
     split_files,
 )
@@ -258,8 +258,8 @@ def stage(
         there = set()
     if foreign := sorted(there - set(targets)):
         raise RecordError(f"{foreign[0]} is of another dataset: stage into another folder")
-    missing = [source for target, source in targets.items() if not _is_staged(source, target)]
-    needed = sum(_unpacked_size(source) for source in missing)
+    missing = {t: source for t, source in targets.items() if not _is_staged(source, t)}
+    needed = sum(map(_unpacked_size, missing.values()))
     ground = existing_part(into)
     free = shutil.disk_usage(ground).free
     if needed > free:
@@ -267,27 +267,19 @@ def stage(
             f"{ground} has {human_size(free)} free, but the {len(missing)} files of split "
             f"{split!r} still to be staged need {human_size(needed)}"
         )
-    for done, (target, source) in enumerate(targets.items()):
-        if progress is not None:
-            progress(done, len(targets))
-        if not _is_staged(source, target):
-            _copy(source, target)
-    if progress is not None:
-        progress(len(targets), len(targets))
+    report = progress or (lambda done, count: None)
+    for done, target in enumerate(targets):
+        report(done, len(targets))
+        if target in missing:
+            _copy(missing[target], target)
+    report(len(targets), len(targets))
     return into
 
 
 def _unpacked_size(path: Path) -> int:
-    """Returns the size of a file after unpacking [bytes].
-
-    A packed file states it in its last four bytes, modulo 4 GiB.
-    """
-    size = path.stat().st_size
-    if not is_packed(path):
-        return size
-    with open(path, "rb") as file:
-        file.seek(-4, os.SEEK_END)
-        return int.from_bytes(file.read(), "little")
+    """Returns the size of a file after unpacking [bytes]."""
+    size = packed_size(path)
+    return path.stat().st_size if size is None else size
 
 
 def _is_staged(source: Path, target: Path) -> bool:
