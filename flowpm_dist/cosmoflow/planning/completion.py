@@ -90,8 +90,8 @@ def with_preset(table: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_dataset(plan: TrainingPlan) -> tuple[DatasetHeader | None, int | None]:
     """Returns the header of the volumes on disk and the number of those to train on.
 
-    Both are None for simulations. Public files have no header, and no number where only an index
-    of the files would show it.
+    Both are None for simulations. Public files have no header, and they are counted only for a
+    training in epochs, and where no index of the files is needed for that.
 
     Raises:
         RecordError: the dataset cannot be read.
@@ -103,7 +103,7 @@ def read_dataset(plan: TrainingPlan) -> tuple[DatasetHeader | None, int | None]:
     if not isinstance(data, FileData):
         return None, None
     if not (data.folder / DATASET).exists():
-        return None, samples_of_names(data.folder, "train")
+        return None, samples_of_names(data.folder, "train") if plan.training.epochs else None
     header, splits = read_header(data.folder)
     return header, splits.get("train", {}).get("samples", 0)
 

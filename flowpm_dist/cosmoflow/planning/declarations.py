@@ -193,6 +193,11 @@ _SC18_VOLUMES = (
 )
 _SC18_DENSE = (Dense(2048), Dropout(), Dense(256), Dropout())
 
+_MLPERF_VOLUMES = tuple(
+    layer for n in (32, 64, 128, 256, 512) for layer in (Convolution(n, 3), Pool("max"))
+)
+_MLPERF_DENSE = (Dense(128), Dropout(), Dense(64), Dropout())
+
 DECLARATIONS: dict[str, Declaration] = {
     declaration.name: declaration
     for declaration in (
@@ -200,17 +205,7 @@ DECLARATIONS: dict[str, Declaration] = {
         Declaration("sc18-periodic", (*_SC18_VOLUMES, Shrink(2), *_SC18_DENSE), "periodic", 0.01),
         Declaration(
             "mlperf",
-            (
-                *(
-                    layer
-                    for channels in (32, 64, 128, 256, 512)
-                    for layer in (Convolution(channels, 3), Pool("max"))
-                ),
-                Dense(128),
-                Dropout(),
-                Dense(64),
-                Dropout(),
-            ),
+            (*_MLPERF_VOLUMES, *_MLPERF_DENSE),
             "zero",
             0.3,
             bounded=True,
