@@ -22,7 +22,7 @@ from typing import IO, Any
 import psutil
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, no_link, read_bytes
+from flowpm_dist.io.files import human_size, no_link, read_bytes, remove
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import Settings, read_table
 from flowpm_dist.options import as_written
@@ -38,7 +38,8 @@ END_SECONDS = 5.0
 """Time that a launcher has to end after its ranks were killed [s]."""
 LAST_LINES = 12
 """Lines of a run's output that a message shows."""
-CLAIM, LOG = ".claim", "log.txt"
+CLAIM, LOG, RESULT, RUN = ".claim", "log.txt", "result.json", "run"
+"""Names in the folder of a run: its claim, its output, how it ended, and its results."""
 _NO_MEMORY = (
     "ResourceExhausted",
     "RESOURCE_EXHAUSTED",
@@ -92,38 +93,54 @@ class Subject:
             Request(self.path, ranks, output, overwrite=True, settings=settings)
         )
 
-    def command_line(
+    def run(
         self,
+        folder: Path,
         values: Values,
         ranks: int,
-        output: Path,
         *,
         threads: int | None = None,
+        resume: bool = False,
         more: Sequence[str] = (),
-    ) -> tuple[list[str], dict[str, str]]:
-        """Returns the command line of a run, and the environment that it needs.
+        **limits: Any,
+    ) -> Outcome:
+        """Run it to its end, with its results in `RUN` and its output in `LOG`.
 
         Args:
+            folder: the folder of the run.
             values: values of its keys.
             ranks: number of ranks.
-            output: folder of its results.
             threads: threads of each rank; by default the cores divided by the ranks.
-            more: further options of the command, such as "--resume".
+            resume: whether a job that was begun there is resumed; otherwise it is removed.
+            more: further options of the command of a job.
+            limits: see `run`.
 
         Raises:
             LaunchError: there is no mpirun.
         """
-        own = {} if threads is None else {launch.THREADS: str(threads)}
-        if not self.is_script:
-            settings = [w for k, v in values.items() for w in ("--set", f"{k}={as_written(v)}")]
-            words = [self.command, str(self.path), "--ranks", str(ranks), "--output", str(output)]
-            return [*PROGRAM, *words, *settings, *more], {**os.environ, **own}
-        words = [sys.executable, str(self.path), "--output", str(output)]
-        for key, value in values.items():
-            words += [f"--{key.replace('_', '-')}", _word(value)]
-        if ranks == 1:
-            return [*words, *more], {**os.environ, **own}
-        return launch.mpirun_command(ranks, [*words, *more], threads=threads)
+        output = folder / RUN
+        if resume and self._can_resume(output):
+            more = [*more, "--resume"]
+        else:
+            remove(output, ignore_errors=True)
+        (output if self.is_script else folder).mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ}
+        if threads is not None:
+            environment[launch.THREADS] = str(threads)
+        if self.is_script:
+            command = [sys.executable, str(self.path), "--output", str(output)]
+            for key, value in values.items():
+                command += [f"--{key.replace('_', '-')}", _word(value)]
+            if ranks > 1:
+                command, environment = launch.mpirun_command(ranks, command, threads=threads)
+        else:
+            command = [*PROGRAM, self.command, str(self.path), "--ranks", str(ranks)]
+            command += ["--output", str(output), *more]
+            command += [w for k, v in values.items() for w in ("--set", f"{k}={as_written(v)}")]
+        return run(command, folder / LOG, environment=environment, **limits)
+
+    def _can_resume(self, output: Path) -> bool:
+        return not self.is_script and job_class(self.command).folder_type(output).can_resume()
 
 
 def _section_and_key(key: str) -> tuple[str, str]:
@@ -144,12 +161,14 @@ class Outcome:
         seconds: its duration [s].
         message: why it did not complete, or an empty text.
         code: the exit status of its process.
+        value: the value by which a tuning judges it; None if it has none.
     """
 
     status: str
     seconds: float
     message: str = ""
     code: int = 0
+    value: float | None = None
 
 
 def run(
@@ -342,6 +361,42 @@ def alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         claim.give_up()
+
+
+def share(
+    pieces: Mapping[Path, Callable[[Claim], object]],
+    stop: StopSignals,
+    show: Callable[[int, Path], None],
+    wait: float,
+) -> int:
+    """Do those pieces of work that no other worker does, until all are done or a signal comes.
+
+    Args:
+        pieces: what does the work, or what is left of it, by the folder that a worker claims.
+        stop: the signals that this process has received.
+        show: is called after each piece, with the number of pieces that are done and its folder.
+        wait: time between two looks at the pieces of other workers [s].
+
+    Returns:
+        The number of pieces that are done.
+    """
+    left = dict(pieces)
+    while left and not stop:
+        before = len(left)
+        for folder, do in pieces.items():
+            claim = Claim(folder)
+            if stop or folder not in left or not claim.take():
+                continue
+            try:
+                do(claim)
+            finally:
+                claim.give_up()
+            if not stop:
+                del left[folder]
+                show(len(pieces) - len(left), folder)
+        if len(left) == before and not stop:
+            time.sleep(wait)
+    return len(pieces) - len(left)
 
 
 def keys_and_values(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:

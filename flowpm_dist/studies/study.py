@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError, decoration
-from flowpm_dist.io.files import human_size, read_json, remove, write_text
+from flowpm_dist.io.files import human_size, read_json, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, check_room
 from flowpm_dist.jobs.job import Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -27,14 +27,15 @@ from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import (
     COMPLETE,
     FAILED,
-    LOG,
     NO_MEMORY,
+    RESULT,
+    RUN,
     STOPPED,
     Claim,
     Outcome,
     StopSignals,
     alone,
-    run,
+    share,
 )
 from flowpm_dist.studies.summary import (
     FIGURES,
@@ -49,7 +50,7 @@ from flowpm_dist.studies.summary import (
 )
 from meshimpl import launch
 
-MARK, RESULT, RUN = "study.json", "result.json", "run"
+MARK = "study.json"
 WAIT_SECONDS = 5.0
 """Time between two looks at the runs of other workers [s]."""
 GRACE_SECONDS = 20.0
@@ -215,78 +216,59 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         Raises:
             StopError: a signal stopped it; runs that have ended are kept.
         """
-        points = self.options.in_random_order()
+        points = {self.folder.runs / point.name: point for point in self.options.in_random_order()}
         with alone(self.folder.runs):
             write_run_file(self.folder.run_file, self.resolved)
             self.folder.keep_checksums(self.options.checksums())
-        signals = StopSignals()
-        done = set[int]()
-        with signals.heard(progress.say):
-            while len(done) < len(points):
-                before = len(done)
-                for point in points:
-                    if point.number in done:
-                        continue
-                    claim = Claim(self.folder.runs / point.name)
-                    if not claim.take():
-                        continue
-                    try:
-                        self._do(point, claim, signals, progress)
-                    finally:
-                        claim.give_up()
-                    if signals:
-                        self._write(progress, complete=False)
-                        raise StopError(signals.name, f"after {self._count(done)} of {len(points)}")
-                    done.add(point.number)
-                    progress("run", len(done), len(points), str(point))
-                if len(done) == before:  # other workers have the rest
-                    time.sleep(WAIT_SECONDS)
-                    if signals:
-                        raise StopError(signals.name, "while other workers make the last runs")
+        stop = StopSignals()
+
+        def show(count: int, folder: Path) -> None:
+            progress("run", count, len(points), str(points[folder]))
+
+        with stop.heard(progress.say):
+            pieces = {
+                folder: partial(self._do, point, stop, progress) for folder, point in points.items()
+            }
+            count = share(pieces, stop, show, WAIT_SECONDS)
+        if stop:
+            self._write(progress, complete=False)
+            raise StopError(stop.name, f"after {count} runs of {len(points)}")
         return self._write(progress, complete=True)
 
-    def _count(self, done: set[int]) -> str:
-        return f"{len(done)} runs"
-
-    def _do(self, point: Point, claim: Claim, signals: StopSignals, progress: Progress) -> None:
+    def _do(self, point: Point, stop: StopSignals, progress: Progress, claim: Claim) -> None:
         """Does a point, or what is left of it."""
         if self.options.study.largest is None:
-            self._run(point, claim, signals)
+            self._run(point, stop, claim)
             return
-        for value in self._search(point, claim, signals):
+        for value in self._search(point, stop, claim):
             progress.say(f"{point}: {self.options.study.largest} = {value}")
 
-    def _run(self, point: Point, claim: Claim, signals: StopSignals) -> Run | None:
+    def _run(self, point: Point, stop: StopSignals, claim: Claim) -> Run | None:
         """Returns a run, made unless it has ended before; None if it was stopped."""
         folder = self.folder.runs / self._name(point)
-        if found := read_json(folder / RESULT):
-            return Run(**found)
-        study, output = self.options.study, folder / RUN
-        remove(output, ignore_errors=True)  # of a run that was cut short
-        folder.mkdir(parents=True, exist_ok=True)
-        more = [OVERRIDE] if study.memory is not None and not self._subject.is_script else []
+        if result := read_json(folder / RESULT):
+            return Run(**result)
+        study = self.options.study
+        more = [] if study.memory is None else [OVERRIDE]
         more += [] if study.trace is None else ["--trace", str(study.trace)]
-        command, environment = self._subject.command_line(
-            point.settings, point.ranks, output, threads=study.threads, more=more
-        )
-        if self._subject.is_script:
-            output.mkdir()
-        outcome = run(
-            command,
-            folder / LOG,
-            environment=environment,
+        outcome = self._subject.run(
+            folder,
+            point.settings,
+            point.ranks,
+            threads=study.threads,
+            more=more,
             memory=None if study.memory is None else round(study.memory * 2**30),
             limit=study.limit,
             grace=GRACE_SECONDS,
             claim=claim,
-            asked=lambda: bool(signals),
+            asked=lambda: bool(stop),
         )
         if outcome.status == STOPPED:
             return None
         if outcome.code == launch.HOST_LOST:  # which says nothing about the point
             print(outcome.message, file=sys.stderr, flush=True)
             raise SystemExit(launch.HOST_LOST)
-        ended = self._result(point, output, outcome)
+        ended = self._result(point, folder / RUN, outcome)
         write_text(folder / RESULT, json.dumps(asdict(ended), indent=1) + "\n")
         return ended
 
@@ -300,23 +282,23 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         try:
             return replace(ended, measured=measured(output, self.options.study.skip))
         except (ValueError, KeyError, TypeError, OSError, ArithmeticError) as error:
-            what = f"{output}: its measurements cannot be read: {error}"
-            return replace(ended, status=FAILED, message=what)
+            message = f"{output}: its measurements cannot be read: {error}"
+            return replace(ended, status=FAILED, message=message)
 
-    def _search(self, point: Point, claim: Claim, signals: StopSignals) -> Iterator[int]:
+    def _search(self, point: Point, stop: StopSignals, claim: Claim) -> Iterator[int]:
         """Tries values of `largest` until the largest that fits is known; yields those tried."""
         study = self.options.study
         unit = study.smallest
         fits, too_large = 0, study.most // unit + 1
         trial = 1
         while fits + 1 < too_large:
-            found = self._run(self.options.with_value(point, trial * unit), claim, signals)
-            if found is None:
+            ended = self._run(self.options.with_value(point, trial * unit), stop, claim)
+            if ended is None:
                 return
             yield trial * unit
-            if found.status == COMPLETE:
+            if ended.status == COMPLETE:
                 fits = trial
-            elif found.status == NO_MEMORY:
+            elif ended.status == NO_MEMORY:
                 too_large = trial
             else:
                 return  # another failure says nothing about the memory

@@ -13,12 +13,10 @@ from typing import Any
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.run_file import ConfigError, flat
 from flowpm_dist.options import Problem, as_written
-from flowpm_dist.studies.process import Subject, check_subject
+from flowpm_dist.studies.process import check_subject
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
 from flowpm_dist.studies.tuning.options import Range, TuneOptions, fresh_seed
 
-PLANNED = "planned"
-"""Name of a folder for plans, which is never made."""
 MOST_CORNERS = 64
 """Combinations of the ends of all keys that are tried."""
 
@@ -45,18 +43,17 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
         UserError: the subject cannot be tuned.
         ConfigError: the run file does not fit the subject; the error has all problems.
     """
-    subject = Subject(options.tune.subject)
-    check_subject(subject)
-    job = subject.plan({}, options.tune.ranks, output / PLANNED)
     tune = options.tune
+    check_subject(tune.target)
+    job = options.plan({}, output)
     judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
     if judge is None:
         what = "measures no validation: give a training, an emulation, a reconstruction or a script"
         raise ConfigError(source, [options.problem("tune.subject", what)])
     fixed = list(_fixed(options, judge))
-    problems = fixed or list(_misfits(options, judge, subject, output))
+    problems = fixed or list(_misfits(options, judge, output))
     if not problems and job is not None:
-        problems = list(_without_looks(options, subject, output))
+        problems = list(_without_looks(options, output))
     if problems:
         raise ConfigError(source, problems)
     return judge
@@ -81,21 +78,19 @@ def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
             yield Problem(f"shortened.{key}", judge.why_fixed(key))
 
 
-def _misfits(
-    options: TuneOptions, judge: Judge, subject: Subject, output: Path
-) -> Iterator[Problem]:
+def _misfits(options: TuneOptions, judge: Judge, output: Path) -> Iterator[Problem]:
     """Yields the keys and values that the subject does not take."""
 
     def wrong(values: Mapping[str, Any]) -> str:
         try:
-            subject.plan(values, options.tune.ranks, output / PLANNED)
+            options.plan(values, output)
         except ConfigError as error:
             return "; ".join(map(str, error.problems))
         except UserError as error:
             return str(error)
         return ""
 
-    if subject.is_script:
+    if options.tune.target.is_script:
         return
     for key, value in options.shortened.items():
         if why := wrong({key: value}):
@@ -116,9 +111,9 @@ def _misfits(
             yield Problem(", ".join(f"space.{key}" for key in values), f"allows {shown}: {why}")
 
 
-def _without_looks(options: TuneOptions, subject: Subject, output: Path) -> Iterator[Problem]:
+def _without_looks(options: TuneOptions, output: Path) -> Iterator[Problem]:
     """Yields the problem of pruning trials that are validated only at their end."""
-    job = subject.plan(options.shortened, options.tune.ranks, output / PLANNED)
+    job = options.plan(options.shortened, output)
     judge = judge_of(None if job is None else job.options, options.tune.metric)
     looks = None if judge is None else judge.looks
     if options.tune.pruning != "none" and looks is not None and looks < 2:
@@ -133,7 +128,7 @@ def own_values(options: TuneOptions, output: Path) -> dict[str, Any]:
         options: the run file of the tuning.
         output: folder of the tuning.
     """
-    job = Subject(options.tune.subject).plan({}, options.tune.ranks, output / PLANNED)
+    job = options.plan({}, output)
     known = {} if job is None else flat(job.options.to_table())
     return {key: known[key] for key in options.space if key in known}
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
-from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, Subject, alone, run
+from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, alone, run, share
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
@@ -33,7 +34,6 @@ from flowpm_dist.studies.tuning.runs import (
     SHARED_BY,
     Runner,
     check_memory,
-    repeat_all,
     repeats_of,
 )
 from meshimpl import launch
@@ -144,7 +144,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def disk(self) -> int:
         """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
         tune = self.options.tune
-        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / check.PLANNED)
+        job = self.options.plan({}, self.folder.path)
         each = 0 if job is None else job.disk
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
         return FIGURES_AND_TABLES + whole * each
@@ -171,7 +171,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         if here and self.most_ranks > cores:
             what = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
             found.append(f"{what}: {self.most_ranks} ranks share {cores} cores here")
-        job = Subject(tune.subject).plan({}, tune.ranks, self.folder.path / check.PLANNED)
+        job = self.options.plan({}, self.folder.path)
         try:
             if here and job is not None:
                 check_memory(job, tune.workers)
@@ -215,10 +215,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
             chosen = self._chosen(trials, own) if not stop else {}
             repeats = repeats_of(chosen, options, self.judge, folder.repeats)
 
-            def show(done: int) -> None:
+            def show(done: int, folder: Path) -> None:
                 progress("repeats on fresh seeds", done, len(repeats))
 
-            repeat_all(repeats, runner, stop, show, WAIT_SECONDS)
+            pieces = {each.folder: partial(runner.repeat, each) for each in repeats}
+            share(pieces, stop, show, WAIT_SECONDS)
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
             raise StopError(stop.name, place)
@@ -287,10 +288,10 @@ class TuneJob(Job[TuneOptions, Tuned]):
             result = runner.trial(trial)
             with alone(self.folder.storage):
                 self._write_trials(trials)
-            if result.state == STOPPED:
+            if result.status == STOPPED:
                 break
             value = "" if result.value is None else f", {self.judge.metric} {result.value:.4g}"
-            said = f"trial {trial.number}: {result.state}{value}, {result.seconds:.0f} s"
+            said = f"trial {trial.number}: {result.status}{value}, {result.seconds:.0f} s"
             progress.say(f"{said}; {_shown(trial.values)}")
         progress("trials", len(trials.counted), total)
 

@@ -58,6 +58,17 @@ class Judge:
         """Returns how much of a run is done, from 0 to 100; its place if its length is unknown."""
         return int(place) if self.length is None else int(100 * place // self.length)
 
+    def values_in(self, table: Path) -> list[tuple[int, float]]:
+        """Returns the percentages and the values that a run has left in its table so far."""
+        values = []
+        for row in read_rows(table):
+            try:
+                place, value = float(row[self.place]), float(row[self.metric])
+            except (KeyError, ValueError, TypeError):  # no validation after this step
+                continue
+            values.append((self.percentage(place), value))
+        return values
+
     def value(self, values: Sequence[float]) -> float | None:
         """Returns the value of a run; None if it has none that is finite."""
         finite = [value for value in values if math.isfinite(value)]
@@ -86,41 +97,6 @@ class Judge:
         if self.only and not key.startswith(self.only):
             return f"changes what is found: only keys of {' and '.join(self.only)} can be tuned"
         return ""
-
-
-class ValueTable:
-    """The values of a run, read from its table while it grows.
-
-    Args:
-        folder: the folder of the run.
-        judge: how it is judged.
-    """
-
-    def __init__(self, folder: Path, judge: Judge) -> None:
-        self._path, self._judge = folder / judge.table, judge
-        self._seen: tuple[int, int] | None = None
-        self.values: list[float] = []
-        """The values so far."""
-
-    def fresh(self) -> list[tuple[int, float]]:
-        """Returns the percentages and the values that were added since the last call."""
-        try:
-            now = self._path.stat()
-        except OSError:
-            return []
-        if (stamp := (now.st_mtime_ns, now.st_size)) == self._seen:
-            return []
-        self._seen = stamp
-        found = []
-        for row in read_rows(self._path):
-            try:
-                place, value = float(row[self._judge.place]), float(row[self._judge.metric])
-            except (KeyError, ValueError, TypeError):  # no validation after this step
-                continue
-            found.append((self._judge.percentage(place), value))
-        fresh = found[len(self.values) :]
-        self.values += [value for _, value in fresh]
-        return fresh
 
 
 def judge_of(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import (
     A_SEED,
@@ -23,8 +24,10 @@ from flowpm_dist.options import (
     constructed,
     count,
 )
-from flowpm_dist.studies.process import checksums_of, keys_and_values
+from flowpm_dist.studies.process import Subject, checksums_of, keys_and_values
 
+PLANNED = "planned"
+"""Name of a folder for plans, which is never made."""
 CHOSEN = (str, bool, int, float)
 """Types of the values that a key can be given."""
 MOST_LISTED = 16
@@ -198,8 +201,13 @@ class TuneSection(Options):
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
-        found = {} if self.pruning != "none" else {"first": 'pruning = "asha" or "median"'}
-        return found if self.pruning == "asha" else {**found, "reduction": 'pruning = "asha"'}
+        needed = {"first": 'pruning = "asha" or "median"', "reduction": 'pruning = "asha"'}
+        return {key: text for key, text in needed.items() if f'"{self.pruning}"' not in text}
+
+    @property
+    def target(self) -> Subject:
+        """The subject as a process."""
+        return Subject(self.subject)
 
 
 class TuneOptions(RunFile):
@@ -243,6 +251,18 @@ class TuneOptions(RunFile):
     def checksums(self) -> dict[str, str]:
         """Returns the checksums of the input files by key."""
         return checksums_of(self.files)
+
+    def plan(self, values: Mapping[str, Any], folder: Path) -> Job[Any, Any] | None:
+        """Returns the subject's job with some values, after all checks; None for a script.
+
+        Args:
+            values: values of its keys.
+            folder: a folder on the disk where the job would run.
+
+        Raises:
+            UserError: the job cannot begin.
+        """
+        return self.tune.target.plan(values, self.tune.ranks, folder / PLANNED)
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keys of a trial: what shortens it, and the values that it tries."""

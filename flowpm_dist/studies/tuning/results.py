@@ -17,8 +17,7 @@ import tomli_w
 
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
-from flowpm_dist.studies.process import COMPLETE, Subject
-from flowpm_dist.studies.tuning.check import PLANNED
+from flowpm_dist.studies.process import COMPLETE
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COLLAPSED, TrialRecord
 from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat
@@ -223,8 +222,7 @@ def write_run_file(path: Path, options: TuneOptions, verdict: Verdict) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    subject, planned = Subject(options.tune.subject), path.parent / PLANNED
-    job = subject.plan(verdict.values, options.tune.ranks, planned)
+    job = options.plan(verdict.values, path.parent)
     if job is None:
         text = tomli_w.dumps(dict(verdict.values))
     else:

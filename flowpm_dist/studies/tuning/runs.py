@@ -6,30 +6,27 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, read_json, remove, write_text
-from flowpm_dist.jobs.folder import WorkFolder
-from flowpm_dist.jobs.job import Job, job_class
+from flowpm_dist.io.files import human_size, read_json, write_text
+from flowpm_dist.jobs.job import Job
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import (
     COMPLETE,
     FAILED,
-    LOG,
     NO_MEMORY,
+    RESULT,
+    RUN,
     STOPPED,
     Claim,
     Outcome,
     StopSignals,
-    Subject,
-    run,
 )
-from flowpm_dist.studies.tuning.check import PLANNED
-from flowpm_dist.studies.tuning.judges import Judge, ValueTable, judge_of
+from flowpm_dist.studies.tuning.judges import Judge, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED
 from meshimpl import launch
@@ -39,30 +36,12 @@ if TYPE_CHECKING:
 
 COLLAPSE_CHECK = 50
 """Percentage of its length from which on a run that has learnt nothing is stopped."""
-RESULT = "result.json"
 SHARED_BY = "FLOWPM_TUNE_WORKERS"
 """Environment variable of the further workers of a host: the number of all its workers."""
 TABLE_SECONDS = 1.0
 """Time between two looks at a run's table [s]."""
 DEFAULTS = "defaults"
 """What the subject's own values are called among those that are repeated."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """How a run ended, and its value.
-
-    Attributes:
-        state: `COMPLETE`, `FAILED`, `NO_MEMORY`, `STOPPED`, or the verdict that ended it.
-        value: its value; None if it has none.
-        seconds: its duration since it was begun or resumed [s].
-        message: why it is not complete, or an empty text.
-    """
-
-    state: str
-    value: float | None
-    seconds: float
-    message: str = ""
 
 
 class Runner:
@@ -76,19 +55,15 @@ class Runner:
 
     def __init__(self, options: TuneOptions, judge: Judge, stop: StopSignals) -> None:
         self._options, self._judge, self._stop = options, judge, stop
-        self._subject, self._ranks = Subject(options.tune.subject), options.tune.ranks
+        self._subject, self._ranks = options.tune.target, options.tune.ranks
         self._workers = int(os.environ.get(SHARED_BY, options.tune.workers))
 
-    def trial(self, trial: Trial) -> RunResult:
+    def trial(self, trial: Trial) -> Outcome:
         """Run a trial to its end, and write how it ended."""
         settings = {**self._seeds, **self._options.settings(trial.values)}
-        result = self._run(settings, trial.folder, trial.claim, trial.falls_behind)
-        state = result.state
-        facts = {"value": result.value, "seconds": result.seconds, "message": result.message}
-        trial.end(state, **facts)
-        if state != STOPPED:
-            trial.clear()
-        return result
+        ended = self._run(settings, trial.folder, trial.claim, trial.falls_behind)
+        trial.end(ended.status, value=ended.value, seconds=ended.seconds, message=ended.message)
+        return ended
 
     @property
     def _seeds(self) -> dict[str, int]:
@@ -98,12 +73,15 @@ class Runner:
             return {}
         return dict.fromkeys(tune.seed_keys or self._judge.seeds, tune.seed)
 
-    def repeat(self, values: Mapping[str, Any], folder: Path, claim: Claim) -> RunResult:
-        """Run values at full length, and write how the run ended."""
-        result = self._run(values, folder, claim, None)
-        if result.state != STOPPED:
-            write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
-        return result
+    def repeat(self, repeat: Repeat, claim: Claim) -> None:
+        """Run values at full length, unless that was done, and write how the run ended."""
+        if repeat.result:
+            return
+        ended = self._run(repeat.values, repeat.folder, claim, None)
+        if ended.status != STOPPED:
+            facts = {"state": ended.status, "value": ended.value, "seconds": ended.seconds}
+            text = json.dumps({**facts, "message": ended.message}, indent=1)
+            write_text(repeat.folder / RESULT, f"{text}\n")
 
     def _run(
         self,
@@ -111,7 +89,7 @@ class Runner:
         folder: Path,
         claim: Claim,
         falls_behind: Callable[[int, float], bool] | None,
-    ) -> RunResult:
+    ) -> Outcome:
         """Runs the subject in a folder, or resumes the run that is there.
 
         Args:
@@ -121,35 +99,24 @@ class Runner:
             falls_behind: returns whether the run is to be pruned, see `Trial.falls_behind`; None
                 for a run that nothing but its end or a signal ends.
         """
-        begin = time.monotonic()
         try:
             judge = self.prepared(values, folder)
         except TooLargeError as error:
-            return RunResult(NO_MEMORY, None, 0.0, str(error))
+            return Outcome(NO_MEMORY, 0.0, str(error))
         except UserError as error:
-            return RunResult(FAILED, None, 0.0, str(error))
-        where = folder / "run"
-        more = ["--resume"] if self._can_resume(where) else []
-        if not more:
-            remove(where)
-        if self._subject.is_script:
-            where.mkdir()
-        threads = threads_of_rank(self._ranks, self._workers)
-        command, environment = self._subject.command_line(
-            values, self._ranks, where, threads=threads, more=more
-        )
-        watch = _Watch(ValueTable(where, judge), judge, falls_behind, self._stop)
-        limit = self._options.tune.limit if falls_behind else None
-        outcome = run(
-            command,
-            folder / LOG,
-            environment=environment,
-            limit=limit,
+            return Outcome(FAILED, 0.0, str(error))
+        watch = Watch(folder / RUN, judge, falls_behind, self._stop)
+        outcome = self._subject.run(
+            folder,
+            values,
+            self._ranks,
+            threads=threads_of_rank(self._ranks, self._workers),
+            resume=True,
+            limit=self._options.tune.limit if falls_behind else None,
             claim=claim,
             asked=watch.is_over,
         )
-        seconds = time.monotonic() - begin
-        return watch.result(outcome, seconds)
+        return watch.judged(outcome)
 
     def prepared(self, values: Mapping[str, Any], folder: Path) -> Judge:
         """Returns how a run is judged, after the checks of its own.
@@ -157,36 +124,36 @@ class Runner:
         Raises:
             UserError: it cannot begin.
         """
-        job = self._subject.plan(values, self._ranks, folder / PLANNED)
+        job = self._options.plan(values, folder)
         if job is None:
             return self._judge
         check_memory(job, self._workers)
-        own = judge_of(job.options, self._judge.metric, self._options.tune.constant)
-        assert own is not None
-        return own
-
-    def _can_resume(self, where: Path) -> bool:
-        """Returns whether there is a run to resume."""
-        if self._subject.is_script:
-            return False
-        found: Any = job_class(self._subject.command).folder_type(where)
-        return isinstance(found, WorkFolder) and found.can_resume()
+        judge = judge_of(job.options, self._judge.metric, self._options.tune.constant)
+        assert judge is not None
+        return judge
 
 
-class _Watch:
-    """Looks at the table of a run while it grows, and decides when the run is over."""
+class Watch:
+    """Reads the table of a run while it grows, and decides when the run is over.
+
+    Args:
+        folder: the folder of the run's results.
+        judge: how it is judged.
+        falls_behind: returns whether the run is to be pruned; None for a run that is not.
+        stop: the signals that this process has received.
+    """
 
     def __init__(
         self,
-        table: ValueTable,
+        folder: Path,
         judge: Judge,
         falls_behind: Callable[[int, float], bool] | None,
         stop: StopSignals,
     ) -> None:
-        self._table, self._judge, self._behind = table, judge, falls_behind
+        self._table, self._judge, self._behind = folder / judge.table, judge, falls_behind
         self._stop, self._looked = stop, -math.inf
         self._verdict, self._why = "", ""
-        self._seen: list[float] = []
+        self._values: list[float] = []
 
     def is_over(self) -> bool:
         """Returns whether the run is to stop."""
@@ -198,13 +165,13 @@ class _Watch:
         return bool(self._verdict)
 
     def _look(self, *, ends: bool) -> None:
-        """Reports what is new in the table.
+        """Reports the values that were added to the table.
 
         Args:
             ends: whether the run is still going on, and may be ended.
         """
-        for place, value in self._table.fresh():
-            self._seen.append(value)
+        for place, value in self._judge.values_in(self._table)[len(self._values) :]:
+            self._values.append(value)
             if self._behind is None:
                 continue
             finite = math.isfinite(value)
@@ -213,30 +180,28 @@ class _Watch:
             if not ends or (known and place >= 100):
                 continue
             late = known and place >= COLLAPSE_CHECK
-            if self._judge.has_collapsed(self._seen) and (late or not finite):
-                self._verdict, self._why = COLLAPSED, self._nothing_learnt(self._seen)
+            if self._judge.has_collapsed(self._values) and (late or not finite):
+                self._verdict, self._why = COLLAPSED, self._nothing_learnt()
             elif behind:
                 self._verdict = PRUNED
             if self._verdict:
                 return
 
-    def _nothing_learnt(self, values: Sequence[float]) -> str:
-        value, constant = self._judge.value(values), self._judge.constant
-        if value is None or not math.isfinite(values[-1]):
+    def _nothing_learnt(self) -> str:
+        value, constant = self._judge.value(self._values), self._judge.constant
+        if value is None or not math.isfinite(self._values[-1]):
             return f"{self._judge.metric} is not finite"
         return f"{self._judge.metric} = {value:.4g}: a constant prediction reaches {constant:.4g}"
 
-    def result(self, outcome: Outcome, seconds: float) -> RunResult:
-        """Returns how the run ended.
+    def judged(self, outcome: Outcome) -> Outcome:
+        """Returns how the run ended, with its value.
 
         Args:
             outcome: how its process ended.
-            seconds: its duration since it was begun or resumed [s].
         """
         if self._verdict != STOPPED:
             self._look(ends=False)
-        values, judge = self._table.values, self._judge
-        value = judge.value(values)
+        values, judge = self._values, self._judge
         state, message = outcome.status, outcome.message
         if self._verdict:
             state, message = self._verdict, self._why
@@ -245,8 +210,9 @@ class _Watch:
         elif state == COMPLETE and not values:
             state, message = FAILED, f"it left no {judge.metric} in {judge.table}"
         elif state == COMPLETE and judge.has_collapsed(values):
-            state, message = COLLAPSED, self._nothing_learnt(values)
-        return RunResult(state, value, round(seconds, 3), message)
+            state, message = COLLAPSED, self._nothing_learnt()
+        seconds = round(outcome.seconds, 3)
+        return Outcome(state, seconds, message, outcome.code, judge.value(values))
 
 
 @dataclass(frozen=True)
@@ -267,7 +233,7 @@ class Repeat:
 
     @property
     def result(self) -> dict[str, Any]:
-        """How the run ended, see `RunResult`; empty if it has not."""
+        """How the run ended; empty if it has not."""
         return read_json(self.folder / RESULT)
 
 
@@ -283,47 +249,13 @@ def repeats_of(
         folder: folder of the repeats.
     """
     keys = options.tune.seed_keys or judge.seeds
-    found = []
+    repeats = []
     for number in range(options.tune.seeds):
         seeds = dict.fromkeys(keys, fresh_seed(options.tune.seed, number))
         for name, values in chosen.items():
             place = folder / name.replace(" ", "-") / f"seed-{number}"
-            found.append(Repeat(name, number, {**values, **seeds}, place))
-    return found
-
-
-def repeat_all(
-    repeats: Sequence[Repeat],
-    runner: Runner,
-    stop: StopSignals,
-    done: Callable[[int], None],
-    wait: float = 1.0,
-) -> None:
-    """Do those repeats that no other worker does, and wait until all are done, or for a signal.
-
-    Args:
-        repeats: all repeats.
-        runner: what runs them.
-        stop: the signals that this process has received.
-        done: shows how many are done.
-        wait: time between two looks at what others do [s].
-    """
-    while not stop:
-        left = [each for each in repeats if not each.result]
-        done(len(repeats) - len(left))
-        if not left:
-            return
-        for each in left:
-            claim = Claim(each.folder)
-            if claim.take():
-                try:
-                    if not each.result:
-                        runner.repeat(each.values, each.folder, claim)
-                finally:
-                    claim.give_up()
-                break
-        else:
-            time.sleep(wait)
+            repeats.append(Repeat(name, number, {**values, **seeds}, place))
+    return repeats
 
 
 def check_memory(job: Job[Any, Any], workers: int) -> None:

@@ -23,7 +23,7 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState
 
 from flowpm_dist.io.files import UnreadableError, remove
-from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED, Claim, alone
+from flowpm_dist.studies.process import COMPLETE, FAILED, RUN, STOPPED, Claim, alone
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
 from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
 from flowpm_dist.studies.tuning.storage import storage_in
@@ -238,12 +238,11 @@ class Trial:
         return bool(self.asked.should_prune())
 
     def end(self, state: str, **facts: Any) -> None:
-        """See `Trials.end`."""
+        """Write how it ended, see `Trials.end`; its run keeps tables and pictures, no weights."""
         self._trials.end(self, state, **facts)
-
-    def clear(self) -> None:
-        """Remove what its run left besides tables and pictures: the weights, above all."""
-        for path in self.folder.glob("run/*"):
+        if state == STOPPED:
+            return
+        for path in self.folder.glob(f"{RUN}/*"):
             if path.is_dir() and not path.is_symlink():
                 remove(path, ignore_errors=True)
 
