@@ -303,7 +303,7 @@ def test_study(here, breaks, monkeypatch, largest):
     found = {"seconds a step": 2.0, "samples a second": 3.0, "seconds in fft": 1.0}
     found |= {"energy [J]": 5.0, "mean power [W]": 2.0}
     module = "flowpm_dist.studies.study"
-    monkeypatch.setattr("flowpm_dist.studies.process.run", lambda *_, **__: Outcome(COMPLETE, 1.0))
+    monkeypatch.setattr("flowpm_dist.studies.subject.run", lambda *_, **__: Outcome(COMPLETE, 1.0))
 
     def measured(output, skip):
         output.parents[2].joinpath("summary.csv").write_text("of fewer runs")

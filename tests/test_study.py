@@ -23,11 +23,11 @@ from flowpm_dist.studies.process import (
     FAILED,
     NO_MEMORY,
     STOPPED,
-    Claim,
     memory_of,
     run,
 )
 from flowpm_dist.studies.summary import Run, groups_of, summary_rows, summary_text
+from flowpm_dist.studies.workers import Claim
 
 SCRIPT = """
 import argparse, csv, json, os, sys, time

@@ -24,7 +24,8 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.io.files import UnreadableError, WriteError
 from flowpm_dist.jobs.run_file import ConfigError, read_table
 from flowpm_dist.simulation.demand import TooLargeError
-from flowpm_dist.studies.process import STOPPED, StopSignals, Subject
+from flowpm_dist.studies.process import STOPPED
+from flowpm_dist.studies.subject import Subject
 from flowpm_dist.studies.tuning.judges import Judge, constant_value, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 from flowpm_dist.studies.tuning.records import TrialRecord
@@ -37,6 +38,7 @@ from flowpm_dist.studies.tuning.runs import (
     check_memory,
     threads_of_rank,
 )
+from flowpm_dist.studies.workers import StopSignals
 from meshimpl import launch
 
 SCRIPT = """

@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -18,12 +17,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import job_class
-from flowpm_dist.jobs.run_file import RunFile, flat
+from flowpm_dist.jobs.run_file import flat
 from flowpm_dist.options import (
     A_SEED,
-    AnyPath,
     OneOrMore,
-    Options,
     Problem,
     Seed,
     count,
@@ -31,7 +28,7 @@ from flowpm_dist.options import (
     listed,
     nearest,
 )
-from flowpm_dist.studies.process import Subject, check_subject, checksums_of, keys_and_values
+from flowpm_dist.studies.subject import SubjectFile, SubjectSection, check_subject, keys_and_values
 
 MESH = "mesh.shape"
 COMMANDS = ("simulate", "train")
@@ -83,7 +80,7 @@ class Point:
         return ", ".join([*values, f"{self.ranks} rank{'s' * (self.ranks > 1)}"])
 
 
-class StudySection(Options):
+class StudySection(SubjectSection):
     """The section [study]: what is run, and how often.
 
     Attributes:
@@ -108,7 +105,6 @@ class StudySection(Options):
         seed: the seed of the order of the runs.
     """
 
-    subject: AnyPath = Field(description="a run file (.toml) or a Python script (.py)")
     ranks: OneOrMore[Annotated[int, Field(ge=1)]] = Field(
         default=(1,), description="a list of numbers of ranks"
     )
@@ -144,13 +140,8 @@ class StudySection(Options):
         if self.largest and self.most < self.smallest:
             yield self.problem("most", f"must be at least smallest, {self.smallest}")
 
-    @property
-    def target(self) -> Subject:
-        """The subject as a process."""
-        return Subject(self.subject)
 
-
-class StudyOptions(RunFile):
+class StudyOptions(SubjectFile):
     """A study file: a subject, and the values of its keys."""
 
     study: StudySection
@@ -159,6 +150,7 @@ class StudyOptions(RunFile):
         description='a list of values for each key of the subject, as "training.batch" = [4, 8]',
     )
 
+    section, mesh_place = "study", "vary mesh.shape in the study file"
     may_grow = ("study.repeats",)
 
     def problems(self) -> Iterator[Problem]:
@@ -212,25 +204,6 @@ class StudyOptions(RunFile):
         if section not in known:
             return f"{section!r} is no section of the subject{nearest(section, known)}"
         return ""
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The input files by key."""
-        return {"study.subject": self.study.subject}
-
-    def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the input files by key."""
-        return checksums_of(self.files)
-
-    def mesh_for(self, ranks: int, *, source: object, shape: str | None = None) -> str:
-        """Returns the mesh of the process that starts the runs, which has one rank."""
-        if shape is not None:
-            raise UserError(f"--mesh {shape}: vary mesh.shape in the study file")
-        return "row:1"
-
-    def with_mesh(self, shape: str | None) -> StudyOptions:
-        """Returns the same study: it has no mesh of its own."""
-        return self
 
     def points(self) -> list[Point]:
         """Returns all runs, by their numbers.

@@ -24,19 +24,8 @@ from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.simulation.demand import OVERRIDE, Demand
 from flowpm_dist.studies.measures import measured
 from flowpm_dist.studies.options import Point, StudyOptions
-from flowpm_dist.studies.process import (
-    COMPLETE,
-    FAILED,
-    NO_MEMORY,
-    RESULT,
-    RUN,
-    STOPPED,
-    Claim,
-    Outcome,
-    StopSignals,
-    alone,
-    share,
-)
+from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
+from flowpm_dist.studies.subject import RESULT, RUN
 from flowpm_dist.studies.summary import (
     FIGURES,
     Run,
@@ -45,9 +34,10 @@ from flowpm_dist.studies.summary import (
     ranks_of,
     summary_rows,
     summary_text,
-    write_rows,
     write_runs,
 )
+from flowpm_dist.studies.tables import write_rows
+from flowpm_dist.studies.workers import Claim, StopSignals, alone, share
 from meshimpl import launch
 
 MARK = "study.json"
@@ -122,7 +112,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             if point.repeat == 0 and str(point) not in problems:
                 trial = self._with_smallest(point)
                 try:
-                    job = self._subject.plan(trial.settings, point.ranks, self._output(trial))
+                    job = self.options.target.plan(trial.settings, point.ranks, self._output(trial))
                 except UserError as error:
                     problems[str(point)] = str(error)
                     continue
@@ -141,10 +131,6 @@ class StudyJob(Job[StudyOptions, list[Run]]):
     @property
     def _points(self) -> list[Point]:
         return self.options.points()
-
-    @property
-    def _subject(self) -> Any:
-        return self.options.study.target
 
     def _with_smallest(self, point: Point) -> Point:
         study = self.options.study
@@ -251,7 +237,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         study = self.options.study
         more = [] if study.memory is None else [OVERRIDE]
         more += [] if study.trace is None else ["--trace", str(study.trace)]
-        outcome = self._subject.run(
+        outcome = self.options.target.run(
             folder,
             point.settings,
             point.ranks,

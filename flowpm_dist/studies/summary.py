@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import written_whole
 from flowpm_dist.studies.measures import (
     ENERGY,
     EPOCH,
@@ -23,6 +21,7 @@ from flowpm_dist.studies.measures import (
 )
 from flowpm_dist.studies.options import MESH
 from flowpm_dist.studies.process import COMPLETE, NO_MEMORY
+from flowpm_dist.studies.tables import write_rows
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
 SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
@@ -172,7 +171,10 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
         }
         for run in sorted(runs, key=lambda run: (run.number, str(run.varied)))
     ]
-    write_rows(path, rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    # Phases come last: there may be many.
+    columns.sort(key=lambda name: name.startswith(PHASE) or name in ("versions", "message"))
+    write_rows(path, rows, columns)
 
 
 def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -279,20 +281,3 @@ def _with_spread(value: float | None, spread: Sequence[float] | None) -> str:
     if spread[0] == spread[1]:
         return f"{value:.4g}"
     return f"{value:.4g} ({spread[0]:.3g} to {spread[1]:.3g})"
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table of comma-separated values, whose columns are all that the rows have.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    # Phases come last: there may be many.
-    columns.sort(key=lambda name: name.startswith(PHASE) or name in ("versions", "message"))
-    with written_whole(path) as aside, aside.open("w", newline="") as file:
-        table = csv.DictWriter(file, columns)
-        table.writeheader()
-        for row in rows:
-            values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
-            table.writerow(values)

@@ -13,7 +13,7 @@ from typing import Any
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.run_file import ConfigError, flat
 from flowpm_dist.options import Problem, as_written
-from flowpm_dist.studies.process import check_subject
+from flowpm_dist.studies.subject import check_subject
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
 from flowpm_dist.studies.tuning.options import Range, TuneOptions, fresh_seed
 
@@ -44,7 +44,7 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
         ConfigError: the run file does not fit the subject; the error has all problems.
     """
     tune = options.tune
-    check_subject(tune.target)
+    check_subject(options.target)
     job = options.plan({}, output)
     judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
     if judge is None:
@@ -90,7 +90,7 @@ def _misfits(options: TuneOptions, judge: Judge, output: Path) -> Iterator[Probl
             return str(error)
         return ""
 
-    if options.tune.target.is_script:
+    if options.target.is_script:
         return
     for key, value in options.shortened.items():
         if why := wrong({key: value}):

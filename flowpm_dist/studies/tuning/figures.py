@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,27 @@ from flowpm_dist.studies.tuning.records import TrialRecord
 MARKERS = {"complete": "o", "pruned": "v", "collapsed": "x"}
 SHOWN_SHARE = 0.9
 """Share of the values that the axes show in full: a few runs are often far off."""
+
+
+def figures(
+    records: Sequence[TrialRecord],
+    importances: Callable[[], Mapping[str, float]],
+    space: Space,
+    metric: str,
+) -> dict[str, Callable[[], Figure]]:
+    """Returns functions that draw the figures, by the name of their file.
+
+    Args:
+        records: the trials that count.
+        importances: returns how much each key explains, see `importances_figure`.
+        space: the values that keys may have.
+        metric: name of the values.
+    """
+    return {
+        "history.png": lambda: history_figure(records, metric),
+        "importances.png": lambda: importances_figure(importances(), metric),
+        "parallel.png": lambda: parallel_figure(records, space, metric),
+    }
 
 
 def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.io.errors import UserError, decoration
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -24,7 +24,7 @@ from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
-from flowpm_dist.studies.process import COMPLETE, STOPPED, StopSignals, alone, run, share
+from flowpm_dist.studies.process import COMPLETE, STOPPED, run
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
@@ -36,6 +36,7 @@ from flowpm_dist.studies.tuning.runs import (
     check_memory,
     repeats_of,
 )
+from flowpm_dist.studies.workers import StopSignals, alone, share
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -104,19 +105,6 @@ class TuneJob(Job[TuneOptions, Tuned]):
     demand = None
     cells = 1
     folder: TuneFolder
-
-    @classmethod
-    def choose_mesh(
-        cls, options: TuneOptions, ranks: int, *, source: Path, shape: str | None = None
-    ) -> str:
-        """See `Job.choose_mesh`.
-
-        Raises:
-            UserError: a mesh was given.
-        """
-        if shape is not None:
-            raise UserError(f"--mesh {shape}: give mesh.shape in the run file of the subject")
-        return "row:1"
 
     def check(self) -> None:
         """See `Job.check`.
@@ -327,23 +315,14 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
     def _draw(self, result: Tuned, trials: Trials, warn: Callable[[str], None]) -> None:
         """Draws the results, which are complete."""
-        path, metric, records = self.folder.path, self.judge.metric, result.records
-        history, importances, parallel = FIGURES
-        with decoration(history, warn):
+        with decoration("figures", warn):
             from flowpm_dist.io.figures import save_figure
-            from flowpm_dist.studies.tuning.figures import history_figure
+            from flowpm_dist.studies.tuning.figures import figures
 
-            save_figure(history_figure(records, metric), path / history)
-        with decoration(importances, warn):
-            from flowpm_dist.io.figures import save_figure
-            from flowpm_dist.studies.tuning.figures import importances_figure
-
-            save_figure(importances_figure(trials.importances(), metric), path / importances)
-        with decoration(parallel, warn):
-            from flowpm_dist.io.figures import save_figure
-            from flowpm_dist.studies.tuning.figures import parallel_figure
-
-            save_figure(parallel_figure(records, self.options.space, metric), path / parallel)
+            space, metric = self.options.space, self.judge.metric
+            for name, draw in figures(result.records, trials.importances, space, metric).items():
+                with decoration(name, warn):
+                    save_figure(draw(), self.folder.path / name)
 
     def report(self, result: Tuned) -> str:
         """Returns where to look, the best values, and whether they beat the defaults."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BeforeValidator, Field
 
 from flowpm_dist.jobs.job import Job
-from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import (
     A_SEED,
-    AnyPath,
     Names,
     Options,
     Problem,
@@ -24,7 +22,7 @@ from flowpm_dist.options import (
     constructed,
     count,
 )
-from flowpm_dist.studies.process import Subject, checksums_of, keys_and_values
+from flowpm_dist.studies.subject import SubjectFile, SubjectSection, keys_and_values
 
 PLANNED = "planned"
 """Name of a folder for plans, which is never made."""
@@ -148,7 +146,7 @@ def _settings_of(table: Any) -> Any:
     return dict(keys_and_values(table)) if isinstance(table, Mapping) else table
 
 
-class TuneSection(Options):
+class TuneSection(SubjectSection):
     """The section [tune]: what is tuned, and how.
 
     Attributes:
@@ -177,7 +175,6 @@ class TuneSection(Options):
         workers: the number of processes that take trials at once, on this host.
     """
 
-    subject: AnyPath = Field(description="a run file (.toml) or a script (.py)")
     ranks: int = count(1)
     trials: int = count(30)
     pruning: Literal["asha", "median", "none"] = Field(
@@ -204,13 +201,8 @@ class TuneSection(Options):
         needed = {"first": 'pruning = "asha" or "median"', "reduction": 'pruning = "asha"'}
         return {key: text for key, text in needed.items() if f'"{self.pruning}"' not in text}
 
-    @property
-    def target(self) -> Subject:
-        """The subject as a process."""
-        return Subject(self.subject)
 
-
-class TuneOptions(RunFile):
+class TuneOptions(SubjectFile):
     """The run file of a tuning: the subject, the space of its keys, and what shortens trials."""
 
     tune: TuneSection
@@ -225,6 +217,7 @@ class TuneOptions(RunFile):
         "in place of its own. Repeats have its own",
     )
 
+    section, mesh_place = "tune", "give mesh.shape in the run file of the subject"
     may_differ = ("tune.workers", "tune.limit")
     may_grow = ("tune.trials", "tune.repeats", "tune.seeds")
 
@@ -239,19 +232,6 @@ class TuneOptions(RunFile):
             if key in self.space or key in self.shortened:
                 yield Problem(f"space.{key}", "is a seed, and trials must not be chosen by luck")
 
-    def with_mesh(self, shape: str | None) -> Self:
-        """Returns the same options: a tuning has no ranks of its own."""
-        return self
-
-    @property
-    def files(self) -> dict[str, Path]:
-        """The input files by key."""
-        return {"tune.subject": self.tune.subject}
-
-    def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the input files by key."""
-        return checksums_of(self.files)
-
     def plan(self, values: Mapping[str, Any], folder: Path) -> Job[Any, Any] | None:
         """Returns the subject's job with some values, after all checks; None for a script.
 
@@ -262,7 +242,7 @@ class TuneOptions(RunFile):
         Raises:
             UserError: the job cannot begin.
         """
-        return self.tune.target.plan(values, self.tune.ranks, folder / PLANNED)
+        return self.target.plan(values, self.tune.ranks, folder / PLANNED)
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keys of a trial: what shortens it, and the values that it tries."""

@@ -5,8 +5,6 @@ Nothing here imports TensorFlow or optuna.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ import tomli_w
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
 from flowpm_dist.studies.process import COMPLETE
+from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COLLAPSED, TrialRecord
 from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat
@@ -162,25 +161,15 @@ def verdict_of(candidates: Sequence[Candidate], best: Sequence[TrialRecord]) -> 
     return Verdict(DEFAULTS, own.values, False, what)
 
 
-def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table as a CSV file.
-
-    Raises:
-        WriteError: it cannot be written.
-    """
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: _cell(v) for k, v in row.items()} for row in rows)
-    write_text(path, text.getvalue())
-
-
 def _cell(value: Any) -> Any:
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return ""
-    if isinstance(value, bool):
-        return as_written(value)
-    return f"{value:.9g}" if isinstance(value, float) else value
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return as_written(value) if isinstance(value, bool) else value
+
+
+def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [{name: _cell(value) for name, value in row.items()} for row in rows]
+    write_rows(path, cells, columns, digits=9)
 
 
 def write_trials(path: Path, records: Sequence[TrialRecord], keys: Sequence[str]) -> None:
@@ -198,7 +187,7 @@ def write_trials(path: Path, records: Sequence[TrialRecord], keys: Sequence[str]
         }
         for r in records
     ]
-    write_rows(path, columns, rows)
+    _write(path, columns, rows)
 
 
 def write_best(path: Path, candidates: Sequence[Candidate], keys: Sequence[str]) -> None:
@@ -213,7 +202,7 @@ def write_best(path: Path, candidates: Sequence[Candidate], keys: Sequence[str])
         }
         for each in candidates
     ]
-    write_rows(path, (*facts, *(f"seed {n}" for n in range(seeds)), *keys), rows)
+    _write(path, (*facts, *(f"seed {n}" for n in range(seeds)), *keys), rows)
 
 
 def write_run_file(path: Path, options: TuneOptions, verdict: Verdict) -> None:

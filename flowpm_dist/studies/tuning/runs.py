@@ -15,20 +15,12 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size, read_json, write_text
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.simulation.demand import TooLargeError
-from flowpm_dist.studies.process import (
-    COMPLETE,
-    FAILED,
-    NO_MEMORY,
-    RESULT,
-    RUN,
-    STOPPED,
-    Claim,
-    Outcome,
-    StopSignals,
-)
+from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
+from flowpm_dist.studies.subject import RESULT, RUN
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED
+from flowpm_dist.studies.workers import Claim, StopSignals
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -55,7 +47,7 @@ class Runner:
 
     def __init__(self, options: TuneOptions, judge: Judge, stop: StopSignals) -> None:
         self._options, self._judge, self._stop = options, judge, stop
-        self._subject, self._ranks = options.tune.target, options.tune.ranks
+        self._subject, self._ranks = options.target, options.tune.ranks
         self._workers = int(os.environ.get(SHARED_BY, options.tune.workers))
 
     def trial(self, trial: Trial) -> Outcome:

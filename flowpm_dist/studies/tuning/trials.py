@@ -23,10 +23,12 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState
 
 from flowpm_dist.io.files import UnreadableError, remove
-from flowpm_dist.studies.process import COMPLETE, FAILED, RUN, STOPPED, Claim, alone
+from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED
+from flowpm_dist.studies.subject import RUN
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
 from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
 from flowpm_dist.studies.tuning.storage import storage_in
+from flowpm_dist.studies.workers import Claim, alone
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""

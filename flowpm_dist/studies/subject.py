@@ -1,0 +1,218 @@
+"""What a study or a tuning runs: a job, by its run file, or a Python script.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field
+
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import read_bytes, remove
+from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
+from flowpm_dist.jobs.run_file import RunFile, Settings, read_table
+from flowpm_dist.options import AnyPath, Options, as_written
+from flowpm_dist.studies.process import Outcome, run
+from meshimpl import launch
+
+LOG, RESULT, RUN = "log.txt", "result.json", "run"
+"""Names in the folder of a run: its output, how it ended, and its results."""
+Values = Mapping[str, Any]
+"""Values of a subject's keys, by "section.key", or by the option of a script."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a study runs: a job, by its run file, or a Python script.
+
+    A script takes the options `--output DIR`, and `--KEY VALUE` for each key of a study. Under
+    mpirun each rank runs it. It leaves `metrics.csv` in DIR.
+
+    Attributes:
+        path: path of the run file or the script.
+    """
+
+    path: Path
+
+    @property
+    def is_script(self) -> bool:
+        """Whether it is a script."""
+        return self.path.suffix == ".py"
+
+    @property
+    def command(self) -> str:
+        """The command of the job; an empty text for a script.
+
+        Raises:
+            ConfigError: the run file cannot be read.
+        """
+        return "" if self.is_script else command_of({*read_table(self.path)})
+
+    def plan(self, values: Values, ranks: int, output: Path) -> Job[Any, Any] | None:
+        """Returns the job with these values, after all checks; None for a script.
+
+        Raises:
+            UserError: the job cannot begin.
+        """
+        if self.is_script:
+            return None
+        settings: Settings = {_section_and_key(key): value for key, value in values.items()}
+        return job_class(self.command).plan(
+            Request(self.path, ranks, output, overwrite=True, settings=settings)
+        )
+
+    def run(
+        self,
+        folder: Path,
+        values: Values,
+        ranks: int,
+        *,
+        threads: int | None = None,
+        resume: bool = False,
+        more: Sequence[str] = (),
+        **limits: Any,
+    ) -> Outcome:
+        """Run it to its end, with its results in `RUN` and its output in `LOG`.
+
+        Args:
+            folder: the folder of the run.
+            values: values of its keys.
+            ranks: number of ranks.
+            threads: threads of each rank; by default the cores divided by the ranks.
+            resume: whether a job that was begun there is resumed; otherwise it is removed.
+            more: further options of the command of a job.
+            limits: see `run`.
+
+        Raises:
+            LaunchError: there is no mpirun.
+        """
+        output = folder / RUN
+        if resume and self._can_resume(output):
+            more = [*more, "--resume"]
+        else:
+            remove(output, ignore_errors=True)
+        (output if self.is_script else folder).mkdir(parents=True, exist_ok=True)
+        environment = {**os.environ}
+        if threads is not None:
+            environment[launch.THREADS] = str(threads)
+        if self.is_script:
+            command = [sys.executable, str(self.path), "--output", str(output)]
+            for key, value in values.items():
+                command += [f"--{key.replace('_', '-')}", _word(value)]
+            if ranks > 1:
+                command, environment = launch.mpirun_command(ranks, command, threads=threads)
+        else:
+            command = [*PROGRAM, self.command, str(self.path), "--ranks", str(ranks)]
+            command += ["--output", str(output), *more]
+            command += [w for k, v in values.items() for w in ("--set", f"{k}={as_written(v)}")]
+        return run(command, folder / LOG, environment=environment, **limits)
+
+    def _can_resume(self, output: Path) -> bool:
+        return not self.is_script and job_class(self.command).folder_type(output).can_resume()
+
+
+def _section_and_key(key: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    return section, name
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else as_written(value)
+
+
+class SubjectSection(Options):
+    """The keys about the subject in the section of a command that runs it.
+
+    Attributes:
+        subject: the run file of a job, or a Python script.
+    """
+
+    subject: AnyPath = Field(description="a run file (.toml) or a Python script (.py)")
+
+    @property
+    def target(self) -> Subject:
+        """The subject as a process."""
+        return Subject(self.subject)
+
+
+class SubjectFile(RunFile):
+    """The run file of a command that runs a subject. It has no mesh of its own.
+
+    Attributes:
+        section: name of the section with the subject.
+        mesh_place: where the meshes of the runs are given, for a message.
+    """
+
+    section: ClassVar[str]
+    mesh_place: ClassVar[str]
+
+    @property
+    def target(self) -> Subject:
+        """The subject."""
+        section: SubjectSection = getattr(self, self.section)
+        return section.target
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The input files by key."""
+        return {f"{self.section}.subject": self.target.path}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the input files by key."""
+        return {
+            key: hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
+            for key, path in self.files.items()
+        }
+
+    def mesh_for(self, ranks: int, *, source: object, shape: str | None = None) -> str:
+        """Returns the mesh of the process that starts the runs, which has one rank.
+
+        Raises:
+            UserError: a mesh was given.
+        """
+        if shape is not None:
+            raise UserError(f"--mesh {shape}: {self.mesh_place}")
+        return "row:1"
+
+    def with_mesh(self, shape: str | None) -> Self:
+        """Returns the same options."""
+        return self
+
+
+def check_subject(subject: Subject) -> None:
+    """Check that there is such a subject.
+
+    Raises:
+        UserError: there is none, or it is neither a run file nor a script.
+    """
+    if not subject.path.is_file():
+        raise UserError(f"there is no {subject.path}")
+    if subject.is_script:
+        return
+    if subject.path.suffix != ".toml":
+        raise UserError(f"{subject.path} is neither a run file (.toml) nor a script (.py)")
+    if subject.command not in JOBS or job_class(subject.command).starts_jobs:
+        raise UserError(f"{subject.path} is the run file of a study itself")
+
+
+def keys_and_values(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields "section.key" and what is given for it, however tables are nested.
+
+    Args:
+        table: sections and keys; a table with `low` or `high` is a value.
+        within: the names of the tables around it, each with a dot.
+    """
+    for name, given in table.items():
+        is_section = isinstance(given, Mapping) and given and not {*given} & {"low", "high"}
+        if is_section:
+            yield from keys_and_values(given, f"{within}{name}.")
+        else:
+            yield f"{within}{name}", given

@@ -1,0 +1,143 @@
+"""Workers that share pieces of work in one folder, which each piece has one of at a time.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from flowpm_dist.io.files import no_link
+from meshimpl import launch
+
+CLAIM = ".claim"
+LOOK_SECONDS = 0.2
+"""Time between two looks at a process, or at a claim [s]."""
+
+
+class Claim:
+    """A piece of work that one process at a time does, on any host that sees its folder.
+
+    The system gives the claim up when the process ends, however it ends.
+
+    Args:
+        folder: folder of the piece; it is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / CLAIM
+        self._file: IO[str] | None = None
+
+    def take(self) -> bool:
+        """Returns whether this process has the claim now."""
+        file = open(self._path, "a", opener=no_link)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._file = file
+        return True
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The file descriptor of the claim, if this process has it."""
+        return () if self._file is None else (self._file.fileno(),)
+
+    def give_up(self) -> None:
+        """Let another process take it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside, no other worker is inside for the same folder, which is claimed."""
+    claim = Claim(folder)
+    while not claim.take():
+        time.sleep(LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        claim.give_up()
+
+
+def share(
+    pieces: Mapping[Path, Callable[[Claim], object]],
+    stop: StopSignals,
+    show: Callable[[int, Path], None],
+    wait: float,
+) -> int:
+    """Do those pieces of work that no other worker does, until all are done or a signal comes.
+
+    Args:
+        pieces: what does the work, or what is left of it, by the folder that a worker claims.
+        stop: the signals that this process has received.
+        show: is called after each piece, with the number of pieces that are done and its folder.
+        wait: time between two looks at the pieces of other workers [s].
+
+    Returns:
+        The number of pieces that are done.
+    """
+    left = dict(pieces)
+    while left and not stop:
+        before = len(left)
+        for folder, do in pieces.items():
+            claim = Claim(folder)
+            if stop or folder not in left or not claim.take():
+                continue
+            try:
+                do(claim)
+            finally:
+                claim.give_up()
+            if not stop:
+                del left[folder]
+                show(len(pieces) - len(left), folder)
+        if len(left) == before and not stop:
+            time.sleep(wait)
+    return len(pieces) - len(left)
+
+
+class StopSignals:
+    """Signals that ask this process to stop, remembered until its runs have ended."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    @contextmanager
+    def heard(self, say: Callable[[str], None]) -> Iterator[StopSignals]:
+        """Inside, a signal is remembered; a second SIGINT raises SystemExit.
+
+        Args:
+            say: shows the user a line.
+        """
+
+        def note(number: int, frame: Any) -> None:
+            if number == self.received == signal.SIGINT:
+                raise SystemExit(128 + number)
+            if self.received is None:
+                say("stopping the runs ...")
+            self.received = number
+
+        before = {number: signal.signal(number, note) for number in launch.STOP_SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+    @property
+    def name(self) -> str:
+        """Name of the signal."""
+        return signal.Signals(self.received or 0).name
