@@ -14,9 +14,10 @@ import pytest
 from commands import flowpm_here, folder_with
 from run_files import RUN
 
-from flowpm_dist.cli.batch import array_settings, gpus_of_a_node, seconds_of
+from flowpm_dist.cli.batch import gpus_of_a_node, seconds_of
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.simulate.folder import SimulationFolder
+from flowpm_dist.studies.rows import array_rows
 from meshimpl.launch import find_mpirun
 
 SIZE = ("--nodes", "2", "--ranks-per-node", "4", "--time", "02:00:00")
@@ -193,15 +194,15 @@ def test_results_whose_name_has_special_characters_are_resumed(here):
     assert shlex.split(commands(text, here)[0])[-1] == "--resume"
 
 
-def test_array_settings():
-    assert array_settings([]) == {}
-    assert array_settings(["a.b=x,y"]) == {"a.b": ["x", "y"]}
+def test_rows_of_an_array():
+    assert array_rows([]) == []
+    assert array_rows(["a.b=x,y"]) == [{"a.b": "x"}, {"a.b": "y"}]
     wrong = ("seed=0-3", "a.b=", "a.b=1,,2", "a.b=5-3", "a.b=0-10000")
     for text in wrong:
         with pytest.raises(UserError, match=re.escape(f"--array {text}")):
-            array_settings([text])
+            array_rows([text])
     with pytest.raises(UserError, match="more than 10000 jobs"):
-        array_settings(["a.b=0-999", "a.c=0-99"])
+        array_rows(["a.b=0-999", "a.c=0-99"])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,15 +17,13 @@ from pydantic import BeforeValidator, Field
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import Options, Problem, listed
+from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
 
-MOST_JOBS = 10_000
-"""Jobs of the largest array."""
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)"
     r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<alone>\d+)"
 )
-_RANGE = re.compile(r"(\d+)-(\d+)")
 _GPUS = re.compile(
     r"--gpus-per-node[= ](?:[\w.-]+:)?(\d+)|--gres[= ](?:\S*,)?gpu"
     r"(?::[\w.-]*[^\d:,][\w.-]*)?(?::(\d+))?(?=,|$)"
@@ -152,40 +150,6 @@ def seconds_of(limit: str) -> int:
     return 86400 * days + 3600 * (hours + h) + 60 * (minutes + m + alone) + seconds + s
 
 
-def array_settings(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the value of each key in each job of an array.
-
-    Args:
-        texts: keys and their values, such as "initial.seed=0-9" or "evolution.steps=5,10".
-
-    Raises:
-        UserError: a text has another form, or there would be too many jobs.
-    """
-    values: dict[str, list[str]] = {}
-    for text in texts:
-        key, _, given = text.partition("=")
-        span = _RANGE.fullmatch(given)
-        if span and int(span[1]) > int(span[2]):
-            raise UserError(f"--array {text}: {span[1]} is above {span[2]}")
-        if span and int(span[2]) - int(span[1]) >= MOST_JOBS:
-            raise UserError(f"--array {text}: more than {MOST_JOBS} jobs")
-        found = list(map(str, range(int(span[1]), int(span[2]) + 1))) if span else given.split(",")
-        if not re.fullmatch(r"\w+\.\w+", key) or not all(found):
-            raise UserError(
-                f"--array {text}: must be SECTION.KEY=VALUES, such as initial.seed=0-9 or "
-                "evolution.steps=5,10"
-            )
-        if key in values:
-            raise UserError(f"--array {text}: {key} is given twice")
-        if len(set(found)) < len(found):
-            raise UserError(f"--array {text}: has a value twice")
-        values[key] = found
-    combined = list(itertools.islice(itertools.product(*values.values()), MOST_JOBS + 1))
-    if len(combined) > MOST_JOBS:
-        raise UserError(f"--array: more than {MOST_JOBS} jobs")
-    return {key: [row[i] for row in combined] for i, key in enumerate(values)}
-
-
 @dataclass(frozen=True)
 class BatchJob:
     """A job of a batch system.
@@ -204,7 +168,7 @@ class BatchJob:
         time: limit such as "02:00:00".
         site: the site's options, some replaced by the command line.
         mpirun: path of mpirun.
-        settings: for each key of the run file that differs, its value in each job of an array.
+        rows: the settings of each job of an array.
         complete: numbers of the jobs of the array whose work is done.
         at_once: jobs of an array that may run at one time; 0 for all.
         alone: whether the command is one process that starts the ranks of its runs.
@@ -224,7 +188,7 @@ class BatchJob:
     site: SiteOptions
     again: str = ""
     mpirun: str = "mpirun"
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rows: Rows = Rows()
     complete: Sequence[int] = ()
     at_once: int = 0
     alone: bool = False
@@ -232,13 +196,14 @@ class BatchJob:
     memory: str = ""
 
     @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    @property
     def elements(self) -> int:
         """Number of jobs of the array, complete ones too; 0 if it is none."""
-        return len(next(iter(self.settings.values()), ()))
-
-    def settings_of(self, number: int) -> list[str]:
-        """Returns the settings of one job of the array, such as "initial.seed=3"."""
-        return [f"{key}={values[number]}" for key, values in self.settings.items()]
+        return len(self.rows.values)
 
     def script(self) -> str:
         """Returns the text of the script, from the template `job.sbatch`.
@@ -259,10 +224,10 @@ class BatchJob:
 
     def _values(self) -> dict[str, object]:
         """Returns what the template's names stand for; its lines with an empty one are left out."""
-        site, keys = self.site, self.settings
+        site, rows = self.site, self.rows.values
         several = self.elements or self.workers
         array = _ranges([n for n in range(several) if n not in set(self.complete)])
-        names = {key: key.replace(".", "_") for key in keys}
+        names = {key: key.replace(".", "_") for row in rows[:1] for key in row}
         # srun's tasks get the signal themselves; mpirun gets it from the script.
         signal = "USR1" if site.launcher == "srun" and not self.alone else "B:USR1"
         command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
@@ -283,15 +248,17 @@ class BatchJob:
             "memory": self.memory,
             "nodes": self.nodes,
             "ranks_per_node": self.ranks_per_node,
-            "ranks": self.nodes * self.ranks_per_node,
+            "ranks": self.ranks,
             "threads": site.threads or "",
             "gpus": self.ranks_per_node * site.gpus_per_rank or "",
             "signal": f"{signal}@{site.warn}" if self.begun else "",
             "array": array + (f"%{self.at_once}" if self.at_once and array else ""),
             "directives": site.directives,
             "setup": site.setup,
-            "values": tuple(f"{names[key]}=({shlex.join(keys[key])})" for key in keys),
-            "settings": " ".join(f'--set "{key}=${{{names[key]}[$i]}}"' for key in keys),
+            "values": tuple(
+                f"{name}=({shlex.join(row[key] for row in rows)})" for key, name in names.items()
+            ),
+            "settings": " ".join(f'--set "{key}=${{{name}[$i]}}"' for key, name in names.items()),
             "again": self.again,
             "command": command + (' --output "$output"' if self.output else ""),
             "stopped": STOPPED,

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -25,13 +24,12 @@ from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.jobs.folder import OutputError, check_room
 from flowpm_dist.jobs.job import JOBS, Job, Request, StopError, job_class
 from flowpm_dist.jobs.progress import Verbosity
-from flowpm_dist.jobs.run_file import parse_settings, read_columns
+from flowpm_dist.jobs.run_file import Settings
 from flowpm_dist.jobs.usage import Usage
+from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
 
 Kind = type[Job[Any, Any]]
-SHOWN = 10
-"""Rows of a table whose mistakes are shown."""
 
 
 def command_of(kind: Kind) -> Callable[..., None]:
@@ -62,7 +60,6 @@ def command_of(kind: Kind) -> Callable[..., None]:
         with common.planning():
             if resume and overwrite:
                 raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
-            settings = parse_settings(changes or [])
             size = common.job_size(ranks)
             if kind.starts_jobs and size > 1:
                 raise UserError(
@@ -71,8 +68,17 @@ def command_of(kind: Kind) -> Callable[..., None]:
                 )
             if kind.starts_jobs and trace is not None:
                 raise UserError(f"--trace is for a single job, not for the jobs of a {kind.name}")
-            request = Request(run_file, size, output, resume, overwrite, mesh, settings)
-            jobs = [kind.plan(request)] if table is None else _rows(kind, request, table)
+            if table is not None and not kind.takes_tables:
+                instead = f"flowpm-dist submit {kind.name}"
+                raise UserError(f"--table is not for {kind.name}: give it to {instead}")
+
+            def plan(folder: Path, settings: Settings) -> Job[Any, Any]:
+                # With --resume, rows of a table that were not begun are begun.
+                again = resume and (table is None or kind.folder_type(folder).can_resume())
+                return kind.plan(Request(run_file, size, folder, again, overwrite, mesh, settings))
+
+            hint = "" if resume else "--resume leaves out finished rows, and resumes the others"
+            jobs = Rows.read(changes or [], table).planned(output, plan, hint)
             left = [job for job in jobs if not job.is_complete]
             if len(left) > 1 and launch.detect().rank == 0:
                 disk = sum(job.disk for job in left)
@@ -91,45 +97,6 @@ def command_of(kind: Kind) -> Callable[..., None]:
 
     run.__name__, run.__doc__ = kind.name, kind.help
     return run
-
-
-def _rows(kind: Kind, request: Request, table: Path) -> list[Job[Any, Any]]:
-    """Returns a job for each row of a table, in folders numbered from 0.
-
-    With --resume, rows that were not begun are begun.
-
-    Args:
-        kind: the class of the jobs.
-        request: the arguments on the command line.
-        table: path of the table.
-
-    Raises:
-        UserError: the table has mistakes, or a job cannot begin; the message names the rows.
-    """
-    if not kind.takes_tables:
-        instead = f"flowpm-dist submit {kind.name}"
-        raise UserError(f"--table is not for {kind.name}: give it to {instead}")
-    columns = read_columns(table)
-    if both := [key for key in map(".".join, request.settings) if key in columns]:
-        raise UserError(f"{both[0]} is given by --table and by --set: leave one of them out")
-    jobs, wrong, hint = [], list[str](), ""
-    for number, values in enumerate(zip(*columns.values(), strict=True)):
-        output = Path(f"{request.output}-{number}")
-        try:
-            own = parse_settings(f"{key}={v}" for key, v in zip(columns, values, strict=True))
-            resume = request.resume and kind.folder_type(output).can_resume()
-            settings = {**request.settings, **own}
-            jobs.append(
-                kind.plan(replace(request, output=output, resume=resume, settings=settings))
-            )
-        except UserError as error:
-            wrong.append(f"{table}, row {number} (counted from 0): {error}")
-            if isinstance(error, OutputError) and not request.resume:
-                hint = "--resume leaves out finished rows, and resumes the others"
-    if wrong:
-        more = f"... and {len(wrong) - SHOWN} more rows" if len(wrong) > SHOWN else ""
-        raise UserError("\n".join(filter(None, [*wrong[:SHOWN], more, hint])))
-    return jobs
 
 
 def preview(job: Job[Any, Any]) -> common.Preview:

@@ -5,7 +5,6 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ from flowpm_dist.options import (
     listed,
     nearest,
 )
+from flowpm_dist.studies.rows import combinations
 from flowpm_dist.studies.subject import SubjectFile, SubjectSection, check_subject, keys_and_values
 
 MESH = "mesh.shape"
@@ -213,8 +213,7 @@ class StudyOptions(SubjectFile):
         """
         found: list[Point] = []
         for repeat in range(1 if self.study.largest else self.study.repeats):
-            for values in itertools.product(*self.vary.values()):
-                varied = dict(zip(self.vary, values, strict=True))
+            for varied in combinations(self.vary):
                 for ranks in self.study.ranks:
                     if _fits_mesh(varied.get(MESH), ranks):
                         settings = self._settings(varied, ranks, repeat)

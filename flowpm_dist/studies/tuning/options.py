@@ -22,6 +22,7 @@ from flowpm_dist.options import (
     constructed,
     count,
 )
+from flowpm_dist.studies.rows import combinations
 from flowpm_dist.studies.subject import SubjectFile, SubjectSection, keys_and_values
 
 PLANNED = "planned"
@@ -260,5 +261,4 @@ class TuneOptions(SubjectFile):
             ends[key] = listed if isinstance(values, tuple) else [listed[0], listed[-1]]
             for value in listed:
                 yield {key: value}
-        for several in itertools.islice(itertools.product(*ends.values()), most):
-            yield dict(zip(ends, several, strict=True))
+        yield from itertools.islice(combinations(ends), most)
