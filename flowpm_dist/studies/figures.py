@@ -29,7 +29,17 @@ from flowpm_dist.studies.measures import (
     TRAINED,
     VALIDATED,
 )
-from flowpm_dist.studies.summary import ENERGIES, KEYS, PHASES, SCALING, Group, label_of, ranks_of
+from flowpm_dist.studies.summary import (
+    EFFICIENCY,
+    ENERGIES,
+    KEYS,
+    PHASES,
+    SCALING,
+    SPEED_UP,
+    Group,
+    label_of,
+    ranks_of,
+)
 
 MOST_CURVES, MOST_BARS = 12, 40
 """The most curves of a panel, and the most bars, that a reader can distinguish."""
@@ -41,19 +51,18 @@ def figures(groups: Sequence[Group]) -> dict[str, Callable[[], Figure]]:
     Args:
         groups: the runs of each point.
     """
-    found: dict[str, Callable[[], Figure]] = {}
+    drawings: dict[str, Callable[[], Figure]] = {}
     timed = [group for group in groups if group.values(STEP)]
+    columns = {name for group in timed for run in group.runs for name in run.measured}
     if len({group.ranks for group in timed}) > 1:
-        found[SCALING] = partial(scaling_figure, timed)
-    if any(
-        name.startswith(PHASE) for group in timed for run in group.runs for name in run.measured
-    ):
-        found[PHASES] = partial(phases_figure, timed[:MOST_BARS])
+        drawings[SCALING] = partial(scaling_figure, timed)
+    if any(name.startswith(PHASE) for name in columns):
+        drawings[PHASES] = partial(phases_figure, timed[:MOST_BARS])
     if keys := numeric_keys(timed):
-        found[KEYS] = partial(keys_figure, timed, keys)
-    if any(group.values(ENERGY) for group in timed):
-        found[ENERGIES] = partial(energy_figure, timed)
-    return found
+        drawings[KEYS] = partial(keys_figure, timed, keys)
+    if ENERGY in columns:
+        drawings[ENERGIES] = partial(energy_figure, timed)
+    return drawings
 
 
 def scaling_figure(groups: Sequence[Group]) -> Figure:
@@ -63,21 +72,18 @@ def scaling_figure(groups: Sequence[Group]) -> Figure:
     """
     figure = new_figure(9.2, 7.0)
     panels = figure.subplots(2, 2, sharex=True).ravel()
-    names = (STEP, THROUGHPUT, "speed-up", "efficiency")
+    names = (STEP, THROUGHPUT, SPEED_UP, EFFICIENCY)
     ranks = sorted({group.ranks for group in groups})
-    for number, curve in enumerate(_by_values(groups)[:MOST_CURVES]):
-        colour = COLOURS[number % len(COLOURS)]
-        several = [group for group in curve if group.speed_up is not None]
+    for number, curve in enumerate(_by_values(groups)):
+        several = [group for group in curve if group.spread(SPEED_UP) is not None]
         # A mesh of its own is compared with the fewest ranks, which have another mesh.
         first = several[0].first if several else None
         if first is not None and first.ranks < several[0].ranks:
             several = [first, *several]
         elif len(several) < 2:
             continue
-        at = [group.ranks for group in several]
         for axes, name in zip(panels, names, strict=True):
-            rows = np.array([_scaling_values(group, name) for group in several]).T
-            _draw(axes, at, rows, colour, curve[0].label)
+            _draw(axes, several, name, number, curve[0].label)
     for axes, name in zip(panels, names, strict=True):
         axes.set(xscale="log", ylabel=name)
         axes.set_xticks(ranks, [str(each) for each in ranks], minor=False)
@@ -97,34 +103,34 @@ def scaling_figure(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _scaling_values(group: Group, name: str) -> tuple[float, float, float]:
-    speed = group.speed_up
-    if name in (STEP, THROUGHPUT) or speed is None:
-        return _with_ends(group, name)
-    if name == "speed-up":
-        return speed
-    return speed[0] / group.ideal, speed[1] / group.ideal, speed[2] / group.ideal
+def _draw(
+    axes: Axes, groups: Sequence[Group], name: str, number: int, label: str, key: str = ""
+) -> None:
+    """Draws a curve of medians, with bars from the least to the greatest value.
 
-
-def _with_ends(group: Group, name: str) -> tuple[float, float, float]:
-    median, spread = group.median(name), group.spread(name)
-    if median is None or spread is None:
-        return np.nan, np.nan, np.nan
-    return median, *spread
-
-
-def _draw(axes: Axes, at: Sequence[Any], rows: np.ndarray, colour: str, label: str) -> None:
-    """Draws medians with bars from the least to the greatest value [3, point]."""
-    if not rows.size:
-        return
-    ends = np.abs(rows[1:] - rows[0])
-    axes.errorbar(at, rows[0], ends, fmt="o-", ms=4, lw=1.3, capsize=2, color=colour, label=label)
+    Args:
+        axes: what to draw on.
+        groups: the points.
+        name: the column, see `Group.spread`; points without it are left out.
+        number: number of the curve.
+        label: its label.
+        key: the key along the axis; by default the ranks are.
+    """
+    points = [
+        (g.varied[key] if key else g.ranks, *values) for g in groups if (values := g.spread(name))
+    ]
+    if points:
+        at, medians, least, greatest = np.array(points).T
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": label}
+        bars = (medians - least, greatest - medians)
+        axes.errorbar(at, medians, bars, fmt="o-", ms=4, lw=1.3, capsize=2, **style)
 
 
 def phases_figure(groups: Sequence[Group]) -> Figure:
     """Returns a figure of the time of each phase in a step, stacked, with a bar for each point."""
-    names = _phases(groups)
-    bars = [[group.median(name) or 0.0 for name in names] for group in groups]
+    measured = (name for group in groups for run in group.runs for name in run.measured)
+    names = [name for name in dict.fromkeys(measured) if name.startswith(PHASE)]
+    bars = [[(group.spread(name) or (0.0,))[0] for name in names] for group in groups]
     figure = new_figure(7.6, 1.4 + 0.34 * len(groups))
     axes = figure.add_subplot()
     left = np.zeros(len(groups))
@@ -146,12 +152,6 @@ def phases_figure(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _phases(groups: Sequence[Group]) -> list[str]:
-    """Returns the columns with the time of a phase."""
-    names = (name for group in groups for run in group.runs for name in run.measured)
-    return [name for name in dict.fromkeys(names) if name.startswith(PHASE)]
-
-
 def numeric_keys(groups: Sequence[Group]) -> list[str]:
     """Returns the keys with several values, all of them numbers."""
     keys = dict.fromkeys(key for group in groups for key in group.varied)
@@ -170,33 +170,23 @@ def keys_figure(groups: Sequence[Group], keys: Sequence[str]) -> Figure:
         names.remove(STEP)
     figure = new_figure(3.5 * len(names), 3.1 * len(keys) + 0.6)
     panels = figure.subplots(len(keys), len(names), squeeze=False)
-    shown: dict[str, Any] = {}
     for row, key in zip(panels, keys, strict=True):
-        curves = _by_values(groups, but=key)[:MOST_CURVES]
+        values = sorted({group.varied[key] for group in groups})
         for axes, name in zip(row, names, strict=True):
-            for number, curve in enumerate(curves):
-                several = [group for group in curve if group.values(name)]
-                rows = np.array([_with_ends(group, name) for group in several]).T
+            for number, curve in enumerate(_by_values(groups, key)):
                 first = curve[0]
                 others = {k: v for k, v in first.varied.items() if k in first.keys and k != key}
                 label = ", ".join(filter(None, [label_of(others), ranks_of(first.ranks)]))
-                _draw(axes, [g.varied[key] for g in several], rows, COLOURS[number % 6], label)
-            values = sorted({group.varied[key] for group in groups})
-            logarithmic = values[0] > 0 and values[-1] >= 4 * values[0]
+                _draw(axes, curve, name, number, label, key)
             axes.set(xlabel=key.rpartition(".")[2].replace("_", " "))
-            if logarithmic:
+            if values[0] > 0 and values[-1] >= 4 * values[0]:
                 axes.set_xscale("log")
             axes.minorticks_off()
             axes.set_xticks(values, [f"{value:g}" for value in values])
             axes.set_title(name.replace("_", " "), **SMALL_TITLE)
             style_axes(axes)
-        shown |= {key: row[-1].get_legend_handles_labels()}
-    for row, key in zip(panels, keys, strict=True):
-        handles, labels = shown[key]
-        if len(labels) > 1:
-            row[-1].legend(
-                handles, labels, loc="center left", bbox_to_anchor=(1, 0.5), **PLAIN_LEGEND
-            )
+        if len(row[-1].get_legend_handles_labels()[1]) > 1:
+            row[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), **PLAIN_LEGEND)
     return figure
 
 
@@ -204,11 +194,8 @@ def energy_figure(groups: Sequence[Group]) -> Figure:
     """Returns a figure of the energy of a run and its mean power against the ranks."""
     figure = new_figure(8.4, 3.6)
     for axes, name in zip(figure.subplots(1, 2), (ENERGY, POWER), strict=True):
-        for number, curve in enumerate(_by_values(groups)[:MOST_CURVES]):
-            several = [group for group in curve if group.values(name)]
-            rows = np.array([_with_ends(group, name) for group in several]).T
-            at = [group.ranks for group in several]
-            _draw(axes, at, rows, COLOURS[number % len(COLOURS)], curve[0].label)
+        for number, curve in enumerate(_by_values(groups)):
+            _draw(axes, curve, name, number, curve[0].label)
         ranks = sorted({group.ranks for group in groups})
         axes.set_xticks(ranks)
         axes.set(xlabel="ranks", ylabel=name)
@@ -219,21 +206,18 @@ def energy_figure(groups: Sequence[Group]) -> Figure:
     return figure
 
 
-def _by_values(groups: Sequence[Group], but: str | None = None) -> list[list[Group]]:
-    """Returns the groups of each curve.
+def _by_values(groups: Sequence[Group], key: str = "") -> list[list[Group]]:
+    """Returns the groups of each curve, of the first `MOST_CURVES`.
 
     Args:
         groups: all groups.
-        but: the key along the axis; by default the ranks are.
+        key: the key along the axis; by default the ranks are.
     """
-    found: dict[Any, list[Group]] = {}
-    key: Callable[[Group], Any]
-    if but is None:
-        key = lambda group: repr(group.varied)  # noqa: E731
-    else:
-        key = lambda g: (g.ranks, repr({k: v for k, v in g.varied.items() if k != but}))  # noqa: E731
+    curves: dict[Any, list[Group]] = {}
     for group in groups:
-        found.setdefault(key(group), []).append(group)
-    for curve in found.values():
-        curve.sort(key=lambda group: group.ranks if but is None else group.varied[but])
-    return list(found.values())
+        others = repr({name: value for name, value in group.varied.items() if name != key})
+        curves.setdefault((others, group.ranks if key else 0), []).append(group)
+    several = [*curves.values()][:MOST_CURVES]
+    for curve in several:
+        curve.sort(key=lambda group: group.varied[key] if key else group.ranks)
+    return several

@@ -159,8 +159,8 @@ def _kill_group(group: int) -> None:
 
 def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | None) -> Outcome:
     if ended == NO_MEMORY:
-        what = f"it was killed when it took more than {human_size(memory or 0)}"
-        return Outcome(NO_MEMORY, seconds, what)
+        message = f"it was killed when it took more than {human_size(memory or 0)}"
+        return Outcome(NO_MEMORY, seconds, message)
     if ended == STOPPED:
         return Outcome(STOPPED, seconds)
     if ended:
@@ -171,8 +171,8 @@ def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | N
     killed = status in (-signal.SIGKILL, 128 + signal.SIGKILL)
     kind = NO_MEMORY if killed or any(each in text for each in _NO_MEMORY) else FAILED
     lines = [line for line in text.splitlines() if line.strip()]
-    own = [n for n, line in enumerate(lines) if line.startswith("error: ")]
-    last = lines[own[-1] :] if own else lines[-LAST_LINES:]
+    errors = [n for n, line in enumerate(lines) if line.startswith("error: ")]
+    last = lines[errors[-1] :] if errors else lines[-LAST_LINES:]
     return Outcome(kind, seconds, "\n".join(last) or f"it ended with status {status}", status)
 
 
@@ -182,19 +182,11 @@ def memory_of(pid: int) -> int:
     Pages that several of them share are counted once, where the system says how many share them.
     Processes on other hosts are not counted.
     """
-    try:
-        family = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return 0
-    return sum(_proportional(each) for each in (pid, *(child.pid for child in family)))
-
-
-def _proportional(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        with contextlib.suppress(psutil.Error):
-            return int(psutil.Process(pid).memory_info().rss)
-    return 0
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                memory = member.memory_full_info()
+                total += getattr(memory, "pss", memory.rss)
+    return total

@@ -22,12 +22,13 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.simulation.demand import OVERRIDE, Demand
-from flowpm_dist.studies.measures import measured
+from flowpm_dist.studies.measures import STEP, measured
 from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
 from flowpm_dist.studies.subject import RESULT, RUN
 from flowpm_dist.studies.summary import (
     FIGURES,
+    SPEED_UP,
     Run,
     groups_of,
     largest_rows,
@@ -334,10 +335,9 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             return "\n".join([f"{path}: largest.csv", *(_line(row) for row in rows)])
         lines = []
         for group in groups:
-            speed = group.speed_up
-            step = group.median("seconds a step")
+            step, speed = group.spread(STEP), group.spread(SPEED_UP)
             text = f"{group.label or self.options.study.subject.stem}, {ranks_of(group.ranks)}: "
-            text += "no run is complete" if step is None else f"{step:.4g} s a step"
+            text += "no run is complete" if step is None else f"{step[0]:.4g} s a step"
             if speed is not None and group.ideal > 1:
                 text += f", speed-up {speed[0]:.2f} of {group.ideal:g}"
             if group.failed:

@@ -24,6 +24,8 @@ from flowpm_dist.studies.process import COMPLETE, NO_MEMORY
 from flowpm_dist.studies.tables import write_rows
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
+SPEED_UP, EFFICIENCY = "speed-up", "efficiency"
+"""Columns that follow from the throughput of a group and that on the fewest ranks."""
 SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
 FIGURES = (SCALING, PHASES, KEYS, ENERGIES)
 """The files of the figures, see `studies.figures`."""
@@ -78,31 +80,39 @@ class Group:
         """Returns the values of a column, of those runs that have it."""
         return [run.measured[name] for run in self.runs if name in run.measured]
 
-    def median(self, name: str) -> float | None:
-        """Returns the median of a column over the repetitions; None if no run has it."""
-        found = self.values(name)
-        return statistics.median(found) if found else None
+    def spread(self, name: str) -> tuple[float, float, float] | None:
+        """Returns the median of a column over the repetitions, the least and the greatest value.
 
-    def spread(self, name: str) -> tuple[float, float] | None:
-        """Returns the least and the greatest value of a column."""
-        found = self.values(name)
-        return (min(found), max(found)) if found else None
+        Args:
+            name: a column, `SPEED_UP` or `EFFICIENCY`.
+
+        Returns:
+            None if it is not known.
+        """
+        if name == SPEED_UP:
+            return self._speed_up
+        if name == EFFICIENCY:
+            speed = self._speed_up
+            return speed and (speed[0] / self.ideal, speed[1] / self.ideal, speed[2] / self.ideal)
+        values = self.values(name)
+        return (statistics.median(values), min(values), max(values)) if values else None
 
     @property
-    def speed_up(self) -> tuple[float, float, float] | None:
+    def _speed_up(self) -> tuple[float, float, float] | None:
         """The throughput over that on the fewest ranks: of the medians, the least, the greatest.
 
         The least is that of the slowest run over the fastest run of the fewest ranks. For a
         constant amount of work this is the speed-up; for work in proportion to the ranks, the
         scaled speed-up.
         """
-        if self.first is None or not self.values(THROUGHPUT):
+        if self.first is None:
             return None
-        own, base = self.values(THROUGHPUT), self.first.values(THROUGHPUT)
+        here, base = self.spread(THROUGHPUT), self.first.spread(THROUGHPUT)
+        if here is None or base is None:
+            return None
         if self.is_first:
             return 1.0, 1.0, 1.0
-        ratio = statistics.median(own) / statistics.median(base)
-        return ratio, min(own) / max(base), max(own) / min(base)
+        return here[0] / base[0], here[1] / base[2], here[2] / base[1]
 
     @property
     def is_first(self) -> bool:
@@ -177,25 +187,23 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
     write_rows(path, rows, columns)
 
 
+def _columns(groups: Sequence[Group]) -> list[str]:
+    """Returns the columns of a summary that some points have."""
+    several = len({group.ranks for group in groups}) > 1
+    known = [name for name in SUMMARISED if any(group.values(name) for group in groups)]
+    return [*known, SPEED_UP, EFFICIENCY] if several else known
+
+
 def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Returns a row for each point: medians over its repetitions, speed-up and efficiency."""
-    several = len({group.ranks for group in groups}) > 1
     rows = []
     for group in groups:
         row: dict[str, Any] = {**group.varied, "ranks": group.ranks, "runs": len(group.runs)}
-        for name in SUMMARISED:
-            value = group.median(name)
-            if value is None:
-                continue
-            row[name] = value
-            spread = group.spread(name)
-            if name in (STEP, THROUGHPUT) and spread is not None:
-                row |= {f"{name}, least": spread[0], f"{name}, greatest": spread[1]}
-        if several and (speed := group.speed_up) is not None:
-            row |= dict(
-                zip(("speed-up", "speed-up, least", "speed-up, greatest"), speed, strict=True)
-            )
-            row["efficiency"] = speed[0] / group.ideal
+        for name in _columns(groups):
+            if (spread := group.spread(name)) is not None:
+                row[name] = spread[0]
+                if name in (STEP, THROUGHPUT, SPEED_UP):
+                    row |= {f"{name}, least": spread[1], f"{name}, greatest": spread[2]}
         if group.failed:
             row["not complete"] = ", ".join(sorted({run.status for run in group.failed}))
         rows.append(row)
@@ -234,19 +242,17 @@ def summary_text(groups: Sequence[Group], title: str) -> str:
         groups: the runs of each point.
         title: the heading.
     """
-    several = len({group.ranks for group in groups}) > 1
-    keys = groups[0].keys
+    keys, columns = groups[0].keys, _columns(groups)
     same = {key: value for key, value in groups[0].varied.items() if key not in keys}
-    shown = [name for name in SUMMARISED if any(group.values(name) for group in groups)]
-    head = [*keys, "ranks", "runs", *shown, *(["speed-up", "efficiency"] if several else [])]
-    lines = [[_short(group.varied.get(key, "")) for key in keys] for group in groups]
-    for line, group in zip(lines, groups, strict=True):
-        line += [str(group.ranks), str(len(group.runs))]
-        line += [_with_spread(group.median(name), group.spread(name)) for name in shown]
-        if several:
-            speed = group.speed_up
-            line.append("" if speed is None else _with_spread(speed[0], speed[1:]))
-            line.append("" if speed is None else f"{100 * speed[0] / group.ideal:.0f} %")
+    head = [*keys, "ranks", "runs", *columns]
+    lines = [
+        [
+            *(_short(group.varied.get(key, "")) for key in keys),
+            *map(str, (group.ranks, len(group.runs))),
+            *(_with_spread(name, group.spread(name)) for name in columns),
+        ]
+        for group in groups
+    ]
     table = [head, ["---"] * len(head), *lines]
     text = [f"# {title}", ""]
     if same:
@@ -275,9 +281,12 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _with_spread(value: float | None, spread: Sequence[float] | None) -> str:
-    if value is None or spread is None:
+def _with_spread(name: str, spread: tuple[float, float, float] | None) -> str:
+    if spread is None:
         return ""
-    if spread[0] == spread[1]:
-        return f"{value:.4g}"
-    return f"{value:.4g} ({spread[0]:.3g} to {spread[1]:.3g})"
+    median, least, greatest = spread
+    if name == EFFICIENCY:
+        return f"{100 * median:.0f} %"
+    if least == greatest:
+        return f"{median:.4g}"
+    return f"{median:.4g} ({least:.3g} to {greatest:.3g})"
