@@ -57,11 +57,12 @@ class Point:
     """A run of a study.
 
     Attributes:
-        number: its number, from 0; the name of its folder.
+        number: its number, from 0.
         varied: the values of the study's keys, as the study file has them.
         ranks: the number of ranks.
         repeat: the number of the repetition, from 0.
         settings: the values that the subject is given.
+        name: the name of its folder.
     """
 
     number: int
@@ -69,11 +70,7 @@ class Point:
     ranks: int
     repeat: int
     settings: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
-        return f"{self.number:04d}"
+    name: str
 
     def __str__(self) -> str:
         values = [f"{key} = {value}" for key, value in self.varied.items()]
@@ -124,6 +121,11 @@ class StudySection(SubjectSection):
     smallest: int = count(1)
     most: int = count(2**16)
     seed: Seed = Field(default=0, description=A_SEED)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The limit of memory [bytes]; 0 without one."""
+        return round((self.memory or 0) * 2**30)
 
     def idle(self) -> dict[str, str]:
         """See `Options.idle`."""
@@ -211,26 +213,29 @@ class StudyOptions(SubjectFile):
         A mesh goes with the number of its ranks alone. The runs of a repetition follow those of the
         repetition before, so that repetitions can be added later.
         """
-        found: list[Point] = []
+        points: list[Point] = []
         for repeat in range(1 if self.study.largest else self.study.repeats):
             for varied in combinations(self.vary):
                 for ranks in self.study.ranks:
                     if _fits_mesh(varied.get(MESH), ranks):
                         settings = self._settings(varied, ranks, repeat)
-                        found.append(Point(len(found), varied, ranks, repeat, settings))
-        return found
+                        number = len(points)
+                        name = f"{number:04d}"
+                        points.append(Point(number, varied, ranks, repeat, settings, name))
+        return points
 
     def in_random_order(self) -> list[Point]:
         """Returns all runs in the order in which they are made."""
-        found = self.points()
-        random.Random(self.study.seed).shuffle(found)
-        return found
+        points = self.points()
+        random.Random(self.study.seed).shuffle(points)
+        return points
 
     def with_value(self, point: Point, value: int) -> Point:
-        """Returns a point with a value of the key that is searched for."""
-        key = self.study.largest or ""
-        settings = {**point.settings, key: value}
-        return replace(point, varied={**point.varied, key: value}, settings=settings)
+        """Returns a point with a value of the key that is searched for, and a folder for it."""
+        at = {self.study.largest or "": value}
+        name = f"{point.name}-{value}"
+        varied, settings = {**point.varied, **at}, {**point.settings, **at}
+        return replace(point, varied=varied, settings=settings, name=name)
 
     def _settings(self, varied: Mapping[str, Any], ranks: int, repeat: int) -> dict[str, Any]:
         subject, study = self.study.target, self.study

@@ -176,6 +176,11 @@ def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | N
     return Outcome(kind, seconds, "\n".join(last) or f"it ended with status {status}", status)
 
 
+def is_on_one_host() -> bool:
+    """Returns whether all ranks that this process starts are on its host."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
+
+
 def memory_of(pid: int) -> int:
     """Returns the memory of a process and all that it has started [bytes].
 

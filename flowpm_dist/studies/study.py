@@ -6,9 +6,8 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.simulation.demand import OVERRIDE, Demand
 from flowpm_dist.studies.measures import STEP, measured
 from flowpm_dist.studies.options import Point, StudyOptions
-from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
+from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is_on_one_host
 from flowpm_dist.studies.subject import RESULT, RUN
 from flowpm_dist.studies.summary import (
     FIGURES,
@@ -71,9 +70,8 @@ class StudyFolder(WorkFolder):
 
     def ended(self) -> list[Run]:
         """Returns all runs that have ended, by their numbers."""
-        paths = sorted(self.runs.glob(f"*/{RESULT}"))
-        found = (read_json(path) for path in paths)
-        return [Run(**each) for each in found if each]
+        results = map(read_json, sorted(self.runs.glob(f"*/{RESULT}")))
+        return [Run(**result) for result in results if result]
 
 
 class StudyJob(Job[StudyOptions, list[Run]]):
@@ -92,67 +90,49 @@ class StudyJob(Job[StudyOptions, list[Run]]):
     _disk = 0
 
     def check(self) -> None:
-        """See `Job.check`; the job of each point is planned as well.
+        """Checks the folder, the limit of memory, and the job of each point.
 
         Raises:
             UserError: a run could not begin; the message names its values.
         """
         super().check()
-        study = self.options.study
-        room = round((study.memory or 0) * 2**30)
-        if room > launch.host_memory().limit:
-            has = human_size(launch.host_memory().limit)
-            raise UserError(f"study.memory = {study.memory:g}: this host has {has}")
-        if study.memory is not None and int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1:
-            raise UserError("study.memory: is looked at on one host, and this job has several")
-        if not self._points:
+        study, host = self.options.study, launch.host_memory()
+        if study.memory is not None:
+            if study.memory_bytes > host.limit:
+                has = human_size(host.limit)
+                raise UserError(f"study.memory = {study.memory:g}: this host has {has}")
+            if not is_on_one_host():
+                raise UserError("study.memory: is looked at on one host, and this job has several")
+        if not self.options.points():
             raise UserError(f"{self.run_file}: no mesh.shape in [vary] is of study.ranks")
-        problems: dict[str, str] = {}
-        disk = 0
-        for point in self._points:
-            if point.repeat == 0 and str(point) not in problems:
-                trial = self._with_smallest(point)
-                try:
-                    job = self.options.target.plan(trial.settings, point.ranks, self._output(trial))
-                except UserError as error:
-                    problems[str(point)] = str(error)
-                    continue
-                if job is None:
-                    continue
-                disk += job.disk
-                if self._largest is None or job.estimate.on_host > self._largest.estimate.on_host:
-                    self._largest = job
-        self._disk = disk * study.repeats
+        problems, jobs = dict[str, str](), list[Job[Any, Any]]()
+        for point in self.options.points():
+            if point.repeat:
+                continue
+            smallest = self.options.with_value(point, study.smallest) if study.largest else point
+            output = self.folder.runs / smallest.name / RUN
+            try:
+                job = self.options.target.plan(smallest.settings, point.ranks, output)
+                jobs += [] if job is None else [job]
+            except UserError as error:
+                problems[str(point)] = str(error)
+        if jobs:
+            self._largest = max(jobs, key=lambda job: job.estimate.on_host)
+        self._disk = study.repeats * sum(job.disk for job in jobs)
         check_room(self.folder.path, self.disk, "the runs need at most")
         if problems:
-            shown = [f"{point}: {what}" for point, what in list(problems.items())[:5]]
+            shown = [f"{point}: {problem}" for point, problem in [*problems.items()][:5]]
             more = [f"... and {len(problems) - 5} more points"] if len(problems) > 5 else []
             raise UserError("\n".join([*shown, *more]))
 
-    @property
-    def _points(self) -> list[Point]:
-        return self.options.points()
-
-    def _with_smallest(self, point: Point) -> Point:
-        study = self.options.study
-        return self.options.with_value(point, study.smallest) if study.largest else point
-
-    def _output(self, point: Point) -> Path:
-        return self.folder.runs / self._name(point) / RUN
-
-    def _name(self, point: Point) -> str:
-        """Returns the name of the folder of a run; a search has one for each value."""
-        key = self.options.study.largest
-        return point.name if key is None else f"{point.name}-{point.varied.get(key, '')}"
-
     def describe(self) -> str:
         """Returns a line that says what will be run."""
-        study, points = self.options.study, self._points
-        ranks = ", ".join(map(str, study.ranks))
-        what = f"{study.subject.name}, {len(points)} runs on {ranks} ranks"
+        study, count = self.options.study, len(self.options.points())
+        on = f"on {', '.join(map(str, study.ranks))} ranks"
         if study.largest:
-            return f"{what.replace(' runs', ' searches')}; the largest {study.largest} that fits"
-        return f"{what}; {study.repeats} at each point"
+            fits = f"the largest {study.largest} that fits"
+            return f"{study.subject.name}, {count} searches {on}; {fits}"
+        return f"{study.subject.name}, {count} runs {on}; {study.repeats} at each point"
 
     @property
     def demand(self) -> Demand | None:
@@ -170,8 +150,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
     def warnings(self) -> tuple[str, ...]:
         """See `Job.warnings`."""
         cores, threads = launch.available_cores(), self.options.study.threads or 1
-        here = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
-        if here and (most := self.most_ranks * threads) > cores:
+        if is_on_one_host() and (most := self.most_ranks * threads) > cores:
             return (f"{most} threads of {self.most_ranks} ranks share {cores} cores here",)
         return ()
 
@@ -184,7 +163,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
     def is_complete(self) -> bool:
         """See `Job.is_complete`; repetitions may have been added, or a summary may be missing."""
         searches = self.options.study.largest is not None
-        whole = searches or len(self.folder.ended()) >= len(self._points)
+        whole = searches or len(self.folder.ended()) >= len(self.options.points())
         return super().is_complete and whole and all(path.exists() for path in self._summaries)
 
     @property
@@ -223,16 +202,32 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         return self._write(progress, complete=True)
 
     def _do(self, point: Point, stop: StopSignals, progress: Progress, claim: Claim) -> None:
-        """Does a point, or what is left of it."""
-        if self.options.study.largest is None:
+        """Does a point, or what is left of it.
+
+        A search doubles the value of `largest` until it does not fit, and bisects then.
+        """
+        study = self.options.study
+        if study.largest is None:
             self._run(point, stop, claim)
             return
-        for value in self._search(point, stop, claim):
-            progress.say(f"{point}: {self.options.study.largest} = {value}")
+        most = study.most // study.smallest
+        fits, too_large, trial = 0, most + 1, 1
+        while fits + 1 < too_large:
+            value = trial * study.smallest
+            ended = self._run(self.options.with_value(point, value), stop, claim)
+            if ended is not None:
+                progress.say(f"{point}: {study.largest} = {value}")
+            if ended is None or ended.status not in (COMPLETE, NO_MEMORY):
+                return  # another failure says nothing about the memory
+            if ended.status == COMPLETE:
+                fits = trial
+            else:
+                too_large = trial
+            trial = min(2 * fits, most) if too_large > most else (fits + too_large) // 2
 
     def _run(self, point: Point, stop: StopSignals, claim: Claim) -> Run | None:
         """Returns a run, made unless it has ended before; None if it was stopped."""
-        folder = self.folder.runs / self._name(point)
+        folder = self.folder.runs / point.name
         if result := read_json(folder / RESULT):
             return Run(**result)
         study = self.options.study
@@ -244,7 +239,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
             point.ranks,
             threads=study.threads,
             more=more,
-            memory=None if study.memory is None else round(study.memory * 2**30),
+            memory=study.memory_bytes or None,
             limit=study.limit,
             grace=GRACE_SECONDS,
             claim=claim,
@@ -255,42 +250,18 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         if outcome.code == launch.HOST_LOST:  # which says nothing about the point
             print(outcome.message, file=sys.stderr, flush=True)
             raise SystemExit(launch.HOST_LOST)
-        ended = self._result(point, folder / RUN, outcome)
-        write_text(folder / RESULT, json.dumps(asdict(ended), indent=1) + "\n")
-        return ended
-
-    def _result(self, point: Point, output: Path, outcome: Outcome) -> Run:
         ended = Run(
             point.number, dict(point.varied), point.ranks, point.repeat,
             outcome.status, outcome.seconds, outcome.message,
         )  # fmt: skip
-        if outcome.status != COMPLETE:
-            return ended
-        try:
-            return replace(ended, measured=measured(output, self.options.study.skip))
-        except (ValueError, KeyError, TypeError, OSError, ArithmeticError) as error:
-            message = f"{output}: its measurements cannot be read: {error}"
-            return replace(ended, status=FAILED, message=message)
-
-    def _search(self, point: Point, stop: StopSignals, claim: Claim) -> Iterator[int]:
-        """Tries values of `largest` until the largest that fits is known; yields those tried."""
-        study = self.options.study
-        unit = study.smallest
-        fits, too_large = 0, study.most // unit + 1
-        trial = 1
-        while fits + 1 < too_large:
-            ended = self._run(self.options.with_value(point, trial * unit), stop, claim)
-            if ended is None:
-                return
-            yield trial * unit
-            if ended.status == COMPLETE:
-                fits = trial
-            elif ended.status == NO_MEMORY:
-                too_large = trial
-            else:
-                return  # another failure says nothing about the memory
-            unknown = too_large > study.most // unit
-            trial = min(2 * fits, study.most // unit) if unknown else (fits + too_large) // 2
+        if outcome.status == COMPLETE:
+            try:
+                ended = replace(ended, measured=measured(folder / RUN, study.skip))
+            except (ValueError, KeyError, TypeError, OSError, ArithmeticError) as error:
+                message = f"{folder / RUN}: its measurements cannot be read: {error}"
+                ended = replace(ended, status=FAILED, message=message)
+        write_text(folder / RESULT, json.dumps(asdict(ended), indent=1) + "\n")
+        return ended
 
     def _write(self, progress: Progress, *, complete: bool) -> list[Run]:
         """Writes the tables and the figures; the last worker to end has them all."""
