@@ -28,7 +28,7 @@ from flowpm_dist.options import (
     nearest,
 )
 from flowpm_dist.studies.rows import combinations
-from flowpm_dist.studies.subject import SubjectFile, SubjectSection, check_subject, keys_and_values
+from flowpm_dist.studies.subject import SubjectFile, SubjectSection, by_key, check_subject
 
 MESH = "mesh.shape"
 COMMANDS = ("simulate", "train")
@@ -39,17 +39,12 @@ class ScalingError(UserError):
     """Work cannot be divided among the ranks, or grow with them, without a remainder."""
 
 
-def _lists_by_key(value: Any) -> Any:
-    """Returns the lists of a table by "section.key"."""
-    if not isinstance(value, Mapping):
-        return value
-    found = dict(keys_and_values(value))
-    for key, values in found.items():
-        if not isinstance(values, list | tuple) or not values:
-            raise ValueError(f"{key} has no list of values")
-        if any(values.count(each) > 1 for each in values):
-            raise ValueError(f"{key} has a value twice")
-    return {key: tuple(values) for key, values in found.items()}
+def _distinct_values(values: Any) -> tuple[Any, ...]:
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError("has no list of values")
+    if any(values.count(each) > 1 for each in values):
+        raise ValueError("has a value twice")
+    return tuple(values)
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ class StudyOptions(SubjectFile):
     """A study file: a subject, and the values of its keys."""
 
     study: StudySection
-    vary: Annotated[dict[str, tuple[Any, ...]], BeforeValidator(_lists_by_key)] = Field(
+    vary: Annotated[dict[str, tuple[Any, ...]], by_key(_distinct_values)] = Field(
         default={},
         description='a list of values for each key of the subject, as "training.batch" = [4, 8]',
     )
@@ -159,48 +154,54 @@ class StudyOptions(SubjectFile):
         """See `Options.problems`."""
         study = self.study
         try:
-            check_subject(study.target)
+            check_subject(self.target)
         except ValueError as error:
             yield Problem("study.subject", str(error))
             return
-        script, command = study.target.is_script, study.target.command
+        script, command = self.target.is_script, self.target.command
         if not script and command not in COMMANDS:
-            what = f"is a run file of {command}: must be of {' or '.join(COMMANDS)}, or a script"
-            yield Problem("study.subject", what)
+            allowed = " or ".join(COMMANDS)
+            message = f"is a run file of {command}: must be of {allowed}, or a script"
+            yield Problem("study.subject", message)
             return
-        given = [(f"vary.{key}", key) for key in self.vary]
-        given += [("study.seeds", key) for key in study.seeds]
-        given += [("study.largest", study.largest)] if study.largest else []
-        for place, key in given:
+        places = [(f"vary.{key}", key) for key in self.vary]
+        places += [("study.seeds", key) for key in study.seeds]
+        places += [("study.largest", study.largest)] if study.largest else []
+        for place, key in places:
             if wrong := self._unknown(key):
                 yield Problem(place, wrong)
-        if script and study.trace is not None:
-            yield self.problem("study.trace", "goes with jobs, not with scripts")
-        if study.largest in self.vary:
-            yield Problem(f"vary.{study.largest}", "is searched for by study.largest: leave it out")
-        if script and study.scaling == "strong" and "batch" not in self.vary:
-            what = "of a script divides its batch: must have vary.batch"
-            yield self.problem("study.scaling", what)
-        if script and study.scaling == "weak":
-            what = "a script's batch is that of a rank, so that its work grows: leave it out"
-            yield self.problem("study.scaling", what)
         for key in {*study.seeds} & {*self.vary}:
             yield Problem(f"vary.{key}", "is one of study.seeds: leave one of them out")
+        if study.largest in self.vary:
+            yield Problem(f"vary.{study.largest}", "is searched for by study.largest: leave it out")
+        if script and study.trace is not None:
+            yield self.problem("study.trace", "goes with jobs, not with scripts")
+        if wrong := self._misscaled():
+            yield self.problem("study.scaling", wrong)
+
+    def _misscaled(self) -> str:
+        """Returns why the work cannot be scaled as asked; an empty text if it can."""
+        study, script = self.study, self.target.is_script
+        if script and study.scaling == "strong" and "batch" not in self.vary:
+            return "of a script divides its batch: must have vary.batch"
+        if script and study.scaling == "weak":
+            return "a script's batch is that of a rank, so that its work grows: leave it out"
+        if study.largest and study.scaling:
+            return "goes without study.largest"
         try:
             self.points()
         except ScalingError as error:
-            yield self.problem("study.scaling", str(error))
+            return str(error)
         except UserError:  # of the subject; the check of the job reports it
             pass
-        if study.largest and study.scaling:
-            yield self.problem("study.scaling", "goes without study.largest")
+        return ""
 
     def _unknown(self, key: str) -> str:
         """Returns why a key is none of the subject's; an empty text if it is one, or may be."""
         section, _, name = key.partition(".")
-        if self.study.target.is_script:
+        if self.target.is_script:
             return "" if not name else f"{key!r} has a section: the options of a script have none"
-        known = job_class(self.study.target.command).options_type.model_fields
+        known = job_class(self.target.command).options_type.model_fields
         if not name:
             return f"{key!r} has no section: must be SECTION.KEY, such as evolution.steps"
         if section not in known:
@@ -238,7 +239,7 @@ class StudyOptions(SubjectFile):
         return replace(point, varied=varied, settings=settings, name=name)
 
     def _settings(self, varied: Mapping[str, Any], ranks: int, repeat: int) -> dict[str, Any]:
-        subject, study = self.study.target, self.study
+        subject, study = self.target, self.study
         settings = dict(varied)
         changes = study.seeds or study.scaling == "weak"
         base = self._base(varied) if changes and not subject.is_script else {}
@@ -253,7 +254,7 @@ class StudyOptions(SubjectFile):
 
     def _base(self, varied: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values of the subject's keys where none are varied by ranks."""
-        subject = self.study.target
+        subject = self.target
         model: Any = job_class(subject.command).options_type
         settings = {tuple(key.split(".", 1)): value for key, value in varied.items()}
         return flat(model.load(subject.path, settings).to_table())

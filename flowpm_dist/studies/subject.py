@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import read_bytes, remove
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import RunFile, Settings, read_table
-from flowpm_dist.options import AnyPath, Options, as_written
+from flowpm_dist.options import AnyPath, Options, Problem, ProblemsError, as_written
 from flowpm_dist.studies.process import Outcome, run
 from meshimpl import launch
 
@@ -203,16 +203,38 @@ def check_subject(subject: Subject) -> None:
         raise UserError(f"{subject.path} is the run file of a study itself")
 
 
-def keys_and_values(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields "section.key" and what is given for it, however tables are nested.
+def by_key(check: Callable[[Any], Any]) -> BeforeValidator:
+    """Returns the validator of a table of the subject's keys, however its tables are nested.
+
+    It makes a table of values by "section.key"; a table with `low` or `high` is a value.
 
     Args:
-        table: sections and keys; a table with `low` or `high` is a value.
-        within: the names of the tables around it, each with a dot.
+        check: returns the value of a key, given what the file has. It raises TypeError
+            or ValueError.
     """
-    for name, given in table.items():
-        is_section = isinstance(given, Mapping) and given and not {*given} & {"low", "high"}
-        if is_section:
-            yield from keys_and_values(given, f"{within}{name}.")
+
+    def read(table: Any) -> Any:
+        if not isinstance(table, Mapping):
+            return table
+        values: dict[str, Any] = {}
+        problems = []
+        for key, written in _keys_and_values(table):
+            try:
+                if key in values:
+                    raise ValueError("is given twice")
+                values[key] = check(written)
+            except (TypeError, ValueError) as error:
+                problems.append(Problem(key, str(error)))
+        if problems:
+            raise ProblemsError(problems)
+        return values
+
+    return BeforeValidator(read)
+
+
+def _keys_and_values(table: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value and not {*value} & {"low", "high"}:
+            yield from _keys_and_values(value, f"{within}{name}.")
         else:
-            yield f"{within}{name}", given
+            yield f"{within}{name}", value

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.jobs.run_file import ConfigError, flat
+from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.options import Problem, as_written
 from flowpm_dist.studies.subject import check_subject
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
-from flowpm_dist.studies.tuning.options import Range, TuneOptions, fresh_seed
+from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 
 MOST_CORNERS = 64
 """Combinations of the ends of all keys that are tried."""
@@ -31,8 +32,10 @@ def check_optuna() -> None:
         raise UserError("tune needs the package optuna: pip install optuna")
 
 
-def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
-    """Returns how trials are judged, after the checks of the subject and of its space.
+def checked_subject(
+    options: TuneOptions, source: Path, output: Path
+) -> tuple[Judge, Job[Any, Any] | None]:
+    """Returns how trials are judged, and the subject's own job, after the checks of its space.
 
     Args:
         options: the run file of the tuning.
@@ -43,20 +46,19 @@ def checked_judge(options: TuneOptions, source: Path, output: Path) -> Judge:
         UserError: the subject cannot be tuned.
         ConfigError: the run file does not fit the subject; the error has all problems.
     """
-    tune = options.tune
     check_subject(options.target)
     job = options.plan({}, output)
-    judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
+    judge = judge_of(
+        None if job is None else job.options, options.tune.metric, options.tune.constant
+    )
     if judge is None:
-        what = "measures no validation: give a training, an emulation, a reconstruction or a script"
-        raise ConfigError(source, [options.problem("tune.subject", what)])
-    fixed = list(_fixed(options, judge))
-    problems = fixed or list(_misfits(options, judge, output))
-    if not problems and job is not None:
-        problems = list(_without_looks(options, output))
-    if problems:
+        subjects = "a training, an emulation, a reconstruction or a script"
+        wrong = options.problem("tune.subject", f"measures no validation: give {subjects}")
+        raise ConfigError(source, [wrong])
+    problems = [*_fixed(options, judge)] or [*_misfits(options, judge, output)]
+    if problems := problems or [*_without_looks(options, output)]:
         raise ConfigError(source, problems)
-    return judge
+    return judge, job
 
 
 def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
@@ -100,13 +102,12 @@ def _misfits(options: TuneOptions, judge: Judge, output: Path) -> Iterator[Probl
     for key in options.tune.seed_keys or judge.seeds:
         if why := wrong({key: fresh_seed(options.tune.seed, 0)}):
             yield Problem("tune.seed_keys", f"has {key}: {why}")
-    found = set[str]()
+    refused = set[str]()
     for values in options.corners(MOST_CORNERS):
-        if found & {*values}:
+        if refused & {*values}:
             continue
-        why = wrong(options.settings(values)) or wrong(values)
-        if why:
-            found |= {*values}
+        if why := wrong(options.settings(values)) or wrong(values):
+            refused |= {*values}
             shown = ", ".join(f"{key} = {as_written(value)}" for key, value in values.items())
             yield Problem(", ".join(f"space.{key}" for key in values), f"allows {shown}: {why}")
 
@@ -117,25 +118,6 @@ def _without_looks(options: TuneOptions, output: Path) -> Iterator[Problem]:
     judge = judge_of(None if job is None else job.options, options.tune.metric)
     looks = None if judge is None else judge.looks
     if options.tune.pruning != "none" and looks is not None and looks < 2:
-        what = 'a trial is validated only at its end: validate more often, or give "none"'
-        yield options.problem("tune.pruning", what)
-
-
-def own_values(options: TuneOptions, output: Path) -> dict[str, Any]:
-    """Returns the subject's own value of each key of the space; nothing for a script.
-
-    Args:
-        options: the run file of the tuning.
-        output: folder of the tuning.
-    """
-    job = options.plan({}, output)
-    known = {} if job is None else flat(job.options.to_table())
-    return {key: known[key] for key in options.space if key in known}
-
-
-def is_inside(options: TuneOptions, values: Mapping[str, Any]) -> bool:
-    """Returns whether values of all keys are in the space."""
-    return {*values} == {*options.space} and all(
-        allowed.holds(values[key]) if isinstance(allowed, Range) else values[key] in allowed
-        for key, allowed in options.space.items()
-    )
+        remedy = 'validate more often, or give "none"'
+        message = f"a trial is validated only at its end: {remedy}"
+        yield options.problem("tune.pruning", message)

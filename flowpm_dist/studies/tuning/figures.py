@@ -54,15 +54,14 @@ def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:
     figure = new_figure(7.2, 4.2)
     axes = figure.subplots()
     for number, (state, marker) in enumerate(MARKERS.items()):
-        found = [(r.number, r.value) for r in records if r.state == state and r.value is not None]
-        if found:
+        points = [(r.number, r.value) for r in records if r.state == state and r.value is not None]
+        if points:
+            numbers, values = zip(*points, strict=True)
             style: dict[str, Any] = {"color": COLOURS[number], "label": state, "ls": "none"}
-            axes.plot(*zip(*found, strict=True), marker=marker, ms=5, **style)
-    complete = [(r.number, r.value) for r in records if r.state == COMPLETE and r.value is not None]
-    if complete:
-        numbers, values = zip(*complete, strict=True)
-        best = np.minimum.accumulate(values)
-        axes.step(numbers, best, where="post", color=MUTED, lw=1.2, label="best so far")
+            axes.plot(numbers, values, marker=marker, ms=5, **style)
+        if points and state == COMPLETE:
+            best = np.minimum.accumulate(values)
+            axes.step(numbers, best, where="post", color=MUTED, lw=1.2, label="best so far")
     others = [r.number for r in records if r.value is None]
     for number, place in enumerate(others):
         label = "without a value" if number == 0 else None

@@ -5,6 +5,7 @@ Nothing here imports TensorFlow. optuna is imported when the work begins.
 
 from __future__ import annotations
 
+import collections
 import os
 import socket
 import threading
@@ -21,10 +22,10 @@ from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Job, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
-from flowpm_dist.jobs.run_file import write_run_file
+from flowpm_dist.jobs.run_file import flat, write_run_file
 from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
-from flowpm_dist.studies.process import COMPLETE, STOPPED, run
+from flowpm_dist.studies.process import COMPLETE, STOPPED, is_on_one_host, run
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
@@ -113,7 +114,9 @@ class TuneJob(Job[TuneOptions, Tuned]):
             UserError: optuna is not installed, or the subject cannot be tuned.
         """
         check.check_optuna()
-        self.judge = check.checked_judge(self.options, self.run_file, self.folder.path)
+        self.judge, self._subject = check.checked_subject(
+            self.options, self.run_file, self.folder.path
+        )
         super().check()
 
     def describe(self) -> str:
@@ -132,10 +135,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def disk(self) -> int:
         """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
         tune = self.options.tune
-        job = self.options.plan({}, self.folder.path)
-        each = 0 if job is None else job.disk
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
-        return FIGURES_AND_TABLES + whole * each
+        return FIGURES_AND_TABLES + whole * (0 if self._subject is None else self._subject.disk)
 
     @property
     def is_complete(self) -> bool:
@@ -153,19 +154,18 @@ class TuneJob(Job[TuneOptions, Tuned]):
     @property
     def warnings(self) -> tuple[str, ...]:
         """See `Job.warnings`."""
-        tune, found = self.options.tune, []
-        cores = launch.available_cores()
-        here = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) == 1
-        if here and self.most_ranks > cores:
-            what = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
-            found.append(f"{what}: {self.most_ranks} ranks share {cores} cores here")
-        job = self.options.plan({}, self.folder.path)
+        tune, cores = self.options.tune, launch.available_cores()
+        if not is_on_one_host():
+            return ()
+        warnings = []
+        if self.most_ranks > cores:
+            share_of = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
+            warnings.append(f"{share_of}: {self.most_ranks} ranks share {cores} cores here")
         try:
-            if here and job is not None:
-                check_memory(job, tune.workers)
+            check_memory(self._subject, tune.workers)
         except TooLargeError as error:
-            found.append(str(error))
-        return tuple(found)
+            warnings.append(str(error))
+        return tuple(warnings)
 
     def saved(self) -> str:
         """See `Job.saved`."""
@@ -188,19 +188,14 @@ class TuneJob(Job[TuneOptions, Tuned]):
             folder.keep_checksums(options.checksums())
             if folder.is_complete:  # more trials or seeds are asked for
                 folder.write_mark(complete=False)
-        own = check.own_values(options, folder.path)
+        first = self._defaults if options.holds(self._defaults) else {}
         trials = Trials(
-            folder.storage,
-            folder.trials,
-            tune,
-            options.space,
-            first=self._first,
-            own=own if check.is_inside(options, own) else None,
+            folder.storage, folder.trials, tune, options.space, first=self._first_place, tried=first
         )
         runner = Runner(options, self.judge, stop)
         with stop.heard(progress.say), self._other_workers(stop, progress):
             self._make_trials(trials, runner, stop, progress)
-            chosen = self._chosen(trials, own) if not stop else {}
+            chosen = self._chosen(trials) if not stop else {}
             repeats = repeats_of(chosen, options, self.judge, folder.repeats)
 
             def show(done: int, folder: Path) -> None:
@@ -220,7 +215,13 @@ class TuneJob(Job[TuneOptions, Tuned]):
         return result
 
     @property
-    def _first(self) -> int:
+    def _defaults(self) -> dict[str, Any]:
+        """The subject's own value of each key of the space; nothing for a script."""
+        known = {} if self._subject is None else flat(self._subject.options.to_table())
+        return {key: known[key] for key in self.options.space if key in known}
+
+    @property
+    def _first_place(self) -> int:
         """The percentage, or the place of a script, at which trials are first compared."""
         tune = self.options.tune
         if tune.first is not None:
@@ -286,13 +287,14 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def _write_trials(self, trials: Trials) -> None:
         results.write_trials(self.folder.table, trials.records, [*self.options.space])
 
-    def _chosen(self, trials: Trials, own: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    def _chosen(self, trials: Trials) -> dict[str, Mapping[str, Any]]:
         """Returns the values to repeat by their name; none if no trial is complete."""
-        others = [record for record in trials.best if {**record.values} != {**own}]
-        if not (others and self.options.tune.repeats):
+        defaults, count = self._defaults, self.options.tune.repeats
+        others = [record for record in trials.best if {**record.values} != defaults]
+        if not (others and count):
             return {}
-        best = {f"trial {r.number}": r.values for r in others[: self.options.tune.repeats]}
-        return {**best, DEFAULTS: own if {*own} == {*self.options.space} else {}}
+        best = {f"trial {record.number}": record.values for record in others[:count]}
+        return {**best, DEFAULTS: defaults if {*defaults} == {*self.options.space} else {}}
 
     def _write(self, result: Tuned, trials: Trials) -> None:
         """Writes the results."""
@@ -301,11 +303,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
         if result.candidates:
             results.write_best(folder.repeated, result.candidates, [*options.space])
         results.write_run_file(folder.best, options, result.verdict)
-        found = {key: getattr(options.tune, key) for key in ENOUGH}
+        done = {key: getattr(options.tune, key) for key in ENOUGH}
         best = {"name": result.verdict.name, "values": dict(result.verdict.values)}
         folder.write_mark(
             complete=True,
-            **found,
+            **done,
             best=best,
             metric=metric,
             verdict=result.verdict.sentence,
@@ -368,5 +370,5 @@ def _shown(values: Mapping[str, Any]) -> str:
 
 
 def _count(records: list[TrialRecord]) -> dict[str, int]:
-    found = {state: sum(r.state == state for r in records) for state in COUNTED}
-    return {state: number for state, number in found.items() if number}
+    counter = collections.Counter(record.state for record in records)
+    return {state: counter[state] for state in COUNTED if counter[state]}

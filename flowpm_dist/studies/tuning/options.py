@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.options import (
@@ -16,14 +16,13 @@ from flowpm_dist.options import (
     Names,
     Options,
     Problem,
-    ProblemsError,
     Seed,
     as_written,
     constructed,
     count,
 )
 from flowpm_dist.studies.rows import combinations
-from flowpm_dist.studies.subject import SubjectFile, SubjectSection, keys_and_values
+from flowpm_dist.studies.subject import SubjectFile, SubjectSection, by_key
 
 PLANNED = "planned"
 """Name of a folder for plans, which is never made."""
@@ -59,8 +58,8 @@ class Range(Options):
         elif self.step is not None and self.log:
             yield self.problem("step", "does not go with log = true: leave one of them out")
         elif self.step is not None and not self._on_grid(self.high):
-            what = f"high - low = {self.high - self.low:g} must be a whole number of steps"
-            yield self.problem("step", what)
+            span = f"high - low = {self.high - self.low:g}"
+            yield self.problem("step", f"{span} must be a whole number of steps")
 
     def _on_grid(self, value: float) -> bool:
         steps = (value - self.low) / (self.step or 1)
@@ -69,8 +68,8 @@ class Range(Options):
     @property
     def is_whole(self) -> bool:
         """Whether all values are whole numbers."""
-        given = (self.low, self.high, 1 if self.step is None else self.step)
-        return all(isinstance(each, int) for each in given)
+        numbers = (self.low, self.high, 1 if self.step is None else self.step)
+        return all(isinstance(number, int) for number in numbers)
 
     def holds(self, value: Any) -> bool:
         """Returns whether the key may have a value."""
@@ -104,47 +103,24 @@ Space = Mapping[str, Range | tuple[Any, ...]]
 """The values that keys may have, by "section.key"; for a script, by the name of its option."""
 
 
-def _space_of(table: Any) -> Any:
-    if not isinstance(table, Mapping):
-        return table
-    found: dict[str, Any] = {}
-    problems = []
-    for key, given in keys_and_values(table):
-        if key in found:
-            problems.append(Problem(key, "is given twice"))
-            continue
-        found[key] = given
-        try:
-            found[key] = _values_of(given)
-        except (TypeError, ValueError) as error:
-            shown = f"= {as_written(given)}: " if isinstance(given, list) else ""
-            problems.append(Problem(key, f"{shown}{error}"))
-    if problems:
-        raise ProblemsError(problems)
-    return found
-
-
-def _values_of(given: Any) -> Range | tuple[Any, ...]:
+def _values_of(written: Any) -> Range | tuple[Any, ...]:
     """Returns the values that a key may have.
 
     Raises:
         TypeError, ValueError: they are not given as they must be.
     """
-    if isinstance(given, Range):
-        return given
-    if isinstance(given, Mapping):
-        return constructed(Range, given)
-    if not isinstance(given, list | tuple):
+    if isinstance(written, Range):
+        return written
+    if isinstance(written, Mapping):
+        return constructed(Range, written)
+    if not isinstance(written, list | tuple):
         raise ValueError("must be a table with low and high, or a list of choices")
-    if len({(type(each), each) for each in given if isinstance(each, CHOSEN)}) != len(given):
-        raise ValueError("choices must be different numbers, texts, true or false")
-    if len(given) < 2:
-        raise ValueError("there must be at least two choices")
-    return tuple(given)
-
-
-def _settings_of(table: Any) -> Any:
-    return dict(keys_and_values(table)) if isinstance(table, Mapping) else table
+    if len({(type(each), each) for each in written if isinstance(each, CHOSEN)}) != len(written):
+        choices = as_written(written)
+        raise ValueError(f"= {choices}: choices must be different numbers, texts, true or false")
+    if len(written) < 2:
+        raise ValueError(f"= {as_written(written)}: there must be at least two choices")
+    return tuple(written)
 
 
 class TuneSection(SubjectSection):
@@ -207,12 +183,12 @@ class TuneOptions(SubjectFile):
     """The run file of a tuning: the subject, the space of its keys, and what shortens trials."""
 
     tune: TuneSection
-    space: Annotated[Mapping[str, Any], BeforeValidator(_space_of)] = Field(
+    space: Annotated[Mapping[str, Any], by_key(_values_of)] = Field(
         description='A key for each key of the subject, such as "training.learning_rate": a table '
         "{ low = 1e-5, high = 1e-2, log = true } or { low = 4, high = 16, step = 4 }, or a list of "
         "choices"
     )
-    shortened: Annotated[Mapping[str, Any], BeforeValidator(_settings_of)] = Field(
+    shortened: Annotated[Mapping[str, Any], by_key(lambda value: value)] = Field(
         default={},
         description='Values of keys of the subject, such as "data.simulations", that trials have '
         "in place of its own. Repeats have its own",
@@ -225,8 +201,8 @@ class TuneOptions(SubjectFile):
     def problems(self) -> Iterator[Problem]:
         """See `Options.problems`."""
         if not self.space:
-            what = 'is empty: give a key, such as "training.learning_rate" = { low = 1e-5, '
-            yield Problem("space", f"{what}high = 1e-2, log = true }}")
+            example = '"training.learning_rate" = { low = 1e-5, high = 1e-2, log = true }'
+            yield Problem("space", f"is empty: give a key, such as {example}")
         for key in {*self.space} & {*self.shortened}:
             yield Problem(f"shortened.{key}", "is in [space], too: leave it out of one of them")
         for key in self.tune.seed_keys or ():
@@ -248,6 +224,13 @@ class TuneOptions(SubjectFile):
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the keys of a trial: what shortens it, and the values that it tries."""
         return {**self.shortened, **values}
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Returns whether values of all keys are in the space."""
+        return {*values} == {*self.space} and all(
+            allowed.holds(values[key]) if isinstance(allowed, Range) else values[key] in allowed
+            for key, allowed in self.space.items()
+        )
 
     def corners(self, most: int) -> Iterator[dict[str, Any]]:
         """Yields each listed value of each key alone, and then combinations of the ends.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,11 @@ def candidates_of(
             scores[each.name][each.seed] = result["value"]
         collapsed[each.name] += result.get("state") == COLLAPSED
     reference = scores[DEFAULTS]
-    found = [
+    candidates = [
         Candidate(name, chosen[name], scores[name], scores[name] - reference, collapsed[name])
         for name in chosen
     ]
-    return sorted(found, key=lambda c: (c.failed, np.nan_to_num(c.mean, nan=np.inf)))
+    return sorted(candidates, key=lambda c: (c.failed, np.nan_to_num(c.mean, nan=np.inf)))
 
 
 @dataclass(frozen=True)
@@ -131,34 +132,30 @@ def verdict_of(candidates: Sequence[Candidate], best: Sequence[TrialRecord]) -> 
     if not best:
         return Verdict(DEFAULTS, {}, None, "No trial is complete: the defaults stand.")
     if not candidates:
-        what = "It was not repeated: whether it beats the defaults is not known."
-        return Verdict(f"trial {best[0].number}", best[0].values, None, what)
-    first = candidates[0]
-    own = next(each for each in candidates if each.name == DEFAULTS)
+        sentence = "It was not repeated: whether it beats the defaults is not known."
+        return Verdict(f"trial {best[0].number}", best[0].values, None, sentence)
+    first, others = candidates[0], len(candidates) - 1
+    defaults = next(each for each in candidates if each.name == DEFAULTS)
+    stand = partial(Verdict, DEFAULTS, defaults.values)
     if np.isnan(first.mean):
-        what = "No run on fresh seeds has a value: the defaults stand."
-        return Verdict(DEFAULTS, own.values, None, what)
-    if first is own:
-        what = "On fresh seeds no trial is better than the defaults: the defaults stand."
-        return Verdict(DEFAULTS, own.values, False, what)
+        return stand(None, "No run on fresh seeds has a value: the defaults stand.")
+    if first is defaults:
+        sentence = "On fresh seeds no trial is better than the defaults: the defaults stand."
+        return stand(False, sentence)
     if np.isnan(first.difference):
-        what = "The defaults have no value on fresh seeds to compare with."
-        return Verdict(first.name, first.values, None, what)
-    spread = float(np.nanmax([first.spread, own.spread, 0.0]))
+        sentence = "The defaults have no value on fresh seeds to compare with."
+        return Verdict(first.name, first.values, None, sentence)
+    spread = float(np.nanmax([first.spread, defaults.spread, 0.0]))
     gain = f"{-first.difference:.4g} +- {first.error:.2g}"
-    others = len(candidates) - 1
     which = f"{first.name}, the best of {others} on these seeds," if others > 1 else first.name
     if -first.difference > spread:
-        what = (
-            f"On fresh seeds {which} beats the defaults by {gain}, more than the spread over "
-            f"seeds, {spread:.2g}."
-        )
-        return Verdict(first.name, first.values, True, what)
-    what = (
+        beats = f"On fresh seeds {which} beats the defaults by {gain}, more than the spread over "
+        return Verdict(first.name, first.values, True, f"{beats}seeds, {spread:.2g}.")
+    return stand(
+        False,
         f"On fresh seeds {which} is better than the defaults by {gain}: that is no more than the "
-        f"spread over seeds, {spread:.2g}, so the defaults stand."
+        f"spread over seeds, {spread:.2g}, so the defaults stand.",
     )
-    return Verdict(DEFAULTS, own.values, False, what)
 
 
 def _cell(value: Any) -> Any:
@@ -174,35 +171,31 @@ def _write(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]
 
 def write_trials(path: Path, records: Sequence[TrialRecord], keys: Sequence[str]) -> None:
     """Write a row for each trial that has ended."""
-    columns = ("number", "state", "value", "seconds", "folder", *keys, "message")
+    facts = ("number", "state", "value", "seconds", "folder")
     rows = [
         {
-            "number": r.number,
-            "state": r.state,
-            "value": r.value,
-            "seconds": r.seconds,
-            "folder": r.folder,
-            **r.values,
-            "message": " ".join(r.message.split()),
+            **{fact: getattr(record, fact) for fact in facts},
+            **record.values,
+            "message": " ".join(record.message.split()),
         }
-        for r in records
+        for record in records
     ]
-    _write(path, columns, rows)
+    _write(path, (*facts, *keys, "message"), rows)
 
 
 def write_best(path: Path, candidates: Sequence[Candidate], keys: Sequence[str]) -> None:
     """Write a row for each of the values that were repeated."""
     facts = ("name", "mean", "spread", "difference", "error", "collapsed", "failed")
-    seeds = len(candidates[0].scores)
+    seeds = [f"seed {number}" for number in range(len(candidates[0].scores))]
     rows = [
         {
             **{fact: getattr(each, fact) for fact in facts},
-            **{f"seed {n}": float(each.scores[n]) for n in range(seeds)},
-            **{key: each.values.get(key) for key in keys},
+            **dict(zip(seeds, each.scores.tolist(), strict=True)),
+            **each.values,
         }
         for each in candidates
     ]
-    _write(path, (*facts, *(f"seed {n}" for n in range(seeds)), *keys), rows)
+    _write(path, (*facts, *seeds, *keys), rows)
 
 
 def write_run_file(path: Path, options: TuneOptions, verdict: Verdict) -> None:

@@ -116,11 +116,9 @@ class Runner:
         Raises:
             UserError: it cannot begin.
         """
-        job = self._options.plan(values, folder)
-        if job is None:
-            return self._judge
+        job, tune = self._options.plan(values, folder), self._options.tune
         check_memory(job, self._workers)
-        judge = judge_of(job.options, self._judge.metric, self._options.tune.constant)
+        judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
         assert judge is not None
         return judge
 
@@ -250,13 +248,13 @@ def repeats_of(
     return repeats
 
 
-def check_memory(job: Job[Any, Any], workers: int) -> None:
+def check_memory(job: Job[Any, Any] | None, workers: int) -> None:
     """Check that this host has memory for as many such jobs at once as it has workers.
 
     Raises:
-        TooLargeError: it has not.
+        TooLargeError: it has not. What a script, which is no job, needs is not known.
     """
-    if job.demand is None:
+    if job is None or job.demand is None:
         return
     host, needed = launch.host_memory(), job.estimate.on_host
     job.demand.check(job.estimate, host)

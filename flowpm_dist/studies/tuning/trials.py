@@ -45,7 +45,7 @@ class Trials:
         options: the section [tune].
         space: the values that keys may have.
         first: percentage, or place, at which a trial is first compared with others.
-        own: the subject's own values, which are tried first; empty if they are outside the space.
+        tried: values that are tried first; empty for none.
 
     Raises:
         UnreadableError: the storage is damaged, or names folders that no tuning makes.
@@ -60,7 +60,7 @@ class Trials:
         space: Space,
         *,
         first: int,
-        own: Mapping[str, Any] | None = None,
+        tried: Mapping[str, Any] | None = None,
     ) -> None:
         optuna.logging.set_verbosity(logging.ERROR)
         self._options, self._runs, self._folder = options, runs, folder
@@ -77,8 +77,8 @@ class Trials:
             trials = self._study.get_trials(deepcopy=False)
             for each in trials:
                 _folder_of(each)
-            if own and not trials:
-                self._study.enqueue_trial(dict(own))
+            if tried and not trials:
+                self._study.enqueue_trial(dict(tried))
 
     def next(self) -> Trial | None:
         """Returns a trial for this worker to run; None if there is none to begin now."""
