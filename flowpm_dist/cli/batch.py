@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -33,9 +33,15 @@ STOPPED = 128 + 10
 TEMPLATE = Path(__file__).with_name("job.sbatch")
 """What the scripts of all jobs are made from."""
 _NAME = re.compile(r"@(\w+)@")
+QUOTED = (
+    "name", "log", "time", "partition", "account", "qos", "output", "begun", "mpi", "mpirun",
+)  # fmt: skip
+"""The template's names whose values are words of a shell."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters but the tab, and bytes of a path that are no UTF-8."""
-_OPTION_NAMES = {"name": "--output", "values": "--array", "written_by": "the command line"}
+_OPTION_NAMES = {
+    "log": "--output", "values": "--array", "written_by": "the command line",
+}  # fmt: skip
 """What a user calls a name of the template where that is another word."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
@@ -108,8 +114,8 @@ def gpus_of_a_node(directives: Iterable[str]) -> int | None:
         directives: such as "--gres=gpu:a100:4".
     """
     for directive in directives:
-        if found := _GPUS.match(directive):
-            return int(found[1] or found[2] or 1)
+        if count := _GPUS.match(directive):
+            return int(count[1] or count[2] or 1)
     return None
 
 
@@ -141,11 +147,11 @@ def seconds_of(limit: str) -> int:
     Raises:
         UserError: sbatch would not take it.
     """
-    found = _TIME.fullmatch(limit)
-    if found is None:
+    match = _TIME.fullmatch(limit)
+    if match is None:
         raise UserError(f"--time {limit}: must be as sbatch takes it, such as 02:00:00")
-    days, hours, minutes, seconds, h, m, s, alone = (int(n or 0) for n in found.groups())
-    if max(minutes, seconds, s, m if found["h"] else 0) > 59 or hours > 23:
+    days, hours, minutes, seconds, h, m, s, alone = (int(n or 0) for n in match.groups())
+    if max(minutes, seconds, s, m if match["h"] else 0) > 59 or hours > 23:
         raise UserError(f"--time {limit}: has more than 59 minutes or seconds, or 23 hours")
     return 86400 * days + 3600 * (hours + h) + 60 * (minutes + m + alone) + seconds + s
 
@@ -156,7 +162,6 @@ class BatchJob:
 
     Attributes:
         name: name of the job and of its log.
-        written_by: the command that asked for the script.
         program: the words of the command flowpm-dist.
         words: its command, run file and options, without the results' folder.
         output: folder of the results; in an array, of which each job has its own, the beginning of
@@ -174,10 +179,10 @@ class BatchJob:
         alone: whether the command is one process that starts the ranks of its runs.
         workers: jobs of an array that do the work in one folder together; 0 for a single job.
         memory: what the ranks of a node take, in words; empty if it is not known.
+        written_by: the command that asked for the script.
     """
 
     name: str
-    written_by: str
     program: Sequence[str]
     words: Sequence[str]
     output: str
@@ -194,6 +199,7 @@ class BatchJob:
     alone: bool = False
     workers: int = 0
     memory: str = ""
+    written_by: str = ""
 
     @property
     def ranks(self) -> int:
@@ -222,73 +228,62 @@ class BatchJob:
         body = _filled(values, parts).partition("\n\n")[2]
         return _filled({**values, "digest": _digest(body)}, parts)
 
-    def _values(self) -> dict[str, object]:
-        """Returns what the template's names stand for; its lines with an empty one are left out."""
+    def _values(self) -> dict[str, Any]:
+        """Returns what the template's names stand for: keys of the site, fields, and others."""
         site, rows = self.site, self.rows.values
         several = self.elements or self.workers
         array = _ranges([n for n in range(several) if n not in set(self.complete)])
         names = {key: key.replace(".", "_") for row in rows[:1] for key in row}
         # srun's tasks get the signal themselves; mpirun gets it from the script.
         signal = "USR1" if site.launcher == "srun" and not self.alone else "B:USR1"
-        command = f"{shlex.join(self.program)} {shlex.join(self.words)}"
-        quoted = {
-            "name": self.name,
-            "log": f"{self.name}-%A_%a.log" if several else f"{self.name}-%j.log",
-            "time": self.time,
-            "partition": site.partition,
-            "account": site.account,
-            "qos": site.qos,
-            "output": self.output,
-            "begun": self.begun,
-            "mpi": site.mpi,
-            "mpirun": self.mpirun,
-        }
-        return {
-            **{name: shlex.quote(value) if value else "" for name, value in quoted.items()},
-            "memory": self.memory,
-            "nodes": self.nodes,
-            "ranks_per_node": self.ranks_per_node,
-            "ranks": self.ranks,
+        command = shlex.join([*self.program, *self.words])
+        values: dict[str, Any] = {
+            **site.model_dump(),
             "threads": site.threads or "",
             "gpus": self.ranks_per_node * site.gpus_per_rank or "",
             "signal": f"{signal}@{site.warn}" if self.begun else "",
+            "log": f"{self.name}-%A_%a.log" if several else f"{self.name}-%j.log",
             "array": array + (f"%{self.at_once}" if self.at_once and array else ""),
-            "directives": site.directives,
-            "setup": site.setup,
+            "ranks": self.ranks,
             "values": tuple(
                 f"{name}=({shlex.join(row[key] for row in rows)})" for key, name in names.items()
             ),
             "settings": " ".join(f'--set "{key}=${{{name}[$i]}}"' for key, name in names.items()),
-            "again": self.again,
             "command": command + (' --output "$output"' if self.output else ""),
             "stopped": STOPPED,
             "host_lost": launch.HOST_LOST,
-            "restarts": site.restarts,
-            "written_by": self.written_by,
+            **vars(self),
         }
+        return values | {name: shlex.quote(values[name]) for name in QUOTED if values[name]}
 
 
-def _filled(values: Mapping[str, object], parts: set[str]) -> str:
+def _filled(values: Mapping[str, Any], parts: set[str]) -> str:
     """Returns the template with values for its names, such as @nodes@.
 
     Args:
-        values: by name; a line that has the name of an empty one, or of none, is left out. For a
-            tuple the line is repeated with each of its texts.
+        values: by name, and others; a line that has the name of an empty one, or of none, is left
+            out. For a tuple the line is repeated with each of its texts.
         parts: names of the parts that stay. A line "#? part part" begins one, a line "#?" ends it.
 
     Raises:
         UserError: a text is more than a line.
     """
-    texts = {n: each if isinstance(each, tuple) else (str(each),) for n, each in values.items()}
+    template = TEMPLATE.read_text()
+    used = {*_NAME.findall(template)}
+    texts = {
+        name: value if isinstance(value, tuple) else (str(value),)
+        for name, value in values.items()
+        if name in used
+    }
     for name, several in texts.items():
         for text in several:
-            if found := _CONTROL.search(text):
+            if control := _CONTROL.search(text):
                 raise UserError(
-                    f"{_OPTION_NAMES.get(name, name)} has the character {found[0]!r}, which "
+                    f"{_OPTION_NAMES.get(name, name)} has the character {control[0]!r}, which "
                     "cannot be in a job script, whose lines are executed: leave it out"
                 )
     lines, stays = [], True
-    for line in TEMPLATE.read_text().splitlines():
+    for line in template.splitlines():
         names = _NAME.findall(line)
         if line.startswith("#?"):
             stays = parts.issuperset(line.split()[1:])
@@ -317,5 +312,5 @@ def _digest(body: str) -> str:
 def _ranges(numbers: Sequence[int]) -> str:
     """Returns increasing numbers as sbatch takes them, such as "0-3,7"."""
     runs = itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
-    found = [[number for _, number in run] for _, run in runs]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in found)
+    spans = [[number for _, number in run] for _, run in runs]
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{span[0]}" for span in spans)
