@@ -34,11 +34,10 @@ from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
     SHARED_BY,
     Repeat,
-    Runner,
     check_memory,
+    prepared,
     threads_of_rank,
 )
-from flowpm_dist.studies.workers import StopSignals
 from meshimpl import launch
 
 SCRIPT = """
@@ -556,8 +555,7 @@ def test_workers_share_the_host(here, monkeypatch):
     run_file({"network.dropout": [0.0, 0.1]}, subject="train.toml", workers=3, constant=5.0)
     options = TuneOptions.load("tune.toml")
     job = Subject(options.tune.subject).plan({}, 1, Path("planned"))
-    runner = Runner(options, judge_of(job.options, None, 5.0), StopSignals())
-    assert runner.prepared({"network.dropout": 0.1}, Path("trial")).constant == 5.0
+    assert prepared(options, {"network.dropout": 0.1}, Path("trial")).constant == 5.0
     memory = launch.HostMemory(int(2.5 * job.estimate.on_host), 0, False)
     monkeypatch.setattr(launch, "host_memory", lambda: memory)
     monkeypatch.setattr(launch, "available_cores", lambda: 2)
@@ -565,12 +563,12 @@ def test_workers_share_the_host(here, monkeypatch):
     with pytest.raises(TooLargeError, match=r"tune.workers = 3: .* 2 would fit"):
         check_memory(job, 3)
     with pytest.raises(TooLargeError, match="tune.workers = 3"):
-        runner.prepared({}, Path("trial"))
+        prepared(options, {}, Path("trial"))
     alone = TuneOptions.load("tune.toml", {("tune", "workers"): 1})
-    assert Runner(alone, judge_of(job.options), StopSignals()).prepared({}, Path("trial"))
+    assert prepared(alone, {}, Path("trial"))
     monkeypatch.setenv(SHARED_BY, "3")  # of a further worker
     with pytest.raises(TooLargeError, match="tune.workers = 3"):
-        Runner(alone, judge_of(job.options), StopSignals()).prepared({}, Path("trial"))
+        prepared(alone, {}, Path("trial"))
     monkeypatch.delenv(launch.THREADS, raising=False)
     assert [threads_of_rank(1, workers) for workers in (1, 2, 3)] == [None, 1, 1]
     monkeypatch.setattr(launch, "available_cores", lambda: 13)

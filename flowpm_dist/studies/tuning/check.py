@@ -69,10 +69,8 @@ def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
     for key in options.space:
         if why := judge.why_fixed(key):
             yield Problem(f"space.{key}", why)
-    fixed = dict(judge.fixed)
-    for key in options.tune.seed_keys or ():
-        if key in fixed:
-            yield Problem("tune.seed_keys", f"has {key}, which {fixed[key]}")
+    for key in judge.fixed.keys() & {*(options.tune.seed_keys or ())}:
+        yield Problem("tune.seed_keys", f"has {key}, which {judge.fixed[key]}")
     for key in options.shortened:
         if key == "data.validation":
             continue  # the same in all trials
@@ -94,11 +92,10 @@ def _misfits(options: TuneOptions, judge: Judge, output: Path) -> Iterator[Probl
 
     if options.target.is_script:
         return
-    for key, value in options.shortened.items():
-        if why := wrong({key: value}):
-            if len(options.shortened) > 1 and not wrong(options.shortened):
-                continue  # it fits with the others
-            yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
+    if wrong(options.shortened):  # otherwise each fits with the others
+        for key, value in options.shortened.items():
+            if why := wrong({key: value}):
+                yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
     for key in options.tune.seed_keys or judge.seeds:
         if why := wrong({key: fresh_seed(options.tune.seed, 0)}):
             yield Problem("tune.seed_keys", f"has {key}: {why}")

@@ -33,8 +33,9 @@ from flowpm_dist.studies.tuning.results import Candidate, Verdict
 from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
     SHARED_BY,
-    Runner,
     check_memory,
+    judged_run,
+    make_repeat,
     repeats_of,
 )
 from flowpm_dist.studies.workers import StopSignals, alone, share
@@ -192,16 +193,15 @@ class TuneJob(Job[TuneOptions, Tuned]):
         trials = Trials(
             folder.storage, folder.trials, tune, options.space, first=self._first_place, tried=first
         )
-        runner = Runner(options, self.judge, stop)
         with stop.heard(progress.say), self._other_workers(stop, progress):
-            self._make_trials(trials, runner, stop, progress)
+            self._make_trials(trials, stop, progress)
             chosen = self._chosen(trials) if not stop else {}
             repeats = repeats_of(chosen, options, self.judge, folder.repeats)
 
             def show(done: int, folder: Path) -> None:
                 progress("repeats on fresh seeds", done, len(repeats))
 
-            pieces = {each.folder: partial(runner.repeat, each) for each in repeats}
+            pieces = {each.folder: partial(make_repeat, options, each, stop) for each in repeats}
             share(pieces, stop, show, WAIT_SECONDS)
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
@@ -262,11 +262,9 @@ class TuneJob(Job[TuneOptions, Tuned]):
             for thread in threads:
                 thread.join()
 
-    def _make_trials(
-        self, trials: Trials, runner: Runner, stop: StopSignals, progress: Progress
-    ) -> None:
+    def _make_trials(self, trials: Trials, stop: StopSignals, progress: Progress) -> None:
         """Makes trials until all have ended, or until a signal comes."""
-        total = self.options.tune.trials
+        options, total = self.options, self.options.tune.trials
         while not stop and not trials.are_done:
             best = trials.best
             state = f"best {best[0].value:.4g}" if best else ""
@@ -274,14 +272,16 @@ class TuneJob(Job[TuneOptions, Tuned]):
             if (trial := trials.next()) is None:
                 time.sleep(WAIT_SECONDS)
                 continue
-            result = runner.trial(trial)
+            settings, claim = options.settings(trial.values), trial.claim
+            ended = judged_run(options, settings, trial.folder, claim, stop, trial.falls_behind)
+            trial.end(ended.status, value=ended.value, seconds=ended.seconds, message=ended.message)
             with alone(self.folder.storage):
                 self._write_trials(trials)
-            if result.status == STOPPED:
+            if ended.status == STOPPED:
                 break
-            value = "" if result.value is None else f", {self.judge.metric} {result.value:.4g}"
-            said = f"trial {trial.number}: {result.status}{value}, {result.seconds:.0f} s"
-            progress.say(f"{said}; {_shown(trial.values)}")
+            value = "" if ended.value is None else f", {self.judge.metric} {ended.value:.4g}"
+            summary = f"trial {trial.number}: {ended.status}{value}, {ended.seconds:.0f} s"
+            progress.say(f"{summary}; {_shown(trial.values)}")
         progress("trials", len(trials.counted), total)
 
     def _write_trials(self, trials: Trials) -> None:

@@ -7,8 +7,9 @@ Nothing here imports TensorFlow or optuna.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.reconstruction.options import ReconstructionOptions
+from flowpm_dist.studies.tuning.options import SCRIPT_SEEDS
 
 NO_BETTER = 0.05
 """The share R^2 of the variance up to which a network predicts no better than a constant."""
-SCRIPT_SEEDS = ("seed",)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Judge:
     looks: int | None = None
     constant: float | None = None
     seeds: tuple[str, ...] = SCRIPT_SEEDS
-    fixed: tuple[tuple[str, str], ...] = ()
+    fixed: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, ...] = ()
 
     def percentage(self, place: float) -> int:
@@ -89,9 +90,8 @@ class Judge:
 
     def why_fixed(self, key: str) -> str:
         """Returns why a key may not be tuned; an empty text if it may."""
-        for name, why in self.fixed:
-            if key == name:
-                return why
+        if key in self.fixed:
+            return self.fixed[key]
         if key in self.seeds:
             return "is a seed, and trials must not be chosen by luck"
         if self.only and not key.startswith(self.only):
@@ -109,20 +109,21 @@ def judge_of(
         metric: a column in place of the default one.
         constant: the value of a constant prediction, in place of the one that is known.
     """
-    if options is None:
-        return Judge(metric=metric or "validation_loss", constant=constant)
-    makers: dict[type, Callable[[Any, str | None], Judge | None]] = {
-        TrainingPlan: _of_training,
-        EmulationOptions: _of_emulation,
-        ReconstructionOptions: _of_reconstruction,
-    }
-    maker = makers.get(type(options))
-    judge = None if maker is None else maker(options, metric)
-    if judge is None or constant is None:
-        return judge
-    return replace(judge, constant=constant)
+    judge = _judge_of(options, metric)
+    return judge if judge is None or constant is None else replace(judge, constant=constant)
 
 
+@singledispatch
+def _judge_of(options: object, metric: str | None) -> Judge | None:
+    return None
+
+
+@_judge_of.register
+def _of_script(options: None, metric: str | None) -> Judge:
+    return Judge(metric=metric or "validation_loss")
+
+
+@_judge_of.register
 def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
     if isinstance(plan.data, DummyData):
         return None
@@ -131,13 +132,14 @@ def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
     fixed = ["data.validation", "training.validate_every", "priors.targets"]
     if metric == "validation_loss":
         fixed += ["network.loss", "network.name"]
-    test = ("data.test", "belongs to the test set, which no trial may depend on")
     steps, every = plan.training.steps, plan.training.validate_every
     # Rows count steps from 0, and samples when a step is made.
     simulates = isinstance(plan.data, SimulatedData)
+    why = {"data.test": "belongs to the test set, which no trial may depend on"}
+    why |= dict.fromkeys(fixed, same)
     # Of arrays, data.seed divides the volumes: a fresh one would train on the test set.
-    seeds = ("training.seed", "data.seed") if simulates else ("training.seed",)
-    more = () if simulates else (("data.seed", "would move volumes into and out of the test set"),)
+    if not simulates:
+        why["data.seed"] = "would move volumes into and out of the test set"
     return Judge(
         place="samples",
         metric=metric,
@@ -145,8 +147,8 @@ def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
         length=steps * plan.training.batch,
         looks=-(-steps // every),
         constant=constant_value(plan.network.loss, metric, bounded=plan.declaration.bounded),
-        seeds=seeds,
-        fixed=(test, *((key, same) for key in fixed), *more),
+        seeds=("training.seed", "data.seed") if simulates else ("training.seed",),
+        fixed=why,
     )
 
 
@@ -172,6 +174,7 @@ def constant_value(loss: str, metric: str, *, bounded: bool) -> float | None:
     return known[name] if metric in ("validation_loss", "validation_mae") else None
 
 
+@_judge_of.register
 def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
     emulate = options.emulate
     same = "decides what trials are judged by: it must be the same in all"
@@ -186,10 +189,11 @@ def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
         length=emulate.iterations,
         looks=-(-emulate.iterations // emulate.validate_every),
         seeds=("emulate.seed",) if options.truth.pairs else ("emulate.seed", "truth.seed"),
-        fixed=tuple((key, same) for key in fixed),
+        fixed=dict.fromkeys(fixed, same),
     )
 
 
+@_judge_of.register
 def _of_reconstruction(options: ReconstructionOptions, metric: str | None) -> Judge:
     return Judge(
         table="iterations.csv",

@@ -26,6 +26,8 @@ from flowpm_dist.studies.subject import SubjectFile, SubjectSection, by_key
 
 PLANNED = "planned"
 """Name of a folder for plans, which is never made."""
+SCRIPT_SEEDS = ("seed",)
+"""The options of a script that seeds are given to."""
 CHOSEN = (str, bool, int, float)
 """Types of the values that a key can be given."""
 MOST_LISTED = 16
@@ -222,8 +224,14 @@ class TuneOptions(SubjectFile):
         return self.target.plan(values, self.tune.ranks, folder / PLANNED)
 
     def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the keys of a trial: what shortens it, and the values that it tries."""
-        return {**self.shortened, **values}
+        """Returns the keys of a trial: what shortens it, and the values that it tries.
+
+        Trials of a script are given its seeds, so that a script without them fails in the first.
+        """
+        keys = self.tune.seed_keys or SCRIPT_SEEDS
+        has_seeds = self.target.is_script and self.tune.repeats
+        seeds = dict.fromkeys(keys, self.tune.seed) if has_seeds else {}
+        return {**seeds, **self.shortened, **values}
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Returns whether values of all keys are in the space."""

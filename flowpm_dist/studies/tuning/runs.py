@@ -1,4 +1,4 @@
-"""What a worker of a tuning does: it runs trials, and then repeats of the best on fresh seeds."""
+"""Runs of a tuning's subject: trials, and repeats of the best of them on fresh seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size, read_json, write_text
@@ -18,13 +18,10 @@ from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
 from flowpm_dist.studies.subject import RESULT, RUN
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
-from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
+from flowpm_dist.studies.tuning.options import TuneOptions, TuneSection, fresh_seed
 from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED
 from flowpm_dist.studies.workers import Claim, StopSignals
 from meshimpl import launch
-
-if TYPE_CHECKING:
-    from flowpm_dist.studies.tuning.trials import Trial
 
 COLLAPSE_CHECK = 50
 """Percentage of its length from which on a run that has learnt nothing is stopped."""
@@ -36,91 +33,61 @@ DEFAULTS = "defaults"
 """What the subject's own values are called among those that are repeated."""
 
 
-class Runner:
-    """Runs the subject, watches its table, and judges it.
+def prepared(options: TuneOptions, values: Mapping[str, Any], folder: Path) -> Judge:
+    """Returns how a run is judged, after the checks of its own.
 
     Args:
         options: the run file of the tuning.
-        judge: how the subject's runs are judged.
-        stop: the signals that this process has received.
+        values: values of the subject's keys.
+        folder: the folder of the run.
+
+    Raises:
+        UserError: it cannot begin.
     """
+    tune, job = options.tune, options.plan(values, folder)
+    check_memory(job, workers_here(tune))
+    judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
+    assert judge is not None
+    return judge
 
-    def __init__(self, options: TuneOptions, judge: Judge, stop: StopSignals) -> None:
-        self._options, self._judge, self._stop = options, judge, stop
-        self._subject, self._ranks = options.target, options.tune.ranks
-        self._workers = int(os.environ.get(SHARED_BY, options.tune.workers))
 
-    def trial(self, trial: Trial) -> Outcome:
-        """Run a trial to its end, and write how it ended."""
-        settings = {**self._seeds, **self._options.settings(trial.values)}
-        ended = self._run(settings, trial.folder, trial.claim, trial.falls_behind)
-        trial.end(ended.status, value=ended.value, seconds=ended.seconds, message=ended.message)
-        return ended
+def judged_run(
+    options: TuneOptions,
+    values: Mapping[str, Any],
+    folder: Path,
+    claim: Claim,
+    stop: StopSignals,
+    falls_behind: Callable[[int, float], bool] | None = None,
+) -> Outcome:
+    """Run the subject in a folder, or resume the run that is there, and judge it by its table.
 
-    @property
-    def _seeds(self) -> dict[str, int]:
-        """The seeds of a script's trials, so that a script without them fails in the first one."""
-        tune = self._options.tune
-        if not (self._subject.is_script and tune.repeats):
-            return {}
-        return dict.fromkeys(tune.seed_keys or self._judge.seeds, tune.seed)
-
-    def repeat(self, repeat: Repeat, claim: Claim) -> None:
-        """Run values at full length, unless that was done, and write how the run ended."""
-        if repeat.result:
-            return
-        ended = self._run(repeat.values, repeat.folder, claim, None)
-        if ended.status != STOPPED:
-            facts = {"state": ended.status, "value": ended.value, "seconds": ended.seconds}
-            text = json.dumps({**facts, "message": ended.message}, indent=1)
-            write_text(repeat.folder / RESULT, f"{text}\n")
-
-    def _run(
-        self,
-        values: Mapping[str, Any],
-        folder: Path,
-        claim: Claim,
-        falls_behind: Callable[[int, float], bool] | None,
-    ) -> Outcome:
-        """Runs the subject in a folder, or resumes the run that is there.
-
-        Args:
-            values: values of its keys.
-            folder: the folder of the run.
-            claim: the claim on it, which this process has, and the run has as well.
-            falls_behind: returns whether the run is to be pruned, see `Trial.falls_behind`; None
-                for a run that nothing but its end or a signal ends.
-        """
-        try:
-            judge = self.prepared(values, folder)
-        except TooLargeError as error:
-            return Outcome(NO_MEMORY, 0.0, str(error))
-        except UserError as error:
-            return Outcome(FAILED, 0.0, str(error))
-        watch = Watch(folder / RUN, judge, falls_behind, self._stop)
-        outcome = self._subject.run(
-            folder,
-            values,
-            self._ranks,
-            threads=threads_of_rank(self._ranks, self._workers),
-            resume=True,
-            limit=self._options.tune.limit if falls_behind else None,
-            claim=claim,
-            asked=watch.is_over,
-        )
-        return watch.judged(outcome)
-
-    def prepared(self, values: Mapping[str, Any], folder: Path) -> Judge:
-        """Returns how a run is judged, after the checks of its own.
-
-        Raises:
-            UserError: it cannot begin.
-        """
-        job, tune = self._options.plan(values, folder), self._options.tune
-        check_memory(job, self._workers)
-        judge = judge_of(None if job is None else job.options, tune.metric, tune.constant)
-        assert judge is not None
-        return judge
+    Args:
+        options: the run file of the tuning.
+        values: values of the subject's keys.
+        folder: the folder of the run.
+        claim: the claim on it, which this process has, and the run has as well.
+        stop: the signals that this process has received.
+        falls_behind: returns whether the run is to be pruned, see `Trial.falls_behind`; None for a
+            run that nothing but its end or a signal ends.
+    """
+    tune = options.tune
+    try:
+        judge = prepared(options, values, folder)
+    except UserError as error:
+        status = NO_MEMORY if isinstance(error, TooLargeError) else FAILED
+        return Outcome(status, 0.0, str(error))
+    watch = Watch(folder / RUN, judge, falls_behind, stop)
+    outcome = options.target.run(
+        folder,
+        values,
+        tune.ranks,
+        threads=threads_of_rank(tune.ranks, workers_here(tune)),
+        resume=True,
+        limit=tune.limit if falls_behind else None,
+        claim=claim,
+        asked=watch.is_over,
+    )
+    return watch.judged(outcome)
 
 
 class Watch:
@@ -227,6 +194,17 @@ class Repeat:
         return read_json(self.folder / RESULT)
 
 
+def make_repeat(options: TuneOptions, repeat: Repeat, stop: StopSignals, claim: Claim) -> None:
+    """Run values at full length, unless that was done, and write how the run ended."""
+    if repeat.result:
+        return
+    ended = judged_run(options, repeat.values, repeat.folder, claim, stop)
+    if ended.status != STOPPED:
+        facts = {"state": ended.status, "value": ended.value, "seconds": ended.seconds}
+        text = json.dumps({**facts, "message": ended.message}, indent=1)
+        write_text(repeat.folder / RESULT, f"{text}\n")
+
+
 def repeats_of(
     chosen: Mapping[str, Mapping[str, Any]], options: TuneOptions, judge: Judge, folder: Path
 ) -> list[Repeat]:
@@ -264,6 +242,11 @@ def check_memory(job: Job[Any, Any] | None, workers: int) -> None:
             f"{human_size(needed * workers)}, and this host has {human_size(host.limit)}; "
             f"{host.limit // needed} would fit"
         )
+
+
+def workers_here(tune: TuneSection) -> int:
+    """Returns the number of workers that share this host."""
+    return int(os.environ.get(SHARED_BY, tune.workers))
 
 
 def threads_of_rank(ranks: int, workers: int) -> int | None:
