@@ -460,7 +460,7 @@ def test_a_stopped_trial_competes_once(here, again):
     best.falls_behind(1, 0.4)
     if again:
         values = best.values
-        best.end(STOPPED, seconds=1.0)
+        trials.end(best, STOPPED, seconds=1.0)
         best = trials.next()
         assert best.values == values
         assert not best.falls_behind(1, 0.4)
@@ -491,7 +491,7 @@ def test_a_storage_names_no_folder_but_a_trials_own(here, storage):
     for name in FOREIGN if storage == "journal" else FOREIGN[:1]:
         trial.asked.set_user_attr("folder", name)
         message = rf"trial 0 in the storage has the folder {re.escape(repr(name))}; must be"
-        for attempt in (open_trials, lambda: trial.end(STOPPED)):
+        for attempt in (open_trials, lambda: trials.end(trial, STOPPED)):
             with pytest.raises(UnreadableError, match=message):
                 attempt()
     trial.asked.set_user_attr("folder", "0000")
@@ -511,7 +511,7 @@ def test_a_full_disk_costs_a_journal_its_last_line_alone(here):
         trial.asked.set_user_attr("message", "x" * 100)
     assert journal.read_bytes().startswith(whole) and len(journal.read_bytes()) == len(whole) + 40
     with pytest.warns(UserWarning, match=f"{journal}: removed a last line"):
-        trial.end("complete", value=1.0, seconds=1.0)
+        trials.end(trial, "complete", value=1.0, seconds=1.0)
     assert [json.loads(line) for line in journal.read_bytes()[len(whole) :].splitlines()]
     with journal.open("a") as file:
         file.write('{"op_code":')

@@ -44,7 +44,7 @@ from meshimpl import launch
 if TYPE_CHECKING:
     from flowpm_dist.studies.tuning.trials import Trials
 
-MARK = "tune.json"
+MARK, TRIALS, BEST = "tune.json", "trials.csv", "best.csv"
 FIGURES = ("history.png", "importances.png", "parallel.png")
 ENOUGH = ("trials", "repeats", "seeds")
 """Keys of [tune] that a later run may raise; the mark says what is done of them."""
@@ -58,15 +58,12 @@ class TuneFolder(WorkFolder):
     Attributes:
         trials, repeats: folders of the trials and of the repeats on fresh seeds.
         storage: folder of optuna's storage.
-        table: the table of the trials.
-        repeated: the table of the values that were repeated.
-        best: the best run file.
     """
 
     kind = "tuning"
     contents = (
-        MARK, "run.toml", CHECKSUMS, "storage", "trials", "repeats", "workers", "trials.csv",
-        "best.csv", "best.toml", *FIGURES,
+        MARK, "run.toml", CHECKSUMS, "storage", "trials", "repeats", "workers", TRIALS, BEST,
+        "best.toml", *FIGURES,
     )  # fmt: skip
     begun = MARK
     inner = "run"
@@ -75,8 +72,7 @@ class TuneFolder(WorkFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.trials, self.repeats = self.path / "trials", self.path / "repeats"
-        self.storage, self.table = self.path / "storage", self.path / "trials.csv"
-        self.repeated, self.best = self.path / "best.csv", self.path / "best.toml"
+        self.storage = self.path / "storage"
 
 
 @dataclass(frozen=True)
@@ -274,7 +270,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 continue
             settings, claim = options.settings(trial.values), trial.claim
             ended = judged_run(options, settings, trial.folder, claim, stop, trial.falls_behind)
-            trial.end(ended.status, value=ended.value, seconds=ended.seconds, message=ended.message)
+            facts = {"value": ended.value, "seconds": ended.seconds, "message": ended.message}
+            trials.end(trial, ended.status, **facts)
             with alone(self.folder.storage):
                 self._write_trials(trials)
             if ended.status == STOPPED:
@@ -285,7 +282,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
         progress("trials", len(trials.counted), total)
 
     def _write_trials(self, trials: Trials) -> None:
-        results.write_trials(self.folder.table, trials.records, [*self.options.space])
+        path = self.folder.path / TRIALS
+        results.write_trials(path, trials.records, [*self.options.space])
 
     def _chosen(self, trials: Trials) -> dict[str, Mapping[str, Any]]:
         """Returns the values to repeat by their name; none if no trial is complete."""
@@ -298,20 +296,18 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
     def _write(self, result: Tuned, trials: Trials) -> None:
         """Writes the results."""
-        options, folder, metric = self.options, self.folder, self.judge.metric
+        options, path, verdict = self.options, self.folder.path, result.verdict
         self._write_trials(trials)
         if result.candidates:
-            results.write_best(folder.repeated, result.candidates, [*options.space])
-        results.write_run_file(folder.best, options, result.verdict)
-        done = {key: getattr(options.tune, key) for key in ENOUGH}
-        best = {"name": result.verdict.name, "values": dict(result.verdict.values)}
-        folder.write_mark(
+            results.write_best(path / BEST, result.candidates, [*options.space])
+        results.write_run_file(path / "best.toml", options, verdict)
+        self.folder.write_mark(
             complete=True,
-            **done,
-            best=best,
-            metric=metric,
-            verdict=result.verdict.sentence,
-            beats=result.verdict.beats,
+            **{key: getattr(options.tune, key) for key in ENOUGH},
+            best={"name": verdict.name, "values": dict(verdict.values)},
+            metric=self.judge.metric,
+            verdict=verdict.sentence,
+            beats=verdict.beats,
             states=_count(result.records),
         )
 
@@ -329,16 +325,13 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def report(self, result: Tuned) -> str:
         """Returns where to look, the best values, and whether they beat the defaults."""
         path, verdict, metric = self.folder.path, result.verdict, self.judge.metric
-        lines = [
-            f"  {each.name}: {each.mean:.4g} +- {each.spread:.2g}; "
-            + ("" if each.name == DEFAULTS else f"to the defaults {each.difference:+.4g} +- ")
-            + (f"{each.error:.2g}; " if each.name != DEFAULTS else "")
-            + (_shown(each.values) or "the subject's own values")
-            for each in result.candidates
-        ]
+        lines = []
+        for each in result.candidates:
+            gain = f"to the defaults {each.difference:+.4g} +- {each.error:.2g}; "
+            text = f"  {each.name}: {each.mean:.4g} +- {each.spread:.2g}; "
+            lines.append(text + (gain if each.name != DEFAULTS else "") + _shown(each.values))
         repeated = [f"\n{metric} on fresh seeds, at full length:", *lines] if lines else []
         counts = ", ".join(f"{number} {state}" for state, number in _count(result.records).items())
-        best = _shown(verdict.values) or "the subject's own values"
         return f"""
 Tuning in {path}: {len(result.records)} trials, {counts}
   best.toml           the run file with the best values
@@ -346,27 +339,28 @@ Tuning in {path}: {len(result.records)} trials, {counts}
   history.png         the trials in their order
   importances.png     how much each key explains; parallel.png: all values together
 {chr(10).join(repeated)}
-Best: {verdict.name}, {best}
+Best: {verdict.name}, {_shown(verdict.values)}
 {verdict.sentence}"""
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
         """See `Job.record`."""
         folder = TuneFolder(path)
-        mark, rows = folder.mark(), read_rows(folder.table)
+        mark, rows = folder.mark(), read_rows(path / TRIALS)
         counted = sum(row["state"] in COUNTED for row in rows)
         best: Any = mark.get("best") or {}
-        results = {"best": best["name"], **best["values"]} if best else {}
+        values = {"best": best["name"], **best["values"]} if best else {}
         if mark.get("beats") is not None:
-            results["beats the defaults"] = as_written(mark["beats"])
-        return record_of_work(folder, f"{counted} trials" if rows else "", results)
+            values["beats the defaults"] = as_written(mark["beats"])
+        return record_of_work(folder, f"{counted} trials" if rows else "", values)
 
 
 def _shown(values: Mapping[str, Any]) -> str:
-    return ", ".join(
+    texts = [
         f"{key} = {f'{value:.4g}' if isinstance(value, float) else as_written(value)}"
         for key, value in values.items()
-    )
+    ]
+    return ", ".join(texts) or "the subject's own values"
 
 
 def _count(records: list[TrialRecord]) -> dict[str, int]:

@@ -32,7 +32,9 @@ from flowpm_dist.studies.workers import Claim, alone
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
-_TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL}
+AGAIN = (LOST, STOPPED)
+"""How trials ended whose values are tried again."""
+_TOLD = {COMPLETE: TrialState.COMPLETE} | dict.fromkeys((FAILED, *AGAIN), TrialState.FAIL)
 """optuna knows all other states as pruned: then the sampler keeps away from such values."""
 
 
@@ -83,7 +85,7 @@ class Trials:
     def next(self) -> Trial | None:
         """Returns a trial for this worker to run; None if there is none to begin now."""
         with alone(self._folder):
-            self._put_lost_back()
+            self._end_lost()
             trials = self._study.get_trials(deepcopy=False)
             begun = [each for each in trials if _state(each) in (*COUNTED, "running")]
             waiting = any(each.state == TrialState.WAITING for each in trials)
@@ -91,8 +93,7 @@ class Trials:
                 return None
             # The choice depends on the trials so far alone, and differs between workers.
             self._study.sampler = _sampler(self._options, len(trials))
-            asked = self._study.ask(self._distributions)
-            trial = Trial(self, asked, self._runs)
+            trial = Trial(self._study.ask(self._distributions), self._runs)
             trial.claim.take()
             return trial
 
@@ -112,10 +113,10 @@ class Trials:
     def best(self) -> list[TrialRecord]:
         """The complete trials, the best first, each of other values."""
         complete = [r for r in self.records if r.state == COMPLETE and r.value is not None]
-        found = dict[tuple[Any, ...], TrialRecord]()
+        best = dict[tuple[Any, ...], TrialRecord]()
         for record in sorted(complete, key=lambda r: (r.value, r.number)):
-            found.setdefault(tuple(record.values.items()), record)
-        return list(found.values())
+            best.setdefault(tuple(record.values.items()), record)
+        return list(best.values())
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -150,7 +151,7 @@ class Trials:
             return {}
 
     def end(self, trial: Trial, state: str, **facts: Any) -> None:
-        """Write how a trial ended.
+        """Write how a trial ended; its run keeps tables and pictures, but no weights.
 
         Args:
             trial: the trial, whose claim is given up.
@@ -158,56 +159,45 @@ class Trials:
             facts: `value`, `seconds` and `message`.
         """
         with alone(self._folder):
-            for name, fact in facts.items():
-                trial.asked.set_user_attr(name, fact)
-            if state == STOPPED:
-                self._put_back(self._study.trials[trial.number], state)
-            else:
-                trial.asked.set_user_attr("state", state)
-                told = _TOLD.get(state, TrialState.PRUNED)
-                value = facts["value"] if state == COMPLETE else None
-                self._study.tell(trial.asked, value, state=told)
+            self._end(trial.asked, state, **facts)
             trial.claim.give_up()
+        for path in trial.folder.glob(f"{RUN}/*"):
+            if state != STOPPED and path.is_dir() and not path.is_symlink():
+                remove(path, ignore_errors=True)
 
-    def _put_lost_back(self) -> None:
-        """Puts the values of trials back whose workers have died."""
+    def _end_lost(self) -> None:
+        """Ends the trials whose workers have died."""
         for each in self._study.get_trials(deepcopy=False):
             if each.state != TrialState.RUNNING:
                 continue
             claim = Claim(self._runs / _folder_of(each))
-            if not claim.take():
-                continue
-            losses = each.user_attrs.get("losses", 0) + 1
-            if losses < MOST_LOSSES:
-                self._put_back(each, LOST, losses=losses)
-            else:
-                self._set(each, state=FAILED, message=f"{losses} of its workers have died")
-                self._study.tell(each.number, state=TrialState.FAIL)
-            claim.give_up()
+            if claim.take():
+                losses = each.user_attrs.get("losses", 0) + 1
+                if losses < MOST_LOSSES:
+                    self._end(each, LOST, losses=losses)
+                else:
+                    self._end(each, FAILED, message=f"{losses} of its workers have died")
+                claim.give_up()
 
-    def _put_back(self, trial: Any, state: str, losses: int = 0) -> None:
-        """Lets the values of a trial wait for a worker again, and its folder, once."""
-        known = self._study.get_trials(deepcopy=False)
-        done = any(each.user_attrs.get("again") == trial.number for each in known)
-        if not done and {*trial.params} == {*self._distributions}:
-            attributes = {"again": trial.number, "folder": _folder_of(trial)}
-            self._study.enqueue_trial(
-                trial.params,
-                user_attrs={**attributes, "losses": losses or trial.user_attrs.get("losses", 0)},
-            )
-        self._set(trial, state=state)
-        self._study.tell(trial.number, state=TrialState.FAIL)
-
-    def _set(self, trial: Any, **attributes: Any) -> None:
-        for name, value in attributes.items():
-            self._storage.set_trial_user_attr(trial._trial_id, name, value)
+    def _end(self, trial: Any, state: str, **facts: Any) -> None:
+        """Writes how a trial ended; the values of a lost or stopped one wait for a worker first."""
+        attributes = {**trial.user_attrs, **facts}
+        if state in AGAIN and {*trial.params} == {*self._distributions}:
+            again = {"again": trial.number, "folder": _folder_of(trial)}
+            again["losses"] = attributes.get("losses", 0)
+            trials = self._study.get_trials(deepcopy=False)
+            if all(each.user_attrs.get("again") != trial.number for each in trials):
+                self._study.enqueue_trial(trial.params, user_attrs=again)
+        for name, fact in {**facts, "state": state}.items():
+            self._storage.set_trial_user_attr(trial._trial_id, name, fact)
+        value = facts["value"] if state == COMPLETE else None
+        self._study.tell(trial.number, value, state=_TOLD.get(state, TrialState.PRUNED))
 
 
 class Trial:
     """A trial that this worker runs.
 
     Args:
-        trials: all trials.
         asked: optuna's trial.
         runs: folder of the trials' folders.
 
@@ -218,8 +208,8 @@ class Trial:
         claim: the claim on the folder.
     """
 
-    def __init__(self, trials: Trials, asked: optuna.Trial, runs: Path) -> None:
-        self._trials, self.asked = trials, asked
+    def __init__(self, asked: optuna.Trial, runs: Path) -> None:
+        self.asked = asked
         self.number, self.values = asked.number, dict(asked.params)
         name = _folder_of(asked)
         asked.set_user_attr("folder", name)
@@ -239,15 +229,6 @@ class Trial:
         self.asked.report(value, place)
         return bool(self.asked.should_prune())
 
-    def end(self, state: str, **facts: Any) -> None:
-        """Write how it ended, see `Trials.end`; its run keeps tables and pictures, no weights."""
-        self._trials.end(self, state, **facts)
-        if state == STOPPED:
-            return
-        for path in self.folder.glob(f"{RUN}/*"):
-            if path.is_dir() and not path.is_symlink():
-                remove(path, ignore_errors=True)
-
 
 class _CountedStudy:
     """A study without the trials whose values are tried again: these compete only once.
@@ -261,8 +242,8 @@ class _CountedStudy:
 
     def get_trials(self, *args: Any, **options: Any) -> list[FrozenTrial]:
         """See `optuna.Study.get_trials`."""
-        found = self._study.get_trials(*args, **options)
-        return [trial for trial in found if trial.user_attrs.get("state") not in (LOST, STOPPED)]
+        trials = self._study.get_trials(*args, **options)
+        return [trial for trial in trials if trial.user_attrs.get("state") not in AGAIN]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._study, name)
