@@ -20,7 +20,7 @@ from flowpm_dist.jobs.run_file import Settings, parse_settings, read_columns
 MOST_ROWS = 10_000
 """Jobs of the largest array."""
 SHOWN = 10
-"""Rows whose mistakes are shown."""
+"""Different mistakes of rows that are shown."""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 Work = TypeVar("Work")
 
@@ -125,15 +125,19 @@ class Rows:
         """
         if not self.values:
             return [plan(output, parse_settings(self.changes))]
-        works, wrong, hints = [], list[str](), set[str]()
+        works, count, hints = [], 0, set[str]()
+        wrong: dict[str, str] = {}
         for number in range(len(self.values)):
             try:
                 settings = parse_settings([*self.changes, *self.texts(number)])
                 works.append(plan(Path(f"{output}-{number}"), settings))
             except UserError as error:
-                wrong.append(f"{self.source}, row {number} (counted from 0): {error}")
+                count += 1
+                place = f"{self.source}, row {number} (counted from 0)"
+                wrong.setdefault(str(error), f"{place}: {error}")
                 hints |= {hint} if isinstance(error, OutputError) else set()
         if wrong:
-            more = [f"... and {len(wrong) - SHOWN} more rows"] if len(wrong) > SHOWN else []
-            raise UserError("\n".join([*wrong[:SHOWN], *more, *filter(None, hints)]))
+            shown = [*wrong.values()][:SHOWN]
+            more = [f"... and {count - len(shown)} more rows"] if count > len(shown) else []
+            raise UserError("\n".join([*shown, *more, *filter(None, hints)]))
         return works
