@@ -89,7 +89,7 @@ class SiteOptions(Options):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
+        """Yields the mistakes of the directives and of the program."""
         for directive in self.directives:
             if not directive.startswith("-"):
                 yield Problem("directives", f"= {directive!r}: must begin with --")

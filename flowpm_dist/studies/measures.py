@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,35 +39,33 @@ def measured(folder: Path, skip: int) -> dict[str, Any]:
         ValueError: the run has left no times of its steps.
     """
     if (folder / "timings.json").exists():
-        found = _of_simulation(read_json(folder / "timings.json"), skip)
+        values = _of_simulation(read_json(folder / "timings.json"), skip)
     else:
-        found = _of_table(folder, skip)
+        values = _of_table(folder, skip)
     about = read_json(folder / PROVENANCE)
     if peak := about.get("peak memory of a rank [bytes]"):
-        found[MEMORY] = peak / 2**20
+        values[MEMORY] = peak / 2**20
     if (energy := whole(sources := about.get("energy [J]", {}))) is not None:
-        found |= {ENERGY: energy, "energy of": ", ".join(added(sources))}
-    if POWER in about:
-        found[POWER] = about[POWER]
-    for name in ("threads per rank", "ranks on this host"):
+        values |= {ENERGY: energy, "energy of": ", ".join(added(sources))}
+    for name in (POWER, "threads per rank", "ranks on this host"):
         if name in about:
-            found[name] = about[name]
+            values[name] = about[name]
     versions = about.get("versions", {})
-    found["host"] = about.get("host", "")
-    found["versions"] = " ".join(f"{name}={version}" for name, version in versions.items())
-    return found
+    values["host"] = about.get("host", "")
+    values["versions"] = " ".join(f"{name}={version}" for name, version in versions.items())
+    return values
 
 
 def _of_simulation(timings: Mapping[str, Any], skip: int) -> dict[str, Any]:
     """Returns the times of a simulation; a sample is a particle in a step."""
     steps = _later(timings["steps"], skip)
     seconds = statistics.median(steps)
-    found = {STEP: seconds, THROUGHPUT: timings["particles"] / seconds}
+    values = {STEP: seconds, THROUGHPUT: timings["particles"] / seconds}
     if peaks := timings.get("peak_memory_bytes"):
-        found[MEMORY] = max(peaks) / 2**20
+        values[MEMORY] = max(peaks) / 2**20
     for name, each in timings.get("phases", {}).items():
-        found[PHASE + name] = statistics.fmean(_later(each, skip))
-    return found
+        values[PHASE + name] = statistics.fmean(_later(each, skip))
+    return values
 
 
 def _of_table(folder: Path, skip: int) -> dict[str, Any]:
@@ -80,29 +78,30 @@ def _of_table(folder: Path, skip: int) -> dict[str, Any]:
     steps, samples = _gains(rows, "step"), _gains(rows, "samples")
     later = _later(list(zip(rows, steps, times, strict=True)), skip)
     seconds = statistics.median(time / count for _, count, time in later)
-    found: dict[str, Any] = {STEP: seconds, THROUGHPUT: samples[-1] / steps[-1] / seconds}
+    values: dict[str, Any] = {STEP: seconds, THROUGHPUT: samples[-1] / steps[-1] / seconds}
     made = sum(count for _, count, _ in later)
     for name in names:
         total = sum(float(row[name] or 0) for row, _, _ in later)
-        found[PHASE + name.removesuffix(SECONDS)] = total / made
+        values[PHASE + name.removesuffix(SECONDS)] = total / made
     epochs = {row["epoch"]: 0.0 for row in rows if "epoch" in row}
     for row, time in zip(rows, times, strict=True):
         if "epoch" in row:
             epochs[row["epoch"]] += time
     passes = settings_in(folder / "run.toml").get("training.epochs")
     if len(epochs) > 1:  # in the first one TensorFlow compiles
-        found[EPOCH] = statistics.median([*epochs.values()][1:])
+        values[EPOCH] = statistics.median([*epochs.values()][1:])
     elif passes:
-        found[EPOCH] = seconds * sum(steps) / passes
+        values[EPOCH] = seconds * sum(steps) / passes
     last = [row for row in rows if row["epoch"] == rows[-1]["epoch"]] if epochs else []
     for name in TRAINED:
-        if values := _values(last or rows[-max(1, len(rows) // 10) :], name):
-            found[name] = statistics.fmean(values)
+        scored = [row for row in last or rows[-max(1, len(rows) // 10) :] if row.get(name)]
+        if scored:
+            values[name] = statistics.fmean(float(row[name]) for row in scored)
     validated = [row for row in rows if row.get(VALIDATED[0])]
     if validated:
         best = min(validated, key=lambda row: float(row[VALIDATED[0]]))
-        found |= {name: float(best[name]) for name in VALIDATED if best.get(name)}
-    return found
+        values |= {name: float(best[name]) for name in VALIDATED if best.get(name)}
+    return values
 
 
 def _gains(rows: list[dict[str, str]], name: str) -> list[int]:
@@ -110,10 +109,6 @@ def _gains(rows: list[dict[str, str]], name: str) -> list[int]:
     counts = [int(row[name]) for row in rows]
     gains = [after - before for before, after in itertools.pairwise(counts)]
     return [counts[0] or (gains[0] if gains else 1), *gains]
-
-
-def _values(rows: Iterable[Mapping[str, str]], name: str) -> list[float]:
-    return [float(row[name]) for row in rows if row.get(name)]
 
 
 def _later(values: list[Any], skip: int) -> list[Any]:

@@ -123,13 +123,13 @@ class StudySection(SubjectSection):
         return round((self.memory or 0) * 2**30)
 
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
+        """Returns the keys that only a search, or only timed runs, have."""
         if not self.largest:
             return dict.fromkeys(("smallest", "most"), "largest")
         return dict.fromkeys(("repeats", "seeds", "skip"), "timed runs, not with largest")
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
+        """Yields the mistakes of the ranks and of a search."""
         if len(set(self.ranks)) < len(self.ranks):
             yield self.problem("ranks", "a number is given twice")
         if self.largest and self.memory is None:
@@ -151,7 +151,7 @@ class StudyOptions(SubjectFile):
     may_grow = ("study.repeats",)
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
+        """Yields the mistakes between the study's keys and those of the subject."""
         study = self.study
         try:
             check_subject(self.target)

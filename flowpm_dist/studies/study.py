@@ -136,19 +136,19 @@ class StudyJob(Job[StudyOptions, list[Run]]):
 
     @property
     def demand(self) -> Demand | None:
-        """See `Job.demand`: that of the point that needs the most; None for a script."""
+        """The memory of the point that needs the most; None for a script or a limit of memory."""
         if self._largest is None or self.options.study.memory is not None:
             return None
         return self._largest.demand
 
     @property
     def disk(self) -> int:
-        """See `Job.disk`."""
+        """The largest size of the files of all runs [bytes]."""
         return super().disk + self._disk
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See `Job.warnings`."""
+        """A warning if the ranks of a run share cores."""
         cores, threads = launch.available_cores(), self.options.study.threads or 1
         if is_on_one_host() and (most := self.most_ranks * threads) > cores:
             return (f"{most} threads of {self.most_ranks} ranks share {cores} cores here",)
@@ -156,12 +156,12 @@ class StudyJob(Job[StudyOptions, list[Run]]):
 
     @property
     def most_ranks(self) -> int:
-        """See `Job.most_ranks`."""
+        """The largest number of ranks of a run."""
         return max(self.options.study.ranks)
 
     @property
     def is_complete(self) -> bool:
-        """See `Job.is_complete`; repetitions may have been added, or a summary may be missing."""
+        """Whether all runs, repetitions that were added too, have ended and are summarised."""
         searches = self.options.study.largest is not None
         whole = searches or len(self.folder.ended()) >= len(self.options.points())
         return super().is_complete and whole and all(path.exists() for path in self._summaries)
@@ -172,12 +172,12 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         return [self.folder.path / name for name in names]
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
-        """See `Job.last_checkpoint`."""
+        """Returns the folder of the runs, and how many have ended."""
         count = len(self.folder.ended())
         return (self.folder.runs, f"{count} runs") if count else None
 
     def work(self, progress: Progress) -> list[Run]:
-        """See `Job.work`. Returns the runs.
+        """Makes the runs that no other worker makes, and summarises all. Returns the runs.
 
         Raises:
             StopError: a signal stopped it; runs that have ended are kept.
@@ -320,7 +320,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
-        """See `Job.record`."""
+        """Returns the entry of a study in `flowpm-dist runs`; None if there is none."""
         folder = StudyFolder(path)
         runs = folder.ended()
         return record_of_work(folder, f"{len(runs)} runs" if runs else "")

@@ -147,7 +147,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     order = {repr(run.varied): n for n, run in reversed(list(enumerate(runs)))}
     for run in sorted(runs, key=lambda run: (order[repr(run.varied)], run.ranks, run.repeat)):
         points.setdefault((repr(run.varied), run.ranks), []).append(run)
-    found: list[Group] = []
+    groups: list[Group] = []
     firsts: dict[str, Group] = {}
     names = dict.fromkeys(key for run in runs for key in run.varied)
     keys = [name for name in names if len({repr(run.varied.get(name)) for run in runs}) > 1]
@@ -158,8 +158,8 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         group = Group(several[0].varied, ranks, keys, complete, failed)
         if values not in firsts and group.values(THROUGHPUT):
             firsts[values] = group
-        found.append(replace(group, first=firsts.get(values)))
-    return sorted(found, key=lambda group: (order[repr(group.varied)], group.ranks))
+        groups.append(replace(group, first=firsts.get(values)))
+    return sorted(groups, key=lambda group: (order[repr(group.varied)], group.ranks))
 
 
 def write_runs(path: Path, runs: Sequence[Run]) -> None:

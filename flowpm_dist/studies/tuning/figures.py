@@ -62,10 +62,11 @@ def history_figure(records: Sequence[TrialRecord], metric: str) -> Figure:
         if points and state == COMPLETE:
             best = np.minimum.accumulate(values)
             axes.step(numbers, best, where="post", color=MUTED, lw=1.2, label="best so far")
-    others = [r.number for r in records if r.value is None]
-    for number, place in enumerate(others):
-        label = "without a value" if number == 0 else None
-        axes.axvline(place, color=MUTED, lw=0.8, ls=":", label=label)
+    label = "without a value"
+    for record in records:
+        if record.value is None:
+            axes.axvline(record.number, color=MUTED, lw=0.8, ls=":", label=label)
+            label = "_"  # once in the legend
     _show_most(axes, [(r.number, r.value) for r in records if r.value is not None])
     if records:
         axes.set_xlim(min(r.number for r in records) - 0.5, max(r.number for r in records) + 0.5)
@@ -103,9 +104,8 @@ def importances_figure(importances: Mapping[str, float], metric: str) -> Figure:
     figure = new_figure(6.4, 1.2 + 0.4 * max(2, len(importances)))
     axes = figure.subplots()
     names = list(importances)[::-1]
-    axes.barh(names, [importances[name] for name in names], color=COLOURS[0])
-    for place, name in enumerate(names):
-        axes.text(importances[name], place, f" {importances[name]:.2f}", va="center", fontsize=9)
+    bars = axes.barh(names, [importances[name] for name in names], color=COLOURS[0])
+    axes.bar_label(bars, fmt=" %.2f", fontsize=9)
     axes.set(xlabel=f"share of the variance of {metric}", xlim=(0, 1.1))
     style_axes(axes)
     if not importances:
@@ -127,17 +127,17 @@ def parallel_figure(records: Sequence[TrialRecord], space: Space, metric: str) -
     """
     figure = new_figure(1.6 * (len(space) + 1) + 1.4, 4.6)
     axes = figure.subplots()
-    complete = [r for r in records if r.state == COMPLETE and r.value is not None]
-    known = [float(r.value) for r in complete if r.value is not None] or [0.0, 1.0]
+    complete = {r.number: r.value for r in records if r.state == COMPLETE and r.value is not None}
+    known = [*complete.values()] or [0.0, 1.0]
     scale = Normalize(min(known), max(float(np.quantile(known, SHOWN_SHARE)), min(known) + 1e-12))
     colours = colormaps["viridis_r"]
     places = range(len(space))
-    for record in sorted(records, key=lambda r: (r in complete, -(r.value or 0))):
+    for record in sorted(records, key=lambda r: (r.number in complete, -(r.value or 0))):
         if {*record.values} != {*space}:
             continue
         heights = [_height(space[key], record.values[key]) for key in space]
-        if record in complete and record.value is not None:
-            axes.plot(places, heights, color=colours(scale(record.value)), lw=1.6, alpha=0.9)
+        if (value := complete.get(record.number)) is not None:
+            axes.plot(places, heights, color=colours(scale(value)), lw=1.6, alpha=0.9)
         else:
             axes.plot(places, heights, color=MUTED, lw=0.6, alpha=0.35)
     for place, values in enumerate(space.values()):
@@ -147,8 +147,7 @@ def parallel_figure(records: Sequence[TrialRecord], space: Space, metric: str) -
             axes.text(place + 0.03, _height(values, value), text, fontsize=8, va="center")
     axes.set_xticks(places, [key.replace(".", ".\n", 1) for key in space], fontsize=9)
     axes.set(xlim=(-0.2, len(space) - 0.6), ylim=(-0.06, 1.06), yticks=[])
-    for side in ("top", "right", "left", "bottom"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     figure.colorbar(ScalarMappable(scale, colours), ax=axes, label=metric, extend="max")
     return figure

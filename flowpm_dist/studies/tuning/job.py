@@ -105,7 +105,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
     folder: TuneFolder
 
     def check(self) -> None:
-        """See `Job.check`.
+        """Checks optuna, the subject with each value of the space, and the folder.
 
         Raises:
             UserError: optuna is not installed, or the subject cannot be tuned.
@@ -130,7 +130,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
     @property
     def disk(self) -> int:
-        """See `Job.disk`; a trial that has ended keeps only tables and pictures."""
+        """The largest size of the files [bytes]; an ended trial keeps only tables and pictures."""
         tune = self.options.tune
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
         return FIGURES_AND_TABLES + whole * (0 if self._subject is None else self._subject.disk)
@@ -145,12 +145,12 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
     @property
     def most_ranks(self) -> int:
-        """See `Job.most_ranks`."""
+        """The number of ranks of all workers of this host."""
         return self.options.tune.ranks * self.options.tune.workers
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See `Job.warnings`."""
+        """Warnings if workers share cores, or do not fit into the memory of this host."""
         tune, cores = self.options.tune, launch.available_cores()
         if not is_on_one_host():
             return ()
@@ -165,11 +165,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
         return tuple(warnings)
 
     def saved(self) -> str:
-        """See `Job.saved`."""
+        """Returns what a user can do whose tuning was stopped."""
         return f"the trials in {self.folder.path} are kept: go on with --resume"
 
     def work(self, progress: Progress) -> Tuned:
-        """See `Job.work`.
+        """Makes the trials and the repeats that no other worker makes, and writes the results.
 
         Raises:
             StopError: a signal stopped it; trials that were running will be run again.
@@ -344,7 +344,7 @@ Best: {verdict.name}, {_shown(verdict.values)}
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
-        """See `Job.record`."""
+        """Returns the entry of a tuning in `flowpm-dist runs`; None if there is none."""
         folder = TuneFolder(path)
         mark, rows = folder.mark(), read_rows(path / TRIALS)
         counted = sum(row["state"] in COUNTED for row in rows)

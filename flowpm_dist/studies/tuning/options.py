@@ -52,7 +52,7 @@ class Range(Options):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
+        """Yields the mistakes of the ends and of the step."""
         if self.low >= self.high:
             yield self.problem("low", f"must be below high = {self.high}")
         elif self.log and self.low <= 0:
@@ -176,7 +176,7 @@ class TuneSection(SubjectSection):
     workers: int = count(1)
 
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
+        """Returns the keys that the chosen pruning does not use."""
         needed = {"first": 'pruning = "asha" or "median"', "reduction": 'pruning = "asha"'}
         return {key: text for key, text in needed.items() if f'"{self.pruning}"' not in text}
 
@@ -201,7 +201,7 @@ class TuneOptions(SubjectFile):
     may_grow = ("tune.trials", "tune.repeats", "tune.seeds")
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
+        """Yields the mistakes between the space, what shortens trials, and the seeds."""
         if not self.space:
             example = '"training.learning_rate" = { low = 1e-5, high = 1e-2, log = true }'
             yield Problem("space", f"is empty: give a key, such as {example}")

@@ -26,7 +26,7 @@ class JournalLock(JournalFileOpenLock):
         self._path = path
 
     def acquire(self) -> bool:
-        """See `JournalFileOpenLock.acquire`."""
+        """Take the lock, and remove a last line that was not written to its end."""
         super().acquire()
         try:
             self._cut()
@@ -58,7 +58,7 @@ class Journal(JournalFileBackend):
         self._path = path
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """See `JournalFileBackend.read_logs`.
+        """Yields the entries of the journal, from a number on.
 
         Raises:
             UnreadableError: a line is damaged.
@@ -81,7 +81,7 @@ class Journal(JournalFileBackend):
         return 0
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """See `JournalFileBackend.append_logs`.
+        """Append entries to the journal.
 
         Raises:
             WriteError: the file cannot be written.

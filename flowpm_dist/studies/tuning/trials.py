@@ -241,7 +241,7 @@ class _CountedStudy:
         self._study = study
 
     def get_trials(self, *args: Any, **options: Any) -> list[FrozenTrial]:
-        """See `optuna.Study.get_trials`."""
+        """Returns the trials that compete."""
         trials = self._study.get_trials(*args, **options)
         return [trial for trial in trials if trial.user_attrs.get("state") not in AGAIN]
 
@@ -256,7 +256,7 @@ class _FairPruner(optuna.pruners.BasePruner):
         self._pruner = pruner
 
     def prune(self, study: Any, trial: FrozenTrial) -> bool:
-        """See `optuna.pruners.BasePruner.prune`."""
+        """Returns whether a trial falls behind those that compete."""
         counted: Any = _CountedStudy(study)
         return self._pruner.prune(counted, trial)
 
