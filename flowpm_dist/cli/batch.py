@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, job_class
 from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import Options, Problem, listed
+from flowpm_dist.simulation.cost import human_time
 from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
 
@@ -39,9 +42,7 @@ QUOTED = (
 """The template's names whose values are words of a shell."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters but the tab, and bytes of a path that are no UTF-8."""
-_OPTION_NAMES = {
-    "log": "--output", "values": "--array", "written_by": "the command line",
-}  # fmt: skip
+_OPTION_NAMES = {"name": "--output", "values": "--array", "written_by": "the command line"}
 """What a user calls a name of the template where that is another word."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
@@ -161,45 +162,82 @@ class BatchJob:
     """A job of a batch system.
 
     Attributes:
-        name: name of the job and of its log.
-        program: the words of the command flowpm-dist.
-        words: its command, run file and options, without the results' folder.
-        output: folder of the results; in an array, of which each job has its own, the beginning of
-            their names; empty if the command has its own place for them, or none.
-        begun: pattern of files in the folder of results that are there if work can be resumed;
-            empty for a command that cannot be stopped and resumed, and begins anew.
-        again: option with which such a command begins anew, if it needs one.
+        command: the command of flowpm-dist.
+        paths: its run file, or the files and folders that it works on.
+        options: further options of the command.
+        results: folder of the results; in an array, of which each job has its own, the beginning of
+            their names.
+        has_output: whether the command is given that folder.
+        mesh: shape of the mesh of ranks; None for the command's own choice.
+        rows: the settings of each job of an array, and those of all.
         nodes, ranks_per_node: size of the job.
         time: limit such as "02:00:00".
         site: the site's options, some replaced by the command line.
-        mpirun: path of mpirun.
-        rows: the settings of each job of an array.
-        complete: numbers of the jobs of the array whose work is done.
         at_once: jobs of an array that may run at one time; 0 for all.
-        alone: whether the command is one process that starts the ranks of its runs.
         workers: jobs of an array that do the work in one folder together; 0 for a single job.
+        complete: numbers of the jobs of the array whose work is done.
         memory: what the ranks of a node take, in words; empty if it is not known.
-        written_by: the command that asked for the script.
+
+    Raises:
+        UserError: the time limit is none or too short, or there are no jobs of that number.
     """
 
-    name: str
-    program: Sequence[str]
-    words: Sequence[str]
-    output: str
-    begun: str
+    command: str
+    paths: Sequence[Path]
+    options: Sequence[str]
+    results: Path
+    has_output: bool
+    mesh: str | None
+    rows: Rows
     nodes: int
     ranks_per_node: int
     time: str
     site: SiteOptions
-    again: str = ""
-    mpirun: str = "mpirun"
-    rows: Rows = Rows()
-    complete: Sequence[int] = ()
     at_once: int = 0
-    alone: bool = False
     workers: int = 0
+    complete: Sequence[int] = ()
     memory: str = ""
-    written_by: str = ""
+
+    def __post_init__(self) -> None:
+        limit, warn = seconds_of(self.time), self.site.warn
+        if limit <= warn and self.kind is not None:
+            raise UserError(
+                f"--time {self.time} is {human_time(limit)}, and jobs are asked to stop "
+                f"{human_time(warn)} before their limit: give more, or lower site.warn"
+            )
+        if self.at_once and not self.elements:
+            raise UserError(
+                f"--at-once {self.at_once} is for the jobs of an --array or a --table; there is "
+                "none"
+            )
+        if self.workers and (self.elements or not self.alone):
+            raise UserError("--workers is for a study or a tuning, without --array or --table")
+
+    @property
+    def kind(self) -> type[Job[Any, Any]] | None:
+        """The class of the job; None for a command that cannot be stopped and resumed."""
+        return job_class(self.command) if self.command in JOBS else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether the command is one process that starts the ranks of its runs."""
+        return self.kind is not None and self.kind.starts_jobs
+
+    @property
+    def begun(self) -> str:
+        """Pattern of files in the folder of results that are there if work can be resumed."""
+        return "" if self.kind is None else self.kind.folder_type.begun
+
+    @property
+    def output(self) -> str:
+        """The folder of the results, if the command is given it."""
+        return str(self.results) if self.has_output else ""
+
+    @property
+    def words(self) -> list[str]:
+        """The command line that all jobs share, without the program."""
+        words = [self.command, *map(str, self.paths), *(["--mesh", self.mesh] if self.mesh else [])]
+        return [*words, *(w for text in self.rows.changes for w in ("--set", text)), *self.options]
 
     @property
     def ranks(self) -> int:
@@ -236,23 +274,30 @@ class BatchJob:
         names = {key: key.replace(".", "_") for row in rows[:1] for key in row}
         # srun's tasks get the signal themselves; mpirun gets it from the script.
         signal = "USR1" if site.launcher == "srun" and not self.alone else "B:USR1"
-        command = shlex.join([*self.program, *self.words])
+        name, to_output = self.results.name, ' --output "$output"' if self.output else ""
+        command = shlex.join([*(shlex.split(site.program) or PROGRAM), *self.words])
         values: dict[str, Any] = {
             **site.model_dump(),
+            **vars(self),
+            "name": name,
+            "log": f"{name}-%A_%a.log" if several else f"{name}-%j.log",
             "threads": site.threads or "",
             "gpus": self.ranks_per_node * site.gpus_per_rank or "",
             "signal": f"{signal}@{site.warn}" if self.begun else "",
-            "log": f"{self.name}-%A_%a.log" if several else f"{self.name}-%j.log",
             "array": array + (f"%{self.at_once}" if self.at_once and array else ""),
             "ranks": self.ranks,
             "values": tuple(
                 f"{name}=({shlex.join(row[key] for row in rows)})" for key, name in names.items()
             ),
             "settings": " ".join(f'--set "{key}=${{{name}[$i]}}"' for key, name in names.items()),
-            "command": command + (' --output "$output"' if self.output else ""),
+            "output": self.output,
+            "begun": self.begun,
+            "again": "--overwrite" if self.command == "dataset" else "",
+            "mpirun": "mpirun" if site.program else str(launch.find_mpirun()),
+            "command": f"{command}{to_output}",
             "stopped": STOPPED,
             "host_lost": launch.HOST_LOST,
-            **vars(self),
+            "written_by": shlex.join(["flowpm-dist", *sys.argv[1:]]),
         }
         return values | {name: shlex.quote(values[name]) for name in QUOTED if values[name]}
 

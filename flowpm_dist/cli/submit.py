@@ -6,7 +6,6 @@ import dataclasses
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -68,6 +67,16 @@ SitePath = Annotated[
         help="What is always the same here; by default ~/.config/flowpm-dist/site.toml.",
     ),
 ]
+TimeLimit = Annotated[
+    str, typer.Option(metavar="HH:MM:SS", help="Time limit; the rest is queued again.")
+]
+Output = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the results.")]
+AtOnce = Annotated[
+    int, typer.Option(min=0, help="Jobs of an array that may run at one time; 0: all.")
+]
+Workers = Annotated[int, typer.Option(min=0, help="Jobs that do a study together; 0: one job.")]
+Script = Annotated[Path | None, typer.Option(metavar="FILE", help="By default DIR.sbatch.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write the script, and submit nothing.")]
 
 
 def submit(
@@ -75,34 +84,22 @@ def submit(
     operands: Operands,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")],
     ranks_per_node: Annotated[int, typer.Option(min=1, help="MPI ranks on each node.")],
-    time: Annotated[
-        str, typer.Option(metavar="HH:MM:SS", help="Time limit; the rest is queued again.")
-    ],
+    time: TimeLimit,
     threads: Threads = None,
     gpus_per_rank: Gpus = None,
     partition: OfSite = None,
     account: OfSite = None,
     qos: OfSite = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the results.")
-    ] = None,
+    output: Output = None,
     array: Array = None,
-    at_once: Annotated[
-        int, typer.Option(min=0, help="Jobs of an array that may run at one time; 0: all.")
-    ] = 0,
-    workers: Annotated[
-        int, typer.Option(min=0, help="Jobs that do a study together; 0: one job.")
-    ] = 0,
+    at_once: AtOnce = 0,
+    workers: Workers = 0,
     table: common.Table = None,
     mesh: Annotated[str | None, common.mesh_option("row:4,col:8")] = None,
     changes: common.Set = None,
     site: SitePath = None,
-    script: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="By default DIR.sbatch.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write the script, and submit nothing.")
-    ] = False,
+    script: Script = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Write a script for Slurm's sbatch and submit it: several hosts, time limits, many seeds."""
     of_site = {"threads": threads, "gpus_per_rank": gpus_per_rank, "partition": partition}
@@ -112,45 +109,26 @@ def submit(
             update={name: value for name, value in of_site.items() if value is not None}
         )
         _check_site(options, ranks_per_node)
-        _check_time(time, options, command)
         paths, further = _operands(command, operands)
-        kind = job_class(command) if command in JOBS else None
-        results = (output or _default_results(command, paths[0], kind)).absolute()
+        results = (output or _default_results(command, paths[0])).absolute()
         if not results.name:
             raise UserError(f"--output {output}: must be a folder with a name")
-        rows = Rows.read(changes or [], table, array or [])
-        alone = kind is not None and kind.starts_jobs
-        if at_once and not rows.values:
-            raise UserError(
-                f"--at-once {at_once} is for the jobs of an --array or a --table; there is none"
-            )
-        if workers and (rows.values or not alone):
-            raise UserError("--workers is for a study or a tuning, without --array or --table")
-        words = [command, *(str(path.absolute()) for path in paths)]
-        words += ["--mesh", mesh] if mesh else []
-        words += [word for text in rows.changes for word in ("--set", text)]
-        has_folder = command in (*JOBS, "dataset") or output is not None
         job = batch.BatchJob(
-            name=results.name,
-            written_by=shlex.join(["flowpm-dist", *sys.argv[1:]]),
-            program=shlex.split(options.program) or PROGRAM,
-            words=[*words, *further],
-            output=str(results) if has_folder else "",
-            begun=kind.folder_type.begun if kind else "",
-            again="--overwrite" if command == "dataset" else "",
+            command=command,
+            paths=[path.absolute() for path in paths],
+            options=further,
+            results=results,
+            has_output=command in (*JOBS, "dataset") or output is not None,
+            mesh=mesh,
+            rows=Rows.read(changes or [], table, array or []),
             nodes=nodes,
             ranks_per_node=ranks_per_node,
             time=time,
-            rows=rows,
-            at_once=at_once,
-            alone=alone,
-            workers=workers,
-            mpirun="mpirun" if options.program else str(launch.find_mpirun()),
             site=options,
+            at_once=at_once,
+            workers=workers,
         )
-        works = (
-            _planned(kind, paths[0], job, mesh) if kind else _tried(command, paths[0], job, mesh)
-        )
+        works = _tried(job) if job.kind is None else _planned(job, job.kind, paths[0])
         job = _without_complete(job, works)
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         _write(path, job.script())
@@ -159,20 +137,6 @@ def submit(
     print(f"{path}: {_described(job)}")
     if not dry_run:
         _submit(path)
-
-
-def _check_time(time: str, options: batch.SiteOptions, command: Command) -> None:
-    """Checks that a job which is asked to stop before its time limit has time before.
-
-    Raises:
-        UserError: it has not, or the limit is none.
-    """
-    limit = batch.seconds_of(time)
-    if limit <= options.warn and command in JOBS:
-        raise UserError(
-            f"--time {time} is {human_time(limit)}, and jobs are asked to stop "
-            f"{human_time(options.warn)} before their limit: give more, or lower site.warn"
-        )
 
 
 def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -190,10 +154,11 @@ def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[
     return paths, options
 
 
-def _default_results(command: Command, first: Path, kind: Any) -> Path:
+def _default_results(command: Command, first: Path) -> Path:
     if command in ("evaluate", "predict"):
         return Path(f"{first.absolute().name}-{_SUFFIXES[command]}")
-    return common.default_output(first, kind.named() if kind else _SUFFIXES[command])
+    named = job_class(command).named() if command in JOBS else _SUFFIXES[command]
+    return common.default_output(first, named)
 
 
 def _check_site(options: batch.SiteOptions, ranks_per_node: int) -> None:
@@ -217,41 +182,46 @@ def _check_site(options: batch.SiteOptions, ranks_per_node: int) -> None:
         )
 
 
-def _check_dataset(
-    run_file: Path, settings: Settings, job: batch.BatchJob, mesh: str | None
-) -> None:
+def _check_datasets(job: batch.BatchJob) -> None:
+    """Checks the settings of each job of an array of datasets.
+
+    Raises:
+        UserError: some could not begin.
+    """
     from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
-    plan = TrainingPlan.load(run_file, settings)
-    check_training_mesh(plan, job.ranks, source=run_file, shape=mesh)
+    def plan(folder: Path, settings: Settings) -> None:
+        options = TrainingPlan.load(job.paths[0], settings)
+        check_training_mesh(options, job.ranks, source=job.paths[0], shape=job.mesh)
+
+    job.rows.planned(job.results, plan)
 
 
-def _tried(command: Command, run_file: Path, job: batch.BatchJob, mesh: str | None) -> list[Any]:
+def _tried(job: batch.BatchJob) -> list[Any]:
     """Lets a command check what it would be given, in an array for its first job.
 
     Raises:
-        UserError: a job of it could not begin.
+        UserError: it could not begin.
     """
-    rows = job.rows
-    if rows.values and command != "dataset":
-        raise UserError(f"--array: {command} has no run file of its own")
-    if rows.values:
-        rows.planned(
-            Path(job.output), lambda _, settings: _check_dataset(run_file, settings, job, mesh)
-        )
-    words = [word for text in rows.texts(0) for word in ("--set", text)] if rows.values else []
+    words = []
+    if job.elements:
+        if job.command != "dataset":
+            raise UserError(f"--array: {job.command} has no run file of its own")
+        _check_datasets(job)
+        words += [word for text in job.rows.texts(0) for word in ("--set", text)]
     if job.output:
-        words += ["--output", f"{job.output}-0" if rows.values else job.output]
+        words += ["--output", f"{job.output}-0" if job.elements else job.output]
     words += ["--ranks", str(job.ranks), "--check", "--ignore-memory"]
     done = subprocess.run([*PROGRAM, *job.words, *words], capture_output=True, text=True)
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ")
-        raise UserError(f"submit {command}: {message}" if message.startswith("Usage") else message)
+        usage = f"submit {job.command}: {message}"
+        raise UserError(usage if message.startswith("Usage") else message)
     return []
 
 
-def _planned(kind: Any, run_file: Path, job: batch.BatchJob, mesh: str | None) -> list[Any]:
+def _planned(job: batch.BatchJob, kind: Any, run_file: Path) -> list[Any]:
     """Returns the work of each job, which is checked as by its own command.
 
     Raises:
@@ -261,7 +231,7 @@ def _planned(kind: Any, run_file: Path, job: batch.BatchJob, mesh: str | None) -
 
     def plan(folder: Path, settings: Settings) -> Any:
         resume = any(folder.glob(job.begun))
-        request = Request(run_file, ranks, folder, resume, mesh=mesh, settings=settings)
+        request = Request(run_file, ranks, folder, resume, mesh=job.mesh, settings=settings)
         try:
             work = kind.plan(request)
         except OutputError:
@@ -283,7 +253,7 @@ def _planned(kind: Any, run_file: Path, job: batch.BatchJob, mesh: str | None) -
             )
         return work
 
-    return job.rows.planned(Path(job.output), plan)
+    return job.rows.planned(job.results, plan)
 
 
 def _without_complete(job: batch.BatchJob, works: Sequence[Any]) -> batch.BatchJob:
