@@ -318,9 +318,9 @@ def test_study(here, breaks, monkeypatch, largest):
         "study",
         lambda: StudyFolder(Path("out")).is_complete and Path("out/points.csv").exists(),
         **{
-            f"{module}.summary_rows": "summary.csv",
-            f"{module}.summary_text": "summary.md",
-            f"{module}.largest_rows": "largest.csv",
+            "flowpm_dist.studies.summary.summary_rows": "summary.csv",
+            "flowpm_dist.studies.summary.summary_text": "summary.md",
+            "flowpm_dist.studies.summary.largest_rows": "largest.csv",
         },
     )
     check_warned(flowpm_here(*words, "out"), names := [*figures, *tables, *OF_JOBS])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,21 +21,11 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, record_of_work
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.simulation.demand import OVERRIDE, Demand
+from flowpm_dist.studies import summary
 from flowpm_dist.studies.measures import STEP, measured
 from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is_on_one_host
 from flowpm_dist.studies.subject import RESULT, RUN
-from flowpm_dist.studies.summary import (
-    FIGURES,
-    SPEED_UP,
-    Run,
-    groups_of,
-    largest_rows,
-    ranks_of,
-    summary_rows,
-    summary_text,
-    write_runs,
-)
 from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.workers import Claim, StopSignals, alone, share
 from meshimpl import launch
@@ -58,7 +48,7 @@ class StudyFolder(WorkFolder):
     kind = "study"
     contents = (
         MARK, "run.toml", CHECKSUMS, "runs", "points.csv", SUMMARY, "summary.md", LARGEST,
-        *FIGURES,
+        *summary.FIGURES,
     )  # fmt: skip
     begun = MARK
     inner = RUN
@@ -68,13 +58,13 @@ class StudyFolder(WorkFolder):
         super().__init__(path)
         self.runs = self.path / "runs"
 
-    def ended(self) -> list[Run]:
+    def ended(self) -> list[summary.Run]:
         """Returns all runs that have ended, by their numbers."""
         results = map(read_json, sorted(self.runs.glob(f"*/{RESULT}")))
-        return [Run(**result) for result in results if result]
+        return [summary.Run(**result) for result in results if result]
 
 
-class StudyJob(Job[StudyOptions, list[Run]]):
+class StudyJob(Job[StudyOptions, list[summary.Run]]):
     """A study that was checked and can begin."""
 
     name = "study"
@@ -176,7 +166,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         count = len(self.folder.ended())
         return (self.folder.runs, f"{count} runs") if count else None
 
-    def work(self, progress: Progress) -> list[Run]:
+    def work(self, progress: Progress) -> list[summary.Run]:
         """Makes the runs that no other worker makes, and summarises all. Returns the runs.
 
         Raises:
@@ -225,11 +215,11 @@ class StudyJob(Job[StudyOptions, list[Run]]):
                 too_large = trial
             trial = min(2 * fits, most) if too_large > most else (fits + too_large) // 2
 
-    def _run(self, point: Point, stop: StopSignals, claim: Claim) -> Run | None:
+    def _run(self, point: Point, stop: StopSignals, claim: Claim) -> summary.Run | None:
         """Returns a run, made unless it has ended before; None if it was stopped."""
         folder = self.folder.runs / point.name
         if result := read_json(folder / RESULT):
-            return Run(**result)
+            return summary.Run(**result)
         study = self.options.study
         more = [] if study.memory is None else [OVERRIDE]
         more += [] if study.trace is None else ["--trace", str(study.trace)]
@@ -250,7 +240,7 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         if outcome.code == launch.HOST_LOST:  # which says nothing about the point
             print(outcome.message, file=sys.stderr, flush=True)
             raise SystemExit(launch.HOST_LOST)
-        ended = Run(
+        ended = summary.Run(
             point.number, dict(point.varied), point.ranks, point.repeat,
             outcome.status, outcome.seconds, outcome.message,
         )  # fmt: skip
@@ -263,60 +253,62 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         write_text(folder / RESULT, json.dumps(asdict(ended), indent=1) + "\n")
         return ended
 
-    def _write(self, progress: Progress, *, complete: bool) -> list[Run]:
+    def _write(self, progress: Progress, *, complete: bool) -> list[summary.Run]:
         """Writes the tables and the figures; the last worker to end has them all."""
         with alone(self.folder.runs):
             runs = self.folder.ended()
             if runs:
-                write_runs(self.folder.path / "points.csv", runs)
+                summary.write_runs(self.folder.path / "points.csv", runs)
             if complete:
-                for summary in self._summaries:  # of fewer runs
-                    summary.unlink(missing_ok=True)
+                for path in self._summaries:  # of fewer runs
+                    path.unlink(missing_ok=True)
                 self.folder.write_mark(complete=True)
             if runs:
                 self._summarise(runs, progress.warn)
         return runs
 
-    def _summarise(self, runs: list[Run], warn: Callable[[str], None]) -> None:
+    def _summarise(self, runs: list[summary.Run], warn: Callable[[str], None]) -> None:
         """Writes what follows from points.csv: the summaries and the figures."""
         path, largest = self.folder.path, self.options.study.largest
         again = "To make it, give --resume."
         with decoration(SUMMARY, warn, again):
-            write_rows(path / SUMMARY, summary_rows(groups_of(runs)))
+            write_rows(path / SUMMARY, summary.summary_rows(summary.groups_of(runs)))
         with decoration("summary.md", warn):
             title = f"{self.options.study.subject.name}: {len(runs)} runs"
-            write_text(path / "summary.md", summary_text(groups_of(runs), title))
+            write_text(path / "summary.md", summary.summary_text(summary.groups_of(runs), title))
         if largest:
             with decoration(LARGEST, warn, again):
-                write_rows(path / LARGEST, largest_rows(groups_of(runs), largest))
+                write_rows(path / LARGEST, summary.largest_rows(summary.groups_of(runs), largest))
             return
         with decoration("figures", warn):
             from flowpm_dist.io.figures import save_figure
             from flowpm_dist.studies.figures import figures
 
-            for name, draw in figures(groups_of(runs)).items():
+            for name, draw in figures(summary.groups_of(runs)).items():
                 with decoration(name, warn):
                     save_figure(draw(), path / name)
 
-    def report(self, result: list[Run]) -> str:
+    def report(self, result: list[summary.Run]) -> str:
         """Returns where to look, and the points."""
-        path, groups = self.folder.path, groups_of(result)
+        path, groups = self.folder.path, summary.groups_of(result)
         if key := self.options.study.largest:
-            rows = largest_rows(groups, key)
-            return "\n".join([f"{path}: largest.csv", *(_line(row) for row in rows)])
-        lines = []
+            lines = [f"{path}: largest.csv"]
+            for row in summary.largest_rows(groups, key):
+                texts = (f"{name} {value}" for name, value in row.items() if value != "")
+                lines.append(", ".join(texts))
+            return "\n".join(lines)
+        lines = [f"{path}: summary.md, points.csv, pictures; all of them in report.html"]
         for group in groups:
-            step, speed = group.spread(STEP), group.spread(SPEED_UP)
-            text = f"{group.label or self.options.study.subject.stem}, {ranks_of(group.ranks)}: "
+            step, speed = group.spread(STEP), group.spread(summary.SPEED_UP)
+            text = group.label or self.options.study.subject.stem
+            text += f", {summary.ranks_of(group.ranks)}: "
             text += "no run is complete" if step is None else f"{step[0]:.4g} s a step"
             if speed is not None and group.ideal > 1:
                 text += f", speed-up {speed[0]:.2f} of {group.ideal:g}"
             if group.failed:
                 text += f"; {len(group.failed)} runs {group.failed[0].status}"
             lines.append(text)
-        return "\n".join(
-            [f"{path}: summary.md, points.csv, pictures; all of them in report.html", *lines]
-        )
+        return "\n".join(lines)
 
     @classmethod
     def record(cls, path: Path) -> RunRecord | None:
@@ -324,7 +316,3 @@ class StudyJob(Job[StudyOptions, list[Run]]):
         folder = StudyFolder(path)
         runs = folder.ended()
         return record_of_work(folder, f"{len(runs)} runs" if runs else "")
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in row.items() if value != "")

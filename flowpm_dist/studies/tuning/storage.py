@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections.abc import Generator
@@ -63,22 +62,16 @@ class Journal(JournalFileBackend):
         Raises:
             UnreadableError: a line is damaged.
         """
+        line = log_number_from + 1
         try:
-            yield from super().read_logs(log_number_from)
+            for entry in super().read_logs(log_number_from):
+                yield entry
+                line += 1
         except ValueError as error:
             raise UnreadableError(
-                f"{self._path}, line {self._damaged_line()} is damaged ({error}): put a whole copy "
-                "of the file in its place, or begin anew with --overwrite"
+                f"{self._path}, line {line} is damaged ({error}): put a whole copy of the file in "
+                "its place, or begin anew with --overwrite"
             ) from error
-
-    def _damaged_line(self) -> int:
-        with self._path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    json.loads(line)
-                except ValueError:
-                    return number
-        return 0
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Append entries to the journal.
