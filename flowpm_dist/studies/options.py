@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import job_class
-from flowpm_dist.jobs.run_file import flat
 from flowpm_dist.options import (
     A_SEED,
     OneOrMore,
@@ -241,8 +240,7 @@ class StudyOptions(SubjectFile):
     def _settings(self, varied: Mapping[str, Any], ranks: int, repeat: int) -> dict[str, Any]:
         subject, study = self.target, self.study
         settings = dict(varied)
-        changes = study.seeds or study.scaling == "weak"
-        base = self._base(varied) if changes and not subject.is_script else {}
+        base = subject.keys(varied) if study.seeds or study.scaling == "weak" else {}
         for key in study.seeds:
             settings[key] = int(varied.get(key, base.get(key, 0))) + repeat
         factor = ranks / min(study.ranks)
@@ -251,13 +249,6 @@ class StudyOptions(SubjectFile):
         if study.scaling == "weak" and not subject.is_script:
             settings |= _grown(base, factor, subject.command, ranks)
         return settings
-
-    def _base(self, varied: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values of the subject's keys where none are varied by ranks."""
-        subject = self.target
-        model: Any = job_class(subject.command).options_type
-        settings = {tuple(key.split(".", 1)): value for key, value in varied.items()}
-        return flat(model.load(subject.path, settings).to_table())
 
 
 def _fits_mesh(shape: str | None, ranks: int) -> bool:

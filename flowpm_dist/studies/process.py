@@ -101,7 +101,8 @@ def run(
         except BaseException:
             _kill(process)
             raise
-    return _outcome(ended or "", process.returncode, time.monotonic() - begin, log, memory)
+    status, message = ended or _by_itself(process.returncode, log)
+    return Outcome(status, time.monotonic() - begin, message, process.returncode)
 
 
 def _watched(
@@ -111,28 +112,35 @@ def _watched(
     limit: float | None,
     grace: float,
     asked: Callable[[], bool],
-) -> str | None:
-    """Waits for the end of a process; returns how it was ended, or None if it ended by itself."""
-    stopping: float | None = None
-    why = None
+) -> tuple[str, str] | None:
+    """Waits for the end of a process, and ends it if it must be.
+
+    Returns:
+        How it was ended and why, see `Outcome`; None if it ended by itself.
+    """
+    stopped: tuple[str, str] | None = None
+    stopped_at = 0.0
     while True:
         try:
             process.wait(LOOK_SECONDS)
             _kill_group(process.pid)  # what it has left behind
-            return why
+            return stopped
         except subprocess.TimeoutExpired:
             now = time.monotonic()
         if memory is not None and memory_of(process.pid) > memory:
             _kill(process)
-            return NO_MEMORY
-        if stopping is None:
-            over = limit is not None and now - begin > limit
-            if over or asked():
-                why, stopping = "limit" if over else STOPPED, now
+            return NO_MEMORY, f"it was killed when it took more than {human_size(memory)}"
+        if stopped is None:
+            if limit is not None and now - begin > limit:
+                stopped = FAILED, f"it was stopped after {now - begin:.0f} s, its time limit"
+            elif asked():
+                stopped = STOPPED, ""
+            if stopped is not None:
+                stopped_at = now
                 process.terminate()
-        elif now - stopping > grace:
+        elif now - stopped_at > grace:
             _kill(process)
-            return why
+            return stopped
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -157,23 +165,17 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _outcome(ended: str, status: int, seconds: float, log: Path, memory: int | None) -> Outcome:
-    if ended == NO_MEMORY:
-        message = f"it was killed when it took more than {human_size(memory or 0)}"
-        return Outcome(NO_MEMORY, seconds, message)
-    if ended == STOPPED:
-        return Outcome(STOPPED, seconds)
-    if ended:
-        return Outcome(FAILED, seconds, f"it was stopped after {seconds:.0f} s, its time limit")
+def _by_itself(status: int, log: Path) -> tuple[str, str]:
+    """Returns how a process ended by itself, and its last words."""
     if status == 0:
-        return Outcome(COMPLETE, seconds)
+        return COMPLETE, ""
     text = read_bytes(log).decode(errors="replace")
     killed = status in (-signal.SIGKILL, 128 + signal.SIGKILL)
     kind = NO_MEMORY if killed or any(each in text for each in _NO_MEMORY) else FAILED
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [n for n, line in enumerate(lines) if line.startswith("error: ")]
     last = lines[errors[-1] :] if errors else lines[-LAST_LINES:]
-    return Outcome(kind, seconds, "\n".join(last) or f"it ended with status {status}", status)
+    return kind, "\n".join(last) or f"it ended with status {status}"
 
 
 def is_on_one_host() -> bool:

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import read_bytes, remove
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
-from flowpm_dist.jobs.run_file import RunFile, Settings, read_table
+from flowpm_dist.jobs.run_file import RunFile, Settings, flat, read_table
 from flowpm_dist.options import AnyPath, Options, Problem, ProblemsError, as_written
 from flowpm_dist.studies.process import Outcome, run
 from meshimpl import launch
@@ -64,10 +64,21 @@ class Subject:
         """
         if self.is_script:
             return None
-        settings: Settings = {_section_and_key(key): value for key, value in values.items()}
+        settings = _settings_of(values)
         return job_class(self.command).plan(
             Request(self.path, ranks, output, overwrite=True, settings=settings)
         )
+
+    def keys(self, values: Values) -> dict[str, Any]:
+        """Returns all keys of a job with these values, by "section.key"; nothing for a script.
+
+        Raises:
+            ConfigError: the run file has mistakes.
+        """
+        if self.is_script:
+            return {}
+        model: Any = job_class(self.command).options_type
+        return flat(model.load(self.path, _settings_of(values)).to_table())
 
     def run(
         self,
@@ -119,9 +130,12 @@ class Subject:
         return not self.is_script and job_class(self.command).folder_type(output).can_resume()
 
 
-def _section_and_key(key: str) -> tuple[str, str]:
-    section, _, name = key.partition(".")
-    return section, name
+def _settings_of(values: Values) -> Settings:
+    settings = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        settings[section, name] = value
+    return settings
 
 
 def _word(value: Any) -> str:
