@@ -15,13 +15,13 @@ from typing import Any
 
 from flowpm_dist.cosmoflow.planning.options import DummyData, SimulatedData
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.scores.judging import NO_BETTER
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.studies.tuning.options import SCRIPT_SEEDS
 
-NO_BETTER = 0.05
-"""The share R^2 of the variance up to which a network predicts no better than a constant."""
+SAME = "decides what trials are judged by: it must be the same in all"
 
 
 @dataclass(frozen=True)
@@ -128,27 +128,24 @@ def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
     if isinstance(plan.data, DummyData):
         return None
     metric = metric or "validation_loss"
-    same = "decides what trials are judged by: it must be the same in all"
     fixed = ["data.validation", "training.validate_every", "priors.targets"]
     if metric == "validation_loss":
         fixed += ["network.loss", "network.name"]
-    steps, every = plan.training.steps, plan.training.validate_every
-    # Rows count steps from 0, and samples when a step is made.
-    simulates = isinstance(plan.data, SimulatedData)
-    why = {"data.test": "belongs to the test set, which no trial may depend on"}
-    why |= dict.fromkeys(fixed, same)
-    # Of arrays, data.seed divides the volumes: a fresh one would train on the test set.
-    if not simulates:
-        why["data.seed"] = "would move volumes into and out of the test set"
+    test = {"data.test": "belongs to the test set, which no trial may depend on"}
+    seeds: tuple[str, ...] = ("training.seed", "data.seed")
+    if not isinstance(plan.data, SimulatedData):
+        # Of arrays, data.seed divides the volumes: a fresh one would train on the test set.
+        seeds = ("training.seed",)
+        test["data.seed"] = "would move volumes into and out of the test set"
     return Judge(
-        place="samples",
+        place="samples",  # which are counted when a step is made; steps are counted from 0
         metric=metric,
         columns=("validation_loss", "validation_mae"),
-        length=steps * plan.training.batch,
-        looks=-(-steps // every),
+        length=plan.training.steps * plan.training.batch,
+        looks=-(-plan.training.steps // plan.training.validate_every),
         constant=constant_value(plan.network.loss, metric, bounded=plan.declaration.bounded),
-        seeds=("training.seed", "data.seed") if simulates else ("training.seed",),
-        fixed=why,
+        seeds=seeds,
+        fixed={**test, **dict.fromkeys(fixed, SAME)},
     )
 
 
@@ -177,7 +174,6 @@ def constant_value(loss: str, metric: str, *, bounded: bool) -> float | None:
 @_judge_of.register
 def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
     emulate = options.emulate
-    same = "decides what trials are judged by: it must be the same in all"
     keys = ("kind", "correlation", "displacement", "validation", "validate_every")
     truth = ("pairs", "universes", "mesh_factor", "steps", "a")
     fixed = [*(f"emulate.{key}" for key in keys), *(f"truth.{key}" for key in truth)]
@@ -189,7 +185,7 @@ def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
         length=emulate.iterations,
         looks=-(-emulate.iterations // emulate.validate_every),
         seeds=("emulate.seed",) if options.truth.pairs else ("emulate.seed", "truth.seed"),
-        fixed=dict.fromkeys(fixed, same),
+        fixed=dict.fromkeys(fixed, SAME),
     )
 
 
