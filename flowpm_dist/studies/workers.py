@@ -90,9 +90,9 @@ def share(
     left = dict(pieces)
     while left and not stop:
         before = len(left)
-        for folder, do in pieces.items():
+        for folder, do in [*left.items()]:
             claim = Claim(folder)
-            if stop or folder not in left or not claim.take():
+            if stop or not claim.take():
                 continue
             try:
                 do(claim)

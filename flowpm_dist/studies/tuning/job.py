@@ -178,8 +178,6 @@ class TuneJob(Job[TuneOptions, Tuned]):
 
         options, folder, tune = self.options, self.folder, self.options.tune
         stop = StopSignals()
-        for each in (folder.trials, folder.repeats):
-            each.mkdir(exist_ok=True)
         with alone(folder.repeats):
             write_run_file(folder.run_file, self.resolved)
             folder.keep_checksums(options.checksums())
