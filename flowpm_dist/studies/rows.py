@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from flowpm_dist.jobs.run_file import Settings, parse_settings, read_columns
 MOST_ROWS = 10_000
 """Jobs of the largest array."""
 SHOWN = 10
-"""Different mistakes of rows that are shown."""
+"""Different mistakes that are shown."""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 Work = TypeVar("Work")
 
@@ -64,6 +65,34 @@ def array_rows(texts: Sequence[str]) -> list[dict[str, str]]:
     if math.prod(map(len, columns.values())) > MOST_ROWS:
         raise UserError(f"--array: more than {MOST_ROWS} jobs")
     return [*combinations(columns)] if columns else []
+
+
+def all_planned(plans: Mapping[str, Callable[[], Work]], called: str, hint: str = "") -> list[Work]:
+    """Returns the work of each run; none may begin unless all can.
+
+    Args:
+        plans: what returns the work of a run, by the name of the run. It may raise UserError.
+        called: what the runs are called, such as "rows".
+        hint: a line for the user if folders cannot take their run.
+
+    Raises:
+        UserError: runs cannot begin; the message has each mistake once, with its first run's name.
+    """
+    works, last = [], ""
+    wrong: dict[str, str] = {}
+    for name, plan in plans.items():
+        try:
+            works.append(plan())
+        except UserError as error:
+            wrong.setdefault(str(error), f"{name}: {error}")
+            if isinstance(error, OutputError):
+                last = hint
+    if wrong:
+        shown = [*wrong.values()][:SHOWN]
+        more = len(plans) - len(works) - len(shown)
+        others = [f"... and {more} more {called}"] if more else []
+        raise UserError("\n".join([*shown, *others, *([last] if last else [])]))
+    return works
 
 
 @dataclass(frozen=True)
@@ -125,19 +154,11 @@ class Rows:
         """
         if not self.values:
             return [plan(output, parse_settings(self.changes))]
-        works, count, hints = [], 0, set[str]()
-        wrong: dict[str, str] = {}
-        for number in range(len(self.values)):
-            try:
-                settings = parse_settings([*self.changes, *self.texts(number)])
-                works.append(plan(Path(f"{output}-{number}"), settings))
-            except UserError as error:
-                count += 1
-                place = f"{self.source}, row {number} (counted from 0)"
-                wrong.setdefault(str(error), f"{place}: {error}")
-                hints |= {hint} if isinstance(error, OutputError) else set()
-        if wrong:
-            shown = [*wrong.values()][:SHOWN]
-            more = [f"... and {count - len(shown)} more rows"] if count > len(shown) else []
-            raise UserError("\n".join([*shown, *more, *filter(None, hints)]))
-        return works
+
+        def plan_row(number: int) -> Work:
+            settings = parse_settings([*self.changes, *self.texts(number)])
+            return plan(Path(f"{output}-{number}"), settings)
+
+        numbers = range(len(self.values))
+        named = {f"{self.source}, row {n} (counted from 0)": partial(plan_row, n) for n in numbers}
+        return all_planned(named, "rows", hint)

@@ -25,6 +25,7 @@ from flowpm_dist.studies import summary
 from flowpm_dist.studies.measures import STEP, measured
 from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is_on_one_host
+from flowpm_dist.studies.rows import all_planned
 from flowpm_dist.studies.subject import RESULT, RUN
 from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.workers import Claim, StopSignals, alone, share
@@ -95,25 +96,19 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
                 raise UserError("study.memory: is looked at on one host, and this job has several")
         if not self.options.points():
             raise UserError(f"{self.run_file}: no mesh.shape in [vary] is of study.ranks")
-        problems, jobs = dict[str, str](), list[Job[Any, Any]]()
-        for point in self.options.points():
-            if point.repeat:
-                continue
+
+        def plan(point: Point) -> Job[Any, Any] | None:
             smallest = self.options.with_value(point, study.smallest) if study.largest else point
             output = self.folder.runs / smallest.name / RUN
-            try:
-                job = self.options.target.plan(smallest.settings, point.ranks, output)
-                jobs += [] if job is None else [job]
-            except UserError as error:
-                problems[str(point)] = str(error)
+            return self.options.target.plan(smallest.settings, point.ranks, output)
+
+        points = [point for point in self.options.points() if point.repeat == 0]
+        plans = {str(point): partial(plan, point) for point in points}
+        jobs = [job for job in all_planned(plans, "points") if job is not None]
         if jobs:
             self._largest = max(jobs, key=lambda job: job.estimate.on_host)
         self._disk = study.repeats * sum(job.disk for job in jobs)
         check_room(self.folder.path, self.disk, "the runs need at most")
-        if problems:
-            shown = [f"{point}: {problem}" for point, problem in [*problems.items()][:5]]
-            more = [f"... and {len(problems) - 5} more points"] if len(problems) > 5 else []
-            raise UserError("\n".join([*shown, *more]))
 
     def describe(self) -> str:
         """Returns a line that says what will be run."""

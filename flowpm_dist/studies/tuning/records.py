@@ -30,7 +30,7 @@ class TrialRecord:
 
     number: int
     state: str
-    value: float | None
+    value: float | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     folder: str = ""

@@ -121,15 +121,14 @@ class Trials:
     @property
     def records(self) -> list[TrialRecord]:
         """All trials that have ended, by number."""
+        facts = ("value", "seconds", "message")
         return [
             TrialRecord(
                 number=each.number,
                 state=_state(each),
-                value=each.user_attrs.get("value"),
                 values={key: each.params[key] for key in self._distributions if key in each.params},
-                seconds=each.user_attrs.get("seconds", 0.0),
                 folder=_folder_of(each),
-                message=each.user_attrs.get("message", ""),
+                **{name: each.user_attrs[name] for name in facts if name in each.user_attrs},
             )
             for each in self._study.get_trials(deepcopy=False)
             if each.state.is_finished()
