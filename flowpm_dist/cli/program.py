@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -34,7 +35,7 @@ Kind = type[Job[Any, Any]]
 
 def command_of(kind: Kind) -> Callable[..., None]:
     """Returns the function of a job's command, with its options, for typer."""
-    what, named = kind.folder_type.kind, kind.named()
+    called, named = kind.folder_type.kind, kind.named()
 
     def run(
         run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help=kind.asks)],
@@ -42,13 +43,13 @@ def command_of(kind: Kind) -> Callable[..., None]:
         mesh: Annotated[str | None, common.mesh_option(kind.mesh_example)] = None,
         output: Annotated[
             Path | None,
-            typer.Option(metavar="DIR", help=f"Folder of the {what}; by default RUN-{named}."),
+            typer.Option(metavar="DIR", help=f"Folder of the {called}; by default RUN-{named}."),
         ] = None,
         resume: Annotated[
-            bool, typer.Option("--resume", help=f"Go on with the {what} in DIR.")
+            bool, typer.Option("--resume", help=f"Go on with the {called} in DIR.")
         ] = False,
         overwrite: Annotated[
-            bool, typer.Option("--overwrite", help=f"Replace the {what} in DIR.")
+            bool, typer.Option("--overwrite", help=f"Replace the {called} in DIR.")
         ] = False,
         check: common.Check = False,
         ignore_memory: common.IgnoreMemory = False,
@@ -58,27 +59,11 @@ def command_of(kind: Kind) -> Callable[..., None]:
     ) -> None:
         output = output or common.default_output(run_file, named)
         with common.planning():
-            if resume and overwrite:
-                raise OutputError(f"--resume continues a {what}, --overwrite replaces it: give one")
-            size = common.job_size(ranks)
-            if kind.starts_jobs and size > 1:
-                raise UserError(
-                    f"{kind.name} is one process that starts jobs: leave --ranks out, and give the "
-                    "number of ranks of these jobs in the run file"
-                )
             if kind.starts_jobs and trace is not None:
                 raise UserError(f"--trace is for a single job, not for the jobs of a {kind.name}")
-            if table is not None and not kind.takes_tables:
-                instead = f"flowpm-dist submit {kind.name}"
-                raise UserError(f"--table is not for {kind.name}: give it to {instead}")
-
-            def plan(folder: Path, settings: Settings) -> Job[Any, Any]:
-                # With --resume, rows of a table that were not begun are begun.
-                again = resume and (table is None or kind.folder_type(folder).can_resume())
-                return kind.plan(Request(run_file, size, folder, again, overwrite, mesh, settings))
-
-            hint = "" if resume else "--resume leaves out finished rows, and resumes the others"
-            jobs = Rows.read(changes or [], table).planned(output, plan, hint)
+            size = common.job_size(ranks)
+            request = Request(run_file, size, output, resume, overwrite, mesh)
+            jobs = _planned(kind, request, changes or [], table)
             left = [job for job in jobs if not job.is_complete]
             if len(left) > 1 and launch.detect().rank == 0:
                 disk = sum(job.disk for job in left)
@@ -97,6 +82,35 @@ def command_of(kind: Kind) -> Callable[..., None]:
 
     run.__name__, run.__doc__ = kind.name, kind.help
     return run
+
+
+def _planned(
+    kind: Kind, request: Request, changes: Sequence[str], table: Path | None
+) -> list[Job[Any, Any]]:
+    """Returns the job, or a job for each row of a table, after all checks.
+
+    Raises:
+        UserError: there are mistakes, or a job cannot begin.
+    """
+    resume, called = request.resume, kind.folder_type.kind
+    if resume and request.overwrite:
+        raise OutputError(f"--resume continues a {called}, --overwrite replaces it: give one")
+    if kind.starts_jobs and request.ranks > 1:
+        raise UserError(
+            f"{kind.name} is one process that starts jobs: leave --ranks out, and give the number "
+            "of ranks of these jobs in the run file"
+        )
+    if table is not None and not kind.takes_tables:
+        instead = f"flowpm-dist submit {kind.name}"
+        raise UserError(f"--table is not for {kind.name}: give it to {instead}")
+
+    def plan(folder: Path, settings: Settings) -> Job[Any, Any]:
+        # With --resume, rows of a table that were not begun are begun.
+        again = resume and (table is None or kind.folder_type(folder).can_resume())
+        return kind.plan(replace(request, output=folder, resume=again, settings=settings))
+
+    hint = "" if resume else "--resume leaves out finished rows, and resumes the others"
+    return Rows.read(changes, table).planned(request.output, plan, hint)
 
 
 def preview(job: Job[Any, Any]) -> common.Preview:
