@@ -189,18 +189,11 @@ def _work(
         mesh: Any = None
         gathered, trace = None, None
         if not job.starts_jobs:
-            from flowpm_dist.jobs.session import check_shared, gather
-            from flowpm_dist.jobs.trace import Trace
-            from meshimpl import ProcessMesh, initialise
-
             if traced_steps is not None:
+                from flowpm_dist.jobs.trace import Trace
+
                 trace = Trace(traced_steps, job.counted, progress)
-            initialise(meshes)
-            mesh = ProcessMesh(job.mesh)
-            again = {"resume": job.resume, "overwrite": job.overwrite}
-            mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
-            check_shared(job.folder.path, mesh)
-            gathered = gather(mesh)
+            mesh, gathered = _joined(job, meshes)
         if rank == 0:
             job.folder.begin(resume=job.resume, overwrite=job.overwrite)
         for warning in job.warnings:
@@ -228,6 +221,24 @@ def _work(
     if mesh is not None:
         mesh.barrier()
     return stopped_by
+
+
+def _joined(job: Job[Any, Any], meshes: Sequence[str]) -> tuple[Any, Any]:
+    """Returns the mesh of ranks of a job, and the function that gathers numbers of all of them.
+
+    Args:
+        job: the job; all ranks must have the same.
+        meshes: shapes of all meshes of ranks of this process.
+    """
+    from flowpm_dist.jobs.session import check_shared, gather
+    from meshimpl import ProcessMesh, initialise
+
+    initialise(meshes)
+    mesh = ProcessMesh(job.mesh)
+    again = {"resume": job.resume, "overwrite": job.overwrite}
+    mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
+    check_shared(job.folder.path, mesh)
+    return mesh, gather(mesh)
 
 
 COMMANDS = (
