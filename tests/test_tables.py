@@ -90,6 +90,8 @@ def test_a_table_on_one_rank_and_on_two(here):
     [
         (TABLE + "0.7,-1,\n", "t.csv, row 3 (counted from 0): run.toml: 1 problem"),
         (TABLE + "0.7,-1,\n", "initial.seed = -1: must be"),
+        (TABLE + "0.7,-1,\n0.8,-1,\n", "t.csv, row 3; row 4 (counted from 0): run.toml: 1 problem"),
+        (TABLE + 12 * "0.7,-1,\n", "row 12 and 2 more (counted from 0): run.toml: 1 problem"),
         (TABLE + "[1,6,\n", "row 3 (counted from 0): --set cosmology.sigma8=[1: the value"),
         (TABLE + "0.7,6\n", "t.csv: row 3 (counted from 0) has 2 values for 3 columns"),
         ("seed\n1\n", "the column 'seed' must be SECTION.KEY"),

@@ -21,7 +21,7 @@ from flowpm_dist.jobs.run_file import Settings, parse_settings, read_columns
 MOST_ROWS = 10_000
 """Jobs of the largest array."""
 SHOWN = 10
-"""Different mistakes that are shown."""
+"""Different mistakes that are shown, and runs that have one of them."""
 _RANGE = re.compile(r"(\d+)-(\d+)")
 Work = TypeVar("Work")
 
@@ -67,31 +67,36 @@ def array_rows(texts: Sequence[str]) -> list[dict[str, str]]:
     return [*combinations(columns)] if columns else []
 
 
-def all_planned(plans: Mapping[str, Callable[[], Work]], called: str, hint: str = "") -> list[Work]:
+def all_planned(
+    plans: Mapping[str, Callable[[], Work]], place: Callable[[str], str] = str, hint: str = ""
+) -> list[Work]:
     """Returns the work of each run; none may begin unless all can.
 
     Args:
         plans: what returns the work of a run, by the name of the run. It may raise UserError.
-        called: what the runs are called, such as "rows".
+        place: returns how a message begins, given names of runs.
         hint: a line for the user if folders cannot take their run.
 
     Raises:
-        UserError: runs cannot begin; the message has each mistake once, with its first run's name.
+        UserError: runs cannot begin; the message has each mistake once, with the runs that have it.
     """
     works, last = [], ""
-    wrong: dict[str, str] = {}
+    wrong: dict[str, list[str]] = {}
     for name, plan in plans.items():
         try:
             works.append(plan())
         except UserError as error:
-            wrong.setdefault(str(error), f"{name}: {error}")
+            wrong.setdefault(str(error), []).append(name)
             if isinstance(error, OutputError):
                 last = hint
     if wrong:
-        shown = [*wrong.values()][:SHOWN]
-        more = len(plans) - len(works) - len(shown)
-        others = [f"... and {more} more {called}"] if more else []
-        raise UserError("\n".join([*shown, *others, *([last] if last else [])]))
+        lines = []
+        for mistake, names in [*wrong.items()][:SHOWN]:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            lines.append(f"{place('; '.join(names[:SHOWN]) + more)}: {mistake}")
+        if len(wrong) > SHOWN:
+            lines.append(f"... and {len(wrong) - SHOWN} more mistakes")
+        raise UserError("\n".join([*lines, *([last] if last else [])]))
     return works
 
 
@@ -159,6 +164,5 @@ class Rows:
             settings = parse_settings([*self.changes, *self.texts(number)])
             return plan(Path(f"{output}-{number}"), settings)
 
-        numbers = range(len(self.values))
-        named = {f"{self.source}, row {n} (counted from 0)": partial(plan_row, n) for n in numbers}
-        return all_planned(named, "rows", hint)
+        plans = {f"row {n}": partial(plan_row, n) for n in range(len(self.values))}
+        return all_planned(plans, lambda rows: f"{self.source}, {rows} (counted from 0)", hint)

@@ -104,7 +104,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
 
         points = [point for point in self.options.points() if point.repeat == 0]
         plans = {str(point): partial(plan, point) for point in points}
-        jobs = [job for job in all_planned(plans, "points") if job is not None]
+        jobs = [job for job in all_planned(plans) if job is not None]
         if jobs:
             self._largest = max(jobs, key=lambda job: job.estimate.on_host)
         self._disk = study.repeats * sum(job.disk for job in jobs)
