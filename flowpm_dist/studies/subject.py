@@ -151,11 +151,6 @@ class SubjectSection(Options):
 
     subject: AnyPath = Field(description="a run file (.toml) or a Python script (.py)")
 
-    @property
-    def target(self) -> Subject:
-        """The subject as a process."""
-        return Subject(self.subject)
-
 
 class SubjectFile(RunFile):
     """The run file of a command that runs a subject. It has no mesh of its own.
@@ -170,9 +165,9 @@ class SubjectFile(RunFile):
 
     @property
     def target(self) -> Subject:
-        """The subject."""
+        """The subject as a process."""
         section: SubjectSection = getattr(self, self.section)
-        return section.target
+        return Subject(section.subject)
 
     @property
     def files(self) -> dict[str, Path]:

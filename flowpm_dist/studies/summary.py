@@ -105,20 +105,15 @@ class Group:
         constant amount of work this is the speed-up; for work in proportion to the ranks, the
         scaled speed-up.
         """
-        if self.first is None:
+        first = self.first
+        if first is None:
             return None
-        here, base = self.spread(THROUGHPUT), self.first.spread(THROUGHPUT)
+        here, base = self.spread(THROUGHPUT), first.spread(THROUGHPUT)
         if here is None or base is None:
             return None
-        if self.is_first:
+        if (first.varied, first.ranks) == (self.varied, self.ranks):
             return 1.0, 1.0, 1.0
         return here[0] / base[0], here[1] / base[2], here[2] / base[1]
-
-    @property
-    def is_first(self) -> bool:
-        """Whether others are compared with this group."""
-        first = self.first
-        return first is not None and (first.varied, first.ranks) == (self.varied, self.ranks)
 
     @property
     def ideal(self) -> float:

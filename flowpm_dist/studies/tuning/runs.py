@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def judged_run(
     except UserError as error:
         status = NO_MEMORY if isinstance(error, TooLargeError) else FAILED
         return Outcome(status, 0.0, str(error))
-    watch = Watch(folder / RUN, judge, falls_behind, stop)
+    watch = Watch(folder / RUN / judge.table, judge, falls_behind, stop)
     outcome = options.target.run(
         folder,
         values,
@@ -90,31 +90,29 @@ def judged_run(
     return watch.judged(outcome)
 
 
+@dataclass
 class Watch:
     """Reads the table of a run while it grows, and decides when the run is over.
 
-    Args:
-        folder: the folder of the run's results.
-        judge: how it is judged.
+    Attributes:
+        table: the table.
+        judge: how the run is judged.
         falls_behind: returns whether the run is to be pruned; None for a run that is not.
         stop: the signals that this process has received.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        judge: Judge,
-        falls_behind: Callable[[int, float], bool] | None,
-        stop: StopSignals,
-    ) -> None:
-        self._table, self._judge, self._behind = folder / judge.table, judge, falls_behind
-        self._stop, self._looked = stop, -math.inf
-        self._verdict, self._why = "", ""
-        self._values: list[float] = []
+    table: Path
+    judge: Judge
+    falls_behind: Callable[[int, float], bool] | None
+    stop: StopSignals
+    _looked: float = -math.inf
+    _verdict: str = ""
+    _why: str = ""
+    _values: list[float] = field(default_factory=list)
 
     def is_over(self) -> bool:
         """Returns whether the run is to stop."""
-        if self._stop and not self._verdict:
+        if self.stop and not self._verdict:
             self._verdict = STOPPED
         if not self._verdict and time.monotonic() - self._looked > TABLE_SECONDS:
             self._look(ends=True)
@@ -127,17 +125,17 @@ class Watch:
         Args:
             ends: whether the run is still going on, and may be ended.
         """
-        for place, value in self._judge.values_in(self._table)[len(self._values) :]:
+        for place, value in self.judge.values_in(self.table)[len(self._values) :]:
             self._values.append(value)
-            if self._behind is None:
+            if self.falls_behind is None:
                 continue
             finite = math.isfinite(value)
-            behind = finite and self._behind(place, value)
-            known = self._judge.length is not None
+            behind = finite and self.falls_behind(place, value)
+            known = self.judge.length is not None
             if not ends or (known and place >= 100):
                 continue
             late = known and place >= COLLAPSE_CHECK
-            if self._judge.has_collapsed(self._values) and (late or not finite):
+            if self.judge.has_collapsed(self._values) and (late or not finite):
                 self._verdict, self._why = COLLAPSED, self._nothing_learnt()
             elif behind:
                 self._verdict = PRUNED
@@ -145,10 +143,10 @@ class Watch:
                 return
 
     def _nothing_learnt(self) -> str:
-        value, constant = self._judge.value(self._values), self._judge.constant
+        value, constant = self.judge.value(self._values), self.judge.constant
         if value is None or not math.isfinite(self._values[-1]):
-            return f"{self._judge.metric} is not finite"
-        return f"{self._judge.metric} = {value:.4g}: a constant prediction reaches {constant:.4g}"
+            return f"{self.judge.metric} is not finite"
+        return f"{self.judge.metric} = {value:.4g}: a constant prediction reaches {constant:.4g}"
 
     def judged(self, outcome: Outcome) -> Outcome:
         """Returns how the run ended, with its value.
@@ -158,7 +156,7 @@ class Watch:
         """
         if self._verdict != STOPPED:
             self._look(ends=False)
-        values, judge = self._values, self._judge
+        values, judge = self._values, self.judge
         state, message = outcome.status, outcome.message
         if self._verdict:
             state, message = self._verdict, self._why
