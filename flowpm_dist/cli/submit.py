@@ -128,7 +128,7 @@ def submit(
             at_once=at_once,
             workers=workers,
         )
-        works = _tried(job) if job.kind is None else _planned(job, job.kind, paths[0])
+        works = _tried(job, paths[0]) if job.kind is None else _planned(job, job.kind, paths[0])
         job = _without_complete(job, works)
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         _write(path, job.script())
@@ -182,7 +182,7 @@ def _check_site(options: batch.SiteOptions, ranks_per_node: int) -> None:
         )
 
 
-def _check_datasets(job: batch.BatchJob) -> None:
+def _check_datasets(job: batch.BatchJob, run_file: Path) -> None:
     """Checks the settings of each job of an array of datasets.
 
     Raises:
@@ -192,13 +192,13 @@ def _check_datasets(job: batch.BatchJob) -> None:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
     def plan(folder: Path, settings: Settings) -> None:
-        options = TrainingPlan.load(job.paths[0], settings)
-        check_training_mesh(options, job.ranks, source=job.paths[0], shape=job.mesh)
+        options = TrainingPlan.load(run_file, settings)
+        check_training_mesh(options, job.ranks, source=run_file, shape=job.mesh)
 
     job.rows.planned(job.results, plan)
 
 
-def _tried(job: batch.BatchJob) -> list[Any]:
+def _tried(job: batch.BatchJob, first: Path) -> list[Any]:
     """Lets a command check what it would be given, in an array for its first job.
 
     Raises:
@@ -208,7 +208,7 @@ def _tried(job: batch.BatchJob) -> list[Any]:
     if job.elements:
         if job.command != "dataset":
             raise UserError(f"--array: {job.command} has no run file of its own")
-        _check_datasets(job)
+        _check_datasets(job, first)
         words += [word for text in job.rows.texts(0) for word in ("--set", text)]
     if job.output:
         words += ["--output", f"{job.output}-0" if job.elements else job.output]

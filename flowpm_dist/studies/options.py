@@ -257,14 +257,14 @@ def _fits_mesh(shape: str | None, ranks: int) -> bool:
     return ranks == math.prod(parse_mesh(shape, batched=True).values())
 
 
-def _whole(value: float, what: str, ranks: int) -> int:
+def _whole(value: float, key: str, ranks: int) -> int:
     """Returns a number as a whole one.
 
     Raises:
         ScalingError: it is none, or below 1.
     """
     if value < 1 or value != round(value):
-        raise ScalingError(f"{what} would be {value:g} on {ranks} ranks: must be a whole number")
+        raise ScalingError(f"{key} would be {value:g} on {ranks} ranks: must be a whole number")
     return round(value)
 
 
