@@ -191,10 +191,10 @@ def _columns(groups: Sequence[Group]) -> list[str]:
 
 def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Returns a row for each point: medians over its repetitions, speed-up and efficiency."""
-    rows = []
+    rows, columns = [], _columns(groups)
     for group in groups:
         row: dict[str, Any] = {**group.varied, "ranks": group.ranks, "runs": len(group.runs)}
-        for name in _columns(groups):
+        for name in columns:
             if (spread := group.spread(name)) is not None:
                 row[name] = spread[0]
                 if name in (STEP, THROUGHPUT, SPEED_UP):
@@ -264,12 +264,10 @@ def summary_text(groups: Sequence[Group], title: str) -> str:
     failed = [run for group in groups for run in group.failed]
     if failed:
         text += ["", "## Runs that are not complete", ""]
-        text += [f"- run {run.number}: {run.status}. {_one_line(run.message)}" for run in failed]
+        text += [
+            f"- run {run.number}: {run.status}. {' '.join(run.message.split())}" for run in failed
+        ]
     return "\n".join(text) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _short(value: Any) -> str:
