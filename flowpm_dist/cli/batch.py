@@ -19,7 +19,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, job_class
 from flowpm_dist.jobs.run_file import RunFile
 from flowpm_dist.options import Options, Problem, listed
-from flowpm_dist.simulation.cost import human_time
+from flowpm_dist.simulation.demand import human_time
 from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
 

@@ -19,7 +19,7 @@ from flowpm_dist.io.files import WriteError, human_size, write_text
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
 from flowpm_dist.jobs.run_file import Settings
-from flowpm_dist.simulation.cost import Estimate, human_time
+from flowpm_dist.simulation.demand import Estimate, human_time
 from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
 
