@@ -17,8 +17,10 @@ from reading import attributes_of, block_of
 
 import flowpm_dist as fpm
 from flowpm_dist.io import SnapshotError, formats, load_snapshot, other_codes, particles
+from flowpm_dist.io.conversion import check_conversion, convert_snapshot
 from flowpm_dist.io.files import OF_PARTICLES, snapshot_attributes
 from flowpm_dist.io.particles import Header, ParticleBlock
+from flowpm_dist.io.snapshot import Snapshot
 
 GRID, SIZE, A = (4, 6, 8), (16.0, 24.0, 40.0), 0.5
 OMEGA, HUBBLE = 0.3, 0.7
@@ -173,6 +175,10 @@ def in_another_order(parts):
         part[0][:] = np.ravel_multi_index(site[::-1], GRID) + 1
 
 
+def not_finite(parts):
+    parts[1][2][5, 1] = np.inf
+
+
 def a_file_less(parts):
     del parts[1]
 
@@ -184,6 +190,9 @@ def a_file_less(parts):
         (from_two, {}, "ids from 2 to 193 of 192 particles"),
         (in_another_order, {}, r"must number the sites of a lattice in the order \(ix ny \+ iy\)"),
         (a_file_less, {}, "1 files, and the snapshot has 2"),
+        (not_finite, {}, "velocity of the particle with id .* is not finite"),
+        (None, {"Time": np.nan}, "attribute Time must be finite numbers"),
+        (None, {"BoxSize": np.array([16e3, np.inf, 32e3])}, "attribute BoxSize must be finite"),
         (None, {"Omega0": 0.31}, "has Omega0 = 0.31, and the cosmology has Omega_m = 0.3"),
         (None, {"BoxSize": 16e3}, "192 particles do not fill a lattice of cubic cells"),
         (None, {"NumPart_Total": np.array([9, 192, 0])}, "particles of type 0; all must be type 1"),
@@ -359,13 +368,30 @@ def test_what_cannot_be_converted(run):
     assert "zarr.json is not a folder" in plain(done.stderr)
     about = Path("run/snapshot.zarr/zarr.json")
     held = json.loads(about.read_text())
-    for grid in ("evil", [4, 4, -4], None):
-        other = {**held, "attributes": {**held["attributes"], "grid": grid}}
-        about.write_text(json.dumps(other))
-        done = flowpm_here(*words, "--output", "other")
-        assert done.returncode == 2
-        assert "is damaged: its attributes do not match its particles" in plain(done.stderr)
+    wrong = {
+        "grid": ("evil", [4, 4, -4], None, [4, 8, 8], [1e9] * 3),
+        "a": (float("nan"), -1, "today", None),
+        "box_size": ([32.0, 32.0], [32.0, 0.0, 32.0], [1e999] * 3),
+        "cosmology": ({}, [], {"Omega_m": float("nan")}, None),
+    }
+    for name, value in [(name, value) for name, values in wrong.items() for value in values]:
+        attributes = {**held["attributes"], name: value}
+        about.write_text(json.dumps({**held, "attributes": attributes}))
+        message = rf"is damaged: (attribute {name}|\w+ has \S+ \[.*, its attributes do not match)"
+        with pytest.raises(SnapshotError, match=message):
+            fpm.State.from_snapshot("run")
+        with pytest.raises(SnapshotError, match=message):
+            check_conversion(Path("run"), Path("other"), "bigfile", overwrite=False)
+    done = flowpm_here(*words, "--output", "other")
+    assert done.returncode == 2 and "is damaged: attribute cosmology" in plain(done.stderr)
     about.write_text(json.dumps(held))
+    snapshot = check_conversion(Path("run"), Path("other"), "bigfile", overwrite=False)
+    values = snapshot["velocity"]
+    values[1, 2, 3, 1] = np.nan
+    damaged = Snapshot({**snapshot.arrays, "velocity": values}, snapshot.attributes)
+    with pytest.raises(SnapshotError, match=r"velocity of .* site \[1, 2, 3\] is nan along y"):
+        convert_snapshot(damaged, Path("other"), "bigfile")
+    assert not list(Path("other").glob("*"))
     velocity = Path("run/snapshot.zarr/velocity")
     (velocity / "c/0/0/0/0").write_bytes(b"nothing")
     done = flowpm_here(*words, "--output", "other")

@@ -43,12 +43,6 @@ def check_conversion(source: Path, folder: Path, format: str, *, overwrite: bool
     """
     snapshot = load_snapshot(source)
     check_particles(source, snapshot)
-    try:
-        fits = Header.of(snapshot.attributes).grid == snapshot.array(VECTORS[0]).shape[:3]
-    except (KeyError, TypeError, ValueError):
-        fits = False
-    if not fits:
-        raise SnapshotError(f"{source} is damaged: its attributes do not match its particles")
     path = folder / snapshot_name(format)
     if os.path.lexists(path) and snapshot_attributes(path) is None:
         raise UserError(f"{path} is from elsewhere: move it away, or give another --output")

@@ -95,8 +95,8 @@ class ParticleFiles:
             found = np.ravel(np.asarray(self.header.get(name, default), float))
         except (TypeError, ValueError):
             found = np.zeros(0)
-        if not found.size:
-            raise SnapshotError(f"{self.path}: attribute {name} must be numbers")
+        if not (found.size and np.isfinite(found).all()):
+            raise SnapshotError(f"{self.path}: attribute {name} must be finite numbers")
         return found
 
     def attributes(self, cosmology: Cosmology | None) -> dict[str, Any]:
@@ -202,11 +202,15 @@ class ParticleFiles:
         for rank, place in enumerate(places):
             owners[place] = rank
         own = np.full([*box.block, 6], np.nan)
+        wrong = 2**62
         origin, squares = np.array(box.offset), np.zeros(3)
         rounds = math.ceil(max(1, math.ceil(self.count / mesh.size)) / SLAB)
         for low in (begin + number * SLAB for number in range(rounds)):
             _, x, v = self._read(min(low, end), min(low + SLAB, end))
             numbers = ids[low - begin : low - begin + SLAB] - first
+            finite = np.isfinite(x).all(axis=1) & np.isfinite(v).all(axis=1)
+            wrong = min([wrong, *(numbers[~finite] + first).tolist()])
+            x, v = np.where(np.isfinite(x), x, 0), np.where(np.isfinite(v), v, 0)
             sites = np.stack(np.unravel_index(numbers, box.grid), axis=-1)
             moved = x * length - sites * (side / box.grid)
             moved -= side * np.rint(moved / side)  # to the nearest image
@@ -218,6 +222,11 @@ class ParticleFiles:
             arrived = world.alltoallv(tf.constant(rows.ravel()), tf.constant(sent, tf.int32))
             arrived = arrived.numpy().reshape(-1, rows.shape[1])
             own[tuple((arrived[:, :3].astype(int) - origin).T)] = arrived[:, 3:]
+        wrong = int(world.allreduce(tf.constant(wrong, tf.int64), "min"))
+        if wrong < 2**62:
+            raise SnapshotError(
+                f"{self.path}: position or velocity of the particle with id {wrong} is not finite"
+            )
         missing = tf.constant(int(np.isnan(own).any()))
         if int(world.allreduce(missing, "max")):
             raise SnapshotError(f"{self.path}: some ids are missing and others occur twice")

@@ -116,6 +116,14 @@ class ParticleBlock:
             displacement = np.asarray(self.displacement[first:last])
             velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
             begins = (self.origin[0] + first, *self.origin[1:])
+            for name, values in (("displacement", displacement), ("velocity", velocity)):
+                if not (finite := np.isfinite(values)).all():
+                    *site, axis = (int(i) for i in np.argwhere(~finite)[0])
+                    place = [b + i for b, i in zip(begins, site, strict=True)]
+                    raise ValueError(
+                        f"{name} of the particle of site {place} is {values[*site, axis]} along "
+                        f"{'xyz'[axis]}: all values must be finite"
+                    )
             sites = np.meshgrid(
                 *(np.arange(b, b + n) for b, n in zip(begins, displacement.shape, strict=False)),
                 indexing="ij",

@@ -11,13 +11,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import pydantic
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from flowpm_dist.cosmology.background import A_MAX
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
 from flowpm_dist.io.formats import write_particles
+from flowpm_dist.options.types import EvenSide, Length
 
 if TYPE_CHECKING:
     import zarr
@@ -140,11 +145,29 @@ def load_snapshot(path: str | Path) -> Snapshot:
     return Snapshot(arrays, attributes)
 
 
+def _cosmology_of(numbers: Any) -> Cosmology:
+    try:
+        return Cosmology(**numbers)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+class _Attributes(BaseModel):
+    """The attributes of a snapshot that say what its particles are."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    a: Annotated[float, pydantic.Field(ge=0, le=A_MAX)]
+    grid: tuple[EvenSide, EvenSide, EvenSide]
+    box_size: tuple[Length, Length, Length]
+    cosmology: Annotated[Any, AfterValidator(_cosmology_of)]
+
+
 def check_particles(source: str | Path, snapshot: Snapshot) -> None:
-    """Checks that a snapshot has the particles.
+    """Checks that a snapshot has the particles, and attributes that fit them.
 
     Raises:
-        SnapshotError: it lacks their displacement or velocity.
+        SnapshotError: it lacks their displacement or velocity, or an attribute is missing or wrong.
     """
     missing = [name for name in VECTORS if name not in snapshot.arrays]
     if missing:
@@ -152,6 +175,20 @@ def check_particles(source: str | Path, snapshot: Snapshot) -> None:
             f"{source} has no {' and no '.join(missing)}, which is needed here; it has "
             f"{', '.join(snapshot.arrays)} (a run writes what [output] fields names)"
         )
+    try:
+        known = _Attributes.model_validate(dict(snapshot.attributes))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SnapshotError(f"{source} is damaged: attribute {where}: {first['msg']}") from error
+    for name in VECTORS:
+        array = snapshot.array(name)
+        if array.shape != (*known.grid, 3) or array.dtype.name not in ("float32", "float64"):
+            raise SnapshotError(
+                f"{source} is damaged: {name} has {array.dtype} {list(array.shape)}, its "
+                "attributes do not match its particles; must have float32 or float64 "
+                f"{[*known.grid, 3]}"
+            )
 
 
 def complete_attributes(path: Path, otherwise: str) -> dict[str, object]:
