@@ -1,6 +1,7 @@
 """The GPUs of a node, as they are before TensorFlow or MPI is loaded."""
 
 import ctypes
+import itertools
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -27,12 +28,9 @@ def gpus_in_sight(environment: Mapping[str, str] | None = None) -> int:
         return 0
     if HIDES not in env:
         return there
-    chosen = 0
     # CUDA takes the entries before the first that is none.
-    for entry in env[HIDES].split(","):
-        if not entry.strip() or entry.strip().startswith("-"):
-            break
-        chosen += 1
+    entries = map(str.strip, env[HIDES].split(","))
+    chosen = len([*itertools.takewhile(lambda entry: entry and entry[0] != "-", entries)])
     return chosen if "MIG" in env[HIDES] else min(chosen, there)
 
 

@@ -376,12 +376,10 @@ def main(arguments: Sequence[str]) -> None:
     with contextlib.suppress(OSError, ValueError):  # a connection to each of many ranks
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Not by a buffered reader: `Pulse` waits for the end of the same input.
-    text = b""
-    while not text.endswith(b"\n"):
-        if not (part := os.read(0, 2**16)):
-            return
-        text += part
+    # Without a buffer: `Pulse` waits for the end of the same input.
+    text = open(0, "rb", buffering=0, closefd=False).readline()
+    if not text.endswith(b"\n"):  # the rank has ended
+        return
     settings = Settings(**json.loads(text))
     pulse = RootPulse(shared_state, settings, server) if server else Pulse(shared_state, settings)
     pulse.join()
