@@ -73,7 +73,7 @@ class ArraySet:
             name: self._range(name, column, priors.get(name))
             for name, column in zip(names, self.parameters.T, strict=True)
         }
-        self._first = self._opened(0)
+        self._first = self._open(0)
         shape = self._first.shape if self._one_each else self._first.shape[1:]
         if len(shape) not in (3, 4) or tuple(shape[:3]) != tuple(grid):
             wanted = list(grid) if self._one_each else ["volumes", *grid]
@@ -137,7 +137,7 @@ class ArraySet:
     def _file(self, number: int) -> Path:
         return Path(str(self._data.volumes).replace(NUMBER, str(number)))
 
-    def _opened(self, number: int) -> Any:
+    def _open(self, number: int) -> Any:
         """Opens the array that holds a volume, and checks its dtype."""
         array = _opened(self._file(number))
         if np.dtype(array.dtype) != np.dtype(self._data.dtype):
@@ -154,7 +154,7 @@ class ArraySet:
         """
         if not self._one_each:
             return self._first, (number,)
-        array = self._opened(number)
+        array = self._open(number)
         if array.shape != self._first.shape:
             raise RecordError(
                 f"{self._file(number)} has the shape {list(array.shape)}; must be "

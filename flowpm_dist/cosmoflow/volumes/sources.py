@@ -293,12 +293,7 @@ class DummySource(BatchSource):
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        parameters: int,
-        mesh: ProcessMesh,
-        lanes: Lanes,
-        **options: Any,
+        self, shape: Sequence[int], parameters: int, mesh: ProcessMesh, lanes: Lanes, **options: Any
     ) -> None:
         super().__init__(mesh, lanes, **options)
         rng = np.random.default_rng([0, lanes.first])

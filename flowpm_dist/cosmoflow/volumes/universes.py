@@ -259,7 +259,8 @@ class VolumeMaker(UniverseMaker):
             for row in np.stack([values[name] for name in varied], axis=1)
         ]
         nuisances = {name: tf.constant(x) for name, x in values.items() if name not in varied}
-        times = self.times or [float(self.simulation.edges[-1])]
+        end = float(self.simulation.edges[-1])
+        times = [end] if self.times is None else list(self.times)
         channels = self.model.at_times(times, seeds.tolist(), cosmologies, nuisances)
         if self.noise is not None:
             louder = values.get("noise_amplitude")
