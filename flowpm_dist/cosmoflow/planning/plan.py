@@ -161,10 +161,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
 
     def universes(self) -> dict[str, Any]:
         """Returns all settings that simulated volumes depend on."""
-        table = self.to_table()
-        sections = {section: table.get(section) for section in OF_UNIVERSES}
-        numbers = {"data.seed": self.simulated.seed, "precision of the simulation": self.precision}
-        return sections | numbers
+        return universes_of(self.to_table()) | {"precision of the simulation": self.precision}
 
     # The network
 
@@ -327,6 +324,12 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         """Yields the problems between sections, and those with the files that the plan names."""
         yield from super().problems()
         yield from plan_problems(self)
+
+
+def universes_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings in the tables of a run file that simulated universes depend on."""
+    sections = {section: table.get(section) for section in OF_UNIVERSES}
+    return {**sections, "data.seed": table.get("data", {}).get("seed")}
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

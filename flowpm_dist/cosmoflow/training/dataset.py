@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.plan import OF_UNIVERSES, differences
+from flowpm_dist.cosmoflow.planning.plan import differences, universes_of
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
@@ -148,14 +148,14 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
     if not kept:
         return
     try:
-        found, listed = read_header(folder)
+        written, listed = read_header(folder)
     except RecordError as error:
         raise OutputError(
             f"{folder} holds files of {', '.join(kept)} that no dataset lists ({error}): write "
             "those splits too, or give another --output"
         ) from error
-    other = found.differences(header)
-    other += differences(_universes(found), _universes(header))
+    other = written.differences(header)
+    other += differences(*(universes_of(_run_of(each)) for each in (written, header)))
     other += [f"the number of files of {split}" for split in kept if split not in listed]
     if other:
         raise OutputError(
@@ -164,11 +164,9 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
         )
 
 
-def _universes(header: DatasetHeader) -> dict[str, Any]:
-    """Returns the settings of the simulations, from the run file in a dataset's header."""
-    table = tomllib.loads(header.attributes.get("run", ""))
-    found = {section: table.get(section) for section in OF_UNIVERSES}
-    return {**found, "data.seed": table.get("data", {}).get("seed")}
+def _run_of(header: DatasetHeader) -> dict[str, Any]:
+    """Returns the tables of the run file in a dataset's header."""
+    return tomllib.loads(header.attributes.get("run", ""))
 
 
 def record(path: Path) -> RunRecord | None:
@@ -181,5 +179,5 @@ def record(path: Path) -> RunRecord | None:
         return RunRecord(path, "dataset", "stopped", "", changed(path / UNFINISHED))
     results = {f"samples of {name}": count["samples"] for name, count in splits.items()}
     state = "stopped" if (path / UNFINISHED).exists() else "complete"
-    settings = flat(tomllib.loads(header.attributes.get("run", "")))
+    settings = flat(_run_of(header))
     return RunRecord(path, "dataset", state, "", changed(path / DATASET), results, settings)
