@@ -100,7 +100,7 @@ class SavedTraining:
         """
         data = self.plan.data
         if data.source == "files" and not (data.folder / DATASET).exists():
-            return public_header(dataset_files(data.folder, "train")[0], data.parameters)
+            return public_header(dataset_files(data.folder, "train", 1)[0], data.parameters)
         return read_dataset(self.plan)[0]
 
     def divides_by_mean(self, header: DatasetHeader | None) -> bool:

@@ -375,17 +375,22 @@ def is_packed(path: Path) -> bool:
     return packed_size(path) is not None
 
 
-def dataset_files(folder: Path, split: str) -> list[Path]:
-    """Returns all files of a split, sorted by name.
+def dataset_files(folder: Path, split: str, most: int | None = None) -> list[Path]:
+    """Returns the files of a split, sorted by name.
+
+    Args:
+        folder: the dataset.
+        split: its name.
+        most: return so many of the first files only: there may be half a million; None for all.
 
     Raises:
         RecordError: if there is no such split. The message lists the splits that exist.
     """
     written, is_finished = split_files(folder), (folder / DATASET).exists()
     if is_finished:
-        files = [file.path for file in written.get(split, ())]
+        files = [file.path for file in written.get(split, [])[:most]]
     else:
-        files = [folder / split / os.fsdecode(name) for name in names_of(folder, split)]
+        files = [folder / split / os.fsdecode(name) for name in names_of(folder, split)[:most]]
     if files:
         return files
     known = list(written) if is_finished else splits_of(folder)

@@ -205,7 +205,7 @@ class RecordDataset(Dataset):
         mesh: ProcessMesh | None = None,
     ) -> None:
         self.folder, self.split = Path(folder), split
-        first = dataset_files(self.folder, split)[0]
+        first = dataset_files(self.folder, split, 1)[0]
         public = not (self.folder / DATASET).exists()
         self._packed = public and is_packed(first)
         if public:
