@@ -92,10 +92,7 @@ class Block(NamedTuple):
                 f"a grid {tuple(grid)} does not divide into {self.rows} x {self.cols} blocks"
             )
         x, y = grid[0] // self.rows, grid[1] // self.cols
-        return (
-            slice(self.row * x, (self.row + 1) * x),
-            slice(self.col * y, (self.col + 1) * y),
-        )
+        return slice(self.row * x, (self.row + 1) * x), slice(self.col * y, (self.col + 1) * y)
 
 
 WHOLE = Block()
@@ -409,10 +406,7 @@ def names_of(folder: Path, split: str) -> list[bytes]:
 
 
 def splits_of(folder: Path) -> list[str]:
-    """Returns the names of a dataset's splits.
-
-    Without a dataset.json, they are the folders in it that hold record files.
-    """
+    """Returns the names of a dataset's splits; in the public layout, its folders of records."""
     if (folder / DATASET).exists():
         return list(read_header(folder)[1])
     folders = folder.iterdir() if folder.is_dir() else ()
