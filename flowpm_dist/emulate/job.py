@@ -10,6 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from flowpm_dist.corrections.options import SPACING
 from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import EmulationOptions
@@ -51,18 +53,18 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
         return f"{what}, {' x '.join(map(str, options.box.grid))}; from {truth}; mesh {self.mesh}"
 
     @property
+    @override
     def demand(self) -> Demand:
-        """See `Job.demand`."""
         return self.options.demand(self.mesh)
 
     @property
+    @override
     def disk(self) -> int:
-        """See `Job.disk`."""
         return self.options.disk
 
     @property
+    @override
     def cells(self) -> int:
-        """See `Job.cells`."""
         return math.prod(self.options.box.grid) * self.options.evolution.step_count
 
     @property
@@ -71,8 +73,8 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
         done = self.folder.mark().get("iteration", 0) if self.resume else 0
         return self.options.emulate.iterations - (done if isinstance(done, int) else 0)
 
+    @override
     def seconds_per_piece(self, result: dict[str, Any]) -> float | None:
-        """See `Job.seconds_per_piece`."""
         seconds: float | None = result.get("seconds_per_iteration")
         return seconds
 
@@ -102,8 +104,8 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
         truth = self.options.truth
         return math.prod(finer_grid(self.options.box.grid, truth.mesh_factor)) * truth.steps
 
+    @override
     def last_checkpoint(self) -> tuple[Path, str] | None:
-        """See `Job.last_checkpoint`."""
         done = self.folder.mark().get("iteration")
         if done is None or not self.folder.checkpoint.exists():
             return None
@@ -145,8 +147,8 @@ Mean of the universes held out:
 {chr(10).join(lines)}"""
 
     @classmethod
+    @override
     def record(cls, path: Path) -> RunRecord | None:
-        """See `Job.record`."""
         folder = EmulationFolder(path)
         rows = read_rows(folder.iterations)
         scores = read_json(folder.correction).get("scores", {})

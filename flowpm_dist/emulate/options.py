@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field
+from typing_extensions import override
 
 from flowpm_dist.corrections.options import FINER, LearningOptions
 from flowpm_dist.cosmology.options import CosmologyOptions, ParameterRanges
@@ -72,8 +73,8 @@ class PairFiles(Options):
     cosmology: CosmologyOptions = Field(description="a table of parameters")
     size: Annotated[Sides | None, Unit("Mpc/h")] = Field(default=None, description=A_SIZE)
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         for key, paths in (("initial", (self.initial,)), ("final", self.final)):
             for path in paths:
                 if not path.exists():
@@ -110,13 +111,13 @@ class TruthOptions(Options):
     )
     seed: Seed = Field(default=0, description=A_SEED)
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         made_here = ("universes", "mesh_factor", "steps", "sizes", "a", "seed")
         return dict.fromkeys(made_here, "runs made here, not with pairs") if self.pairs else {}
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.sizes and not self.pairs and len(self.sizes) > self.universes:
             what = f"has more boxes than the {self.universes} truth.universes to learn from"
             yield Problem("sizes", what)
@@ -140,8 +141,8 @@ class EmulateOptions(LearningOptions):
     checkpoint_every: int = count(25)
     start_from: AnyPath | None = Field(default=None, description="the file of a correction")
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.structure == LPT_ONLY and self.kind == "filter":
             yield self.problem("structure", 'makes no steps; must be "pm" for a filter')
         if self.start_from is None:
@@ -179,8 +180,8 @@ class EmulationOptions(SimulatedRun):
         ]
         return dict.fromkeys(keys, "runs made here, not with truth.pairs")
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from super().problems()
         truth, steps, held = self.truth, self.evolution, self.emulate.validation
         if (several := len(set(self.sizes()))) > MOST_SIZES:

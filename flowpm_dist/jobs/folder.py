@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, ClassVar
 
+from typing_extensions import override
+
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import (
     GENERATOR,
@@ -427,8 +429,8 @@ class WorkFolder(JobFolder):
         """Whether the mark says so."""
         return bool(self.mark().get("complete"))
 
+    @override
     def can_resume(self) -> bool:
-        """See `JobFolder.can_resume`."""
         return bool(self.mark())
 
     def older_work(self) -> str | None:
@@ -440,8 +442,8 @@ class WorkFolder(JobFolder):
         mark = read_json(self.path / self.contents[0])
         return mark if mark.get("generator") == GENERATOR else {}
 
+    @override
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> None:
-        """See `JobFolder.begin`."""
         with self._being_prepared():
             if resume:
                 self.check_links()

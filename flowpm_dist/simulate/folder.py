@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from typing_extensions import override
+
 from flowpm_dist.io.files import (
     CONE_PARTICLES,
     GENERATOR,
@@ -73,8 +75,8 @@ class SimulationFolder(JobFolder):
         self.partial = path / PARTIAL
 
     @property
+    @override
     def run_file(self) -> Path:
-        """See `JobFolder.run_file`."""
         return (self.path if self.is_complete else self.partial) / "run.toml"
 
     @property
@@ -123,12 +125,12 @@ class SimulationFolder(JobFolder):
         """Whether all results are in place, and no other run was begun after them."""
         return self.is_finished() and not self.owner.is_file()
 
+    @override
     def can_resume(self) -> bool:
-        """See `JobFolder.can_resume`."""
         return self.owner.is_file() or self.is_finished()
 
+    @override
     def alternative(self) -> str:
-        """See `JobFolder.alternative`."""
         return "" if self.last_step() is None else super().alternative()
 
     def older_work(self) -> str | None:
@@ -142,8 +144,8 @@ class SimulationFolder(JobFolder):
             return "a finished run"
         return "" if self.partial.is_dir() else None
 
+    @override
     def check_contents(self, *, overwrite: bool) -> None:
-        """See `JobFolder.check_contents`."""
         ours = _outputs_in(self.path)
         check_foreign(self.path, [name for name in self.outputs if name not in ours])
         super().check_contents(overwrite=overwrite)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from flowpm_dist.cosmology.camb_tables import camb_in_background
 from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
@@ -57,12 +58,12 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     takes_tables = True
     folder: SimulationFolder
 
+    @override
     def make_folder(self, path: Path) -> SimulationFolder:
-        """See `Job.make_folder`."""
         return SimulationFolder(path, [output_name(a) for a in self.options.output_times])
 
+    @override
     def describe(self) -> str:
-        """See `Job.describe`."""
         count, steps = math.prod(self.options.box.grid), self.options.evolution.step_count
         cone = self.options.light_cone
         text = f"{count:,} particles, {steps} steps, mesh {self.mesh}"
@@ -75,24 +76,24 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
         return f"{text}; about {cone.particles:,.0f} on the light cone, {human_size(size)}"
 
     @property
+    @override
     def warnings(self) -> tuple[str, ...]:
-        """See `Job.warnings`."""
         cone = self.options.light_cone
         return (*self.options.warnings, *(() if cone is None else cone.warnings))
 
     @property
+    @override
     def demand(self) -> Demand:
-        """See `Job.demand`."""
         return demand_of(self.options)
 
     @property
+    @override
     def disk(self) -> int:
-        """See `Job.disk`."""
         return output_bytes(self.options, self.ranks)
 
     @property
+    @override
     def cells(self) -> int:
-        """See `Job.cells`."""
         return math.prod(self.options.box.grid)
 
     @property
@@ -100,12 +101,12 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
         """The number of steps that are left."""
         return self.options.evolution.step_count - ((self.folder.last_step() or 0) * self.resume)
 
+    @override
     def seconds_per_piece(self, result: Summary | None) -> float | None:
-        """See `Job.seconds_per_piece`."""
         return None if result is None else 1e-9 * result.ns_per_particle_per_step * self.cells
 
+    @override
     def during_tensorflow_import(self) -> AbstractContextManager[None]:
-        """See `Job.during_tensorflow_import`."""
         cosmology = self.options.cosmology
         if cosmology.transfer != "camb":
             return nullcontext()
@@ -169,8 +170,8 @@ Results in {path}:
 P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
 
     @classmethod
+    @override
     def record(cls, path: Path) -> RunRecord | None:
-        """See `Job.record`."""
         folder = SimulationFolder(path)
         if not folder.is_complete:
             if not folder.owner.is_file():

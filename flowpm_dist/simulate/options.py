@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.cosmology.options import (
     CosmologyOptions,
@@ -84,14 +85,14 @@ class InitialSection(InitialOptions):
     )
     paired: bool = Field(default=False, description="true or false")
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from self.exactly_one("seed", "white_noise")
         if self.white_noise is not None and not self.white_noise.exists():
             yield self.problem("white_noise", "there is no such file")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         if self.white_noise is None or self.seed is not None:
             return {}
         return dict.fromkeys(("noise", "fixed_amplitude", "paired"), "a seed, not with white_noise")
@@ -100,8 +101,8 @@ class InitialSection(InitialOptions):
 class EvolutionOptions(StepOptions, DynamicsOptions):
     """The section [evolution]: time steps, integrator with its own options, and force."""
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from super().problems()
         if wrong := self.integrator.wrong_start(self.first):
             yield Problem("edges" if self.edges else "a_start", wrong)
@@ -248,8 +249,8 @@ class SimulatedRun(RunFile):
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         priors = self.parameter_ranges
         yield from universe_problems(self.cosmology, priors)
         yield from self._correction_problems()
@@ -339,8 +340,8 @@ class OutputOptions(Options):
         default=0, ge=0, description="a whole number of steps; 0: only when a signal stops the run"
     )
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         if self.a is not None and self.redshifts is not None:
             yield Problem("redshifts", "and a are both given: give one of them")
         names = [output_name(a) for a in self._output_times()]
@@ -348,8 +349,8 @@ class OutputOptions(Options):
             what = f"has two times for the folder {', '.join(twice)}: times must differ by 0.0001"
             yield Problem("a" if self.a else "redshifts", what)
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         if self.format == "zarr":
             return {}
         what = "zarr; other formats hold only the particles: positions, velocities and ids"
@@ -404,8 +405,8 @@ class SimulationOptions(SimulatedRun):
         "results.multipoles", "run.halo",
     )  # fmt: skip
 
+    @override
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`."""
         yield from super().problems()
         yield from self.output.times_beyond(self.evolution)
         if (noise := self.initial.white_noise) is not None:
@@ -414,8 +415,8 @@ class SimulationOptions(SimulatedRun):
             except WhiteNoiseError as error:
                 yield Problem("initial.white_noise", f"= '{noise}': {error}")
 
+    @override
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`."""
         return WITHOUT_GRADIENTS
 
     @property
@@ -444,20 +445,20 @@ class SimulationOptions(SimulatedRun):
         return self.output.times(self.evolution)
 
     @property
+    @override
     def state_times(self) -> list[float]:
-        """See `SimulatedRun.state_times`."""
         return [*self.output_times, *super().state_times]
 
     @property
+    @override
     def files(self) -> dict[str, Path | None]:
-        """See `SimulatedRun.files`."""
         noise, cone = self.initial.white_noise, self.lightcone
         tables = {} if cone is None else {key: each.file for key, each in cone.tables.items()}
         noises = {} if noise is None else {"initial.white_noise": noise}
         return {**super().files, **noises, **tables}
 
+    @override
     def checksums(self) -> dict[str, str]:
-        """See `SimulatedRun.checksums`."""
         cone, noise = self.lightcone, self.initial.white_noise
         found = super().checksums()
         if cone is not None:
