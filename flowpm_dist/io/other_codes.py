@@ -201,19 +201,16 @@ class ParticleFiles:
         owners = np.empty(box.grid, np.int32)
         for rank, place in enumerate(places):
             owners[place] = rank
-        own = np.full([*box.block, 6], np.nan)
-        wrong = 2**62
+        values, filled = np.zeros([*box.block, 6]), np.zeros(box.block, bool)
         origin, squares = np.array(box.offset), np.zeros(3)
         rounds = math.ceil(max(1, math.ceil(self.count / mesh.size)) / SLAB)
         for low in (begin + number * SLAB for number in range(rounds)):
             _, x, v = self._read(min(low, end), min(low + SLAB, end))
             numbers = ids[low - begin : low - begin + SLAB] - first
-            finite = np.isfinite(x).all(axis=1) & np.isfinite(v).all(axis=1)
-            wrong = min([wrong, *(numbers[~finite] + first).tolist()])
-            x, v = np.where(np.isfinite(x), x, 0), np.where(np.isfinite(v), v, 0)
             sites = np.stack(np.unravel_index(numbers, box.grid), axis=-1)
             moved = x * length - sites * (side / box.grid)
-            moved -= side * np.rint(moved / side)  # to the nearest image
+            with np.errstate(invalid="ignore"):  # of what is not finite, which is told below
+                moved -= side * np.rint(moved / side)  # to the nearest image
             squares += np.sum(moved**2, axis=0)
             owner = owners.ravel()[numbers]
             order = np.argsort(owner, kind="stable")
@@ -221,15 +218,18 @@ class ParticleFiles:
             sent = np.bincount(owner, minlength=mesh.size) * rows.shape[1]
             arrived = world.alltoallv(tf.constant(rows.ravel()), tf.constant(sent, tf.int32))
             arrived = arrived.numpy().reshape(-1, rows.shape[1])
-            own[tuple((arrived[:, :3].astype(int) - origin).T)] = arrived[:, 3:]
-        wrong = int(world.allreduce(tf.constant(wrong, tf.int64), "min"))
-        if wrong < 2**62:
-            raise SnapshotError(
-                f"{self.path}: position or velocity of the particle with id {wrong} is not finite"
-            )
-        missing = tf.constant(int(np.isnan(own).any()))
-        if int(world.allreduce(missing, "max")):
+            place = tuple((arrived[:, :3].astype(int) - origin).T)
+            values[place], filled[place] = arrived[:, 3:], True
+        if not bool(world.allreduce(tf.constant(bool(filled.all())), "min")):
             raise SnapshotError(f"{self.path}: some ids are missing and others occur twice")
+        wrong = np.argwhere(~np.isfinite(values).all(axis=-1)) + origin
+        numbers = np.ravel_multi_index(tuple(wrong.T), box.grid).astype(np.int64)
+        least = world.allreduce(tf.constant(numbers.min(initial=2**62)), "min").numpy()
+        if least < 2**62:
+            raise SnapshotError(
+                f"{self.path}: position or velocity of the particle with id {least + first} is not "
+                "finite"
+            )
         spread = np.sqrt(world.allreduce(tf.constant(squares)).numpy() / self.count)
         if (spread > UNORDERED * side).any():
             raise SnapshotError(
@@ -237,7 +237,7 @@ class ParticleFiles:
                 f"box of {side.max():g} Mpc/h; ids must number the sites of a lattice in the order "
                 "(ix ny + iy) nz + iz"
             )
-        return own[..., :3], own[..., 3:]
+        return values[..., :3], values[..., 3:]
 
 
 def particle_files(
