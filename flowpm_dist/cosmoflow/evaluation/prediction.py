@@ -81,7 +81,7 @@ def check_question(
             channels = read_header(plan.dataset_folder)[0].channels
         except RecordError:  # public files: TensorFlow reads the first of them
             channels = None
-    check_volume(volume, plan.width, channels, plan.box_size[0], box_size, _scale_factor(training))
+    check_volume(volume, plan, channels, box_size)
     check_observation(plan.record, volume)
     check_values(volume, _observed_by(training))
 
@@ -138,11 +138,6 @@ def _observed_by(training: SavedTraining) -> ObservationOptions | None:
     """Returns how the training observed its universes; None if that is not known."""
     record = training.plan.record
     return None if record is None else record.options
-
-
-def _scale_factor(training: SavedTraining) -> float | None:
-    """Returns the scale factor of the volumes that a network was trained on, where it is known."""
-    return training.plan.evolution.last if training.plan.simulates else None
 
 
 def predict_volume(
@@ -235,8 +230,8 @@ def _volume(
 ) -> tuple[np.ndarray, list[str]]:
     """Returns this rank's block of a volume, as the network takes it, and notes."""
     plan, volume, header = training.plan, open_volume(path), training.header()
-    a, channels = _scale_factor(training), plan.channels if header is None else header.channels
-    notes = check_volume(volume, plan.width, channels, plan.box_size[0], box_size, a)
+    channels = plan.channels if header is None else header.channels
+    notes = check_volume(volume, plan, channels, box_size)
     notes += check_observation_once(plan.record, volume, mesh)
     progress.note(f"reading {volume.where}")
     cut, observation = Block.of(mesh).cut(volume.array.shape), _observed_by(training)

@@ -5,13 +5,16 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.observables.options import DensityOptions, ObservationOptions
+
+if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 SAME = 1e-4
 """Relative difference of boxes and scale factors that are taken as equal."""
@@ -21,22 +24,15 @@ READ_AT_ONCE = 2**26
 
 
 def check_volume(
-    volume: Volume,
-    width: int,
-    channels: int | None,
-    size: float,
-    box_size: float | None,
-    a: float | None,
+    volume: Volume, plan: TrainingPlan, channels: int | None, box_size: float | None
 ) -> list[str]:
     """Checks, without reading its values, that a volume resembles the training volumes.
 
     Args:
         volume: the user's volume.
-        width: cells along each side of a training volume.
+        plan: the plan of the training.
         channels: channels of a training volume; None if they are not known.
-        size: sides of the training's box [Mpc/h].
         box_size: side of the user's volume, if the user gives it [Mpc/h].
-        a: scale factor of the training volumes, if it is known.
 
     Returns:
         Sentences about what could not be checked.
@@ -44,8 +40,9 @@ def check_volume(
     Raises:
         VolumeError: the volume has other cells, another box or another scale factor.
     """
-    grid, shape, where = (width,) * 3, tuple(volume.array.shape), volume.where
-    trained = f"the network was trained on {width}^3 cells in a box of {size:g} Mpc/h"
+    grid, shape, where = plan.grid, tuple(volume.array.shape), volume.where
+    a, size = plan.evolution.last if plan.simulates else None, plan.box_size[0]
+    trained = f"the network was trained on {plan.width}^3 cells in a box of {size:g} Mpc/h"
     trailing = {1: ((), (1,)), None: (shape[3:],)}.get(channels, ((channels,),))
     if shape[1:4] == grid and shape[:3] != grid:
         raise VolumeError(
