@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from run_files import PLANCK, check_mistake, problems_of, write
 
+from flowpm_dist.evolution.adjoints import DirectAdjoint
+from flowpm_dist.evolution.corrections import load_correction
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.jobs.run_file import ConfigError
-from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.jobs.run_file import ConfigError, completions
+from flowpm_dist.simulate.options import EvolutionOptions, SimulationOptions
 
 GOOD = f"""
 [box]
@@ -157,7 +159,7 @@ def test_one_mistake(tmp_path, old, new, where, message):
         ("a_start = 0", "starts at 0: only bullfrog can start there; fastpm must start later"),
         (COLA + "edges = [0.0, 1.0]", "starts at 0.*; cola must start later"),
         (COLA + "exponent = 0", "0.*grow or to decay; .*other than 0"),
-        ('adjoint = "direct"', "goes with reconstruct, the only job"),
+        ('adjoint = "direct"', "goes with reconstruct and emulate, which need"),
         ("a_start = -0.1", "-0.1.*from 0"),
         ("mesh_factor = 0", "0.*from 1 to 4"),
         ("mesh_factor = 5", "5.*from 1 to 4"),
@@ -372,3 +374,28 @@ def test_few_ranks_get_slabs_and_many_get_pencils(tmp_path):
 def test_no_mesh_divides_the_grid(tmp_path):
     with pytest.raises(ConfigError, match="no mesh of 5 ranks divides"):
         mesh_of(tmp_path, None, 5)
+
+
+def test_a_correction_is_written_as_it_was_named(tmp_path, monkeypatch):
+    """By its name or its whole path, wherever the file is read again; one without a file is not."""
+    monkeypatch.chdir(tmp_path)
+    load_correction("default").save("c.json")
+    path = write(tmp_path, GOOD + '[evolution]\ncorrection = "c.json"\n')
+    run = SimulationOptions.load(path)
+    assert run.to_table()["evolution"]["correction"] == str(tmp_path / "c.json")
+    evolution = dict(EvolutionOptions(correction=load_correction("c.json")))
+    assert str(evolution["correction"]) == str(tmp_path / "c.json")
+    assert EvolutionOptions(correction="default").to_table()["correction"] == "default"
+    assert len(repr(EvolutionOptions(correction="network"))) < 2000
+    changed = load_correction("default").with_theta(np.zeros(3))
+    assert changed.source is None
+    with pytest.raises(ValueError, match="was made in Python: save it"):
+        EvolutionOptions(correction=changed)
+
+    class Own(DirectAdjoint):
+        pass
+
+    with pytest.raises(ValueError, match="adjoint is a Own: a run file needs .reversible. or "):
+        EvolutionOptions(adjoint=Own())
+    begun = completions(SimulationOptions, "evolution.correction=")
+    assert [text.partition("=")[2] for text in begun] == ["", "default", "default-2", "network"]

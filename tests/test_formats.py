@@ -106,6 +106,9 @@ def test_other_readers_find_the_particles(state, expected, tmp_path, format):
     np.testing.assert_array_equal(again.white_noise.numpy(), state.white_noise.numpy())
     with pytest.raises(SnapshotError, match="holds its cosmology: leave cosmology out"):
         fpm.State.from_snapshot(folder, cosmology=COSMOLOGY)
+    state.save(tmp_path / "zarr")
+    with pytest.raises(SnapshotError, match="is in units of its own: leave units out"):
+        fpm.State.from_snapshot(tmp_path / "zarr", units={"UnitLength_in_cm": 1.0})
 
 
 CUBIC = (16.0, 24.0, 32.0)
@@ -205,6 +208,15 @@ def test_files_of_another_code_that_cannot_be_read(tmp_path, change, header, mes
         fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY)
 
 
+@pytest.mark.parametrize("name, there, here", [("wa", 0.0, 0.5), ("w0", -1.0, -0.9)])
+def test_dark_energy_of_another_code_is_compared(tmp_path, name, there, here):
+    of_another_code(tmp_path / "s", **{name: there})
+    other = COSMOLOGY.replace(**{name: here})
+    with pytest.raises(SnapshotError, match=f"has {name} = .*, and the cosmology has {name} = "):
+        fpm.State.from_snapshot(tmp_path / "s", cosmology=other)
+    assert fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY).a == A
+
+
 def test_another_code_does_not_know_the_whole_cosmology(tmp_path):
     of_another_code(tmp_path / "s")
     with pytest.raises(SnapshotError, match=r"lacks n_s and the amplitude .*: give cosmology="):
@@ -223,12 +235,14 @@ def test_units_that_files_do_not_name_are_given(tmp_path, name):
     for path in folder.iterdir():
         with h5py.File(path, "r+") as file:
             del file["Parameters"].attrs[name]
-    with pytest.raises(SnapshotError, match=f"no attribute {name}, .*; give units={{.{name}"):
+    with pytest.raises(SnapshotError, match=f"no attribute {name}, .* takes units={{.{name}"):
         fpm.State.from_snapshot(folder, cosmology=COSMOLOGY)
     found = fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units={name: value})
     for field in ("displacement", "velocity"):
         blocks = (getattr(state, field).numpy() for state in (found, expected))
         np.testing.assert_array_equal(*blocks)
+    given = {name: np.float32(value)}
+    assert fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units=given).a == A
     for wrong, message in (({"UnitMass_in_g": 1.0}, "must be one of"), ({name: 0}, "above 0")):
         with pytest.raises(SnapshotError, match=message):
             fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units=wrong)

@@ -77,7 +77,10 @@ def test_multipoles_are_drawn_with_the_scatter_of_a_gaussian_field():
     bars = [each.get_segments() for each in even.plot().collections]
     lengths = np.diff(np.array(bars)[..., 1], axis=-1)[..., 0]
     np.testing.assert_allclose(lengths, 2 * K * even.scatter)
-    assert not Multipoles(K, POWER, MODES, orders=(2, 4)).plot().collections
+    without = Multipoles(K, POWER, MODES, orders=(2, 4))
+    assert not without.plot().collections
+    with pytest.raises(ValueError, match="needs the monopole"):
+        _ = without.scatter
 
 
 def test_curves_share_axes_and_a_label_has_a_colour():

@@ -110,6 +110,7 @@ def test_one_seed_is_one_universe_in_both_precisions():
         ({"mesh_factor": 4.5}, "mesh_factor = 4.5: must be a number from 1 to 4"),
         ({"mesh_factor": 1.3}, "mesh_factor = 1.3: .*20.8 x .*nearest .* are 1.25 and 1.375"),
         ({"noise": "white"}, 'noise = \'white\': must be "cells" or "nested"'),
+        ({"integrator": fpm.FastPM(), "half_step": "geometric"}, "is an option of the integrator"),
         ({"adjoint": "none"}, '"reversible" or "direct"'),
         ({"integrator": "bullfrog", "half_step": "geometric"}, "half_step = .*goes with int"),
         ({"force_gradient": "exact"}, '"finite-difference" or "spectral"'),
@@ -161,6 +162,8 @@ def test_white_noise_that_does_not_fit():
         shifted = sim.lpt(white_noise=noise + 1000)
     with pytest.warns(UserWarning, match="a standard deviation of 2.99, .* has 1 \\+- 0.01"):
         sim.lpt(white_noise=3 * noise)
+    with pytest.warns(UserWarning, match="a standard deviation of inf"):
+        sim.lpt(white_noise=1e200 * noise.astype(float))
     with warnings.catch_warnings(action="error"):
         displacement = sim.lpt(white_noise=noise).displacement.numpy()
     np.testing.assert_allclose(shifted.displacement.numpy(), displacement, rtol=0, atol=1e-2)

@@ -105,10 +105,10 @@ class Field:
         return self.block.dtype
 
     def on(self, box: Box) -> Field:
-        """Returns this field as another box has its fields: its layout and its precision.
+        """Returns this field in the layout and the precision of another box.
 
-        Where the layouts differ, cells move between ranks. All ranks must call this together.
-        Differentiable.
+        Only real numbers are rounded. Where the layouts differ, cells move between ranks. All ranks
+        must call this together. Differentiable.
 
         Args:
             box: a box with the same grid and batch, on a mesh of the same ranks, of any size.
@@ -125,7 +125,10 @@ class Field:
                 for b in (own, box)
             )
             raise ValueError("a field of {} cannot be laid out as {}".format(*described))
-        return Field(tf.cast(_moved(self.block, own, box), box.dtype), box, self.window)
+        block = _moved(self.block, own, box)
+        if block.dtype.is_floating:
+            block = tf.cast(block, box.dtype)
+        return Field(block, box, self.window)
 
     def numpy(self) -> np.ndarray:
         """The whole array, gathered on every rank; the grid must fit into one rank's memory."""

@@ -105,7 +105,9 @@ def check_white_noise(noise: np.ndarray, box: Box) -> None:
         noise = noise[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
     finite = np.isfinite(noise)
     bad = noise.size - np.count_nonzero(finite)
-    moments = noise.sum(dtype=np.float64, where=finite), np.square(noise[finite], dtype=float).sum()
+    with np.errstate(over="ignore"):  # the deviation is then infinite
+        squares = np.square(noise[finite], dtype=np.float64).sum()
+    moments = noise.sum(dtype=np.float64, where=finite), squares
     sums = tf.constant([bad, *moments, noise.size], tf.float64)
     bad, total, squares, count = box.mesh.world.allreduce(sums).numpy().tolist()
     if bad:

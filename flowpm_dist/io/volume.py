@@ -216,7 +216,7 @@ def warn_of_other_noise(total: float, squares: float, count: int) -> None:
     if launch.detect().rank:
         return
     mean, error = total / count, 1 / math.sqrt(count)
-    deviation = math.sqrt(max(squares / count - mean**2, 0.0))
+    deviation = math.sqrt(max(squares / count - mean * mean, 0.0))
     noise = f"unit normal noise of {count:,} values has"
     if abs(mean) > 6 * error + 0.01:
         warnings.warn(
@@ -224,7 +224,7 @@ def warn_of_other_noise(total: float, squares: float, count: int) -> None:
             "Is it another field?",
             stacklevel=1,
         )
-    elif deviation > 1.1 + 6 * error:
+    elif not deviation <= 1.1 + 6 * error:
         warnings.warn(
             f"white_noise has a standard deviation of {deviation:.3g}, and fluctuations are as "
             f"much greater: {noise} 1 +- {error / math.sqrt(2):.1g}",
@@ -255,5 +255,6 @@ def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> Non
             place[0] += start
             value = array[tuple(place)]
             raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")
-        moments += slab.sum(dtype=np.float64), np.square(slab, dtype=np.float64).sum()
+        with np.errstate(over="ignore"):  # the deviation is then infinite
+            moments += slab.sum(dtype=np.float64), np.square(slab, dtype=np.float64).sum()
     warn_of_other_noise(float(moments[0]), float(moments[1]), array.size)

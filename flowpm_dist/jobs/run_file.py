@@ -72,6 +72,8 @@ class RunFile(Options):
     """The keys that may have another value when the work is resumed, besides the mesh."""
     may_grow: ClassVar[tuple[str, ...]] = ()
     """The keys that may have a greater value then."""
+    younger: ClassVar[Mapping[str, Any]] = {}
+    """Keys that older versions did not have -> the value that has the effect of these versions."""
 
     @classmethod
     def load(cls, path: str | Path, settings: Settings | None = None) -> Self:
@@ -155,11 +157,9 @@ class RunFile(Options):
         Raises:
             ConfigError: keys differ, or `then` cannot be read.
         """
-        try:  # with the defaults of keys that the file was written without
-            before = flat(type(self).load(then).to_table())
-        except ConfigError:
-            before = flat(read_table(then))
         after = flat(self.to_table())
+        before = {key: value for key, value in self.younger.items() if key in after}
+        before |= flat(read_table(then))
         problems = []
         for key in sorted({*before, *after} - {"mesh.shape", *self.may_differ}):
             was, now = before.get(key), after.get(key)
@@ -339,6 +339,8 @@ def _values_of(model: type[BaseModel], key: str) -> list[str]:
     kinds = [field.annotation, *typing.get_args(field.annotation)]
     if bool in kinds:
         return ["true", "false"]
+    if field.examples:
+        return [str(each) for each in field.examples]
     for kind in kinds:
         if typing.get_origin(kind) is typing.Literal:
             return [str(value) for value in typing.get_args(kind)]

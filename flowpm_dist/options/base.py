@@ -145,9 +145,12 @@ class Options(BaseModel):
         keys = _without_units(cls, keys)
         for name, variants in flat_variants(cls).items():
             chosen = keys.get(name, variants.default)
+            others = [key for key in variants.keys() if key not in cls.model_fields]
+            if isinstance(chosen, BaseModel) and (apart := [key for key in others if key in keys]):
+                what = f"is an option of the {name}, which is given as an object: give it there"
+                raise ProblemsError([Problem(apart[0], what)])
             if isinstance(chosen, Mapping | BaseModel):
                 continue
-            others = [key for key in variants.keys() if key not in cls.model_fields]
             own = {key: keys.pop(key) for key in others if key in keys}
             # A value that is no name is reported elsewhere; the keys then mean nothing.
             if isinstance(chosen, str) and (name in keys or own):

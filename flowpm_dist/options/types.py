@@ -233,8 +233,10 @@ class Variants:
         return [name for name, model in self.models.items() if key in model.model_fields]
 
     def name_of(self, options: Any) -> str:
-        """Returns the name of the variant of an object."""
-        return next(name for name, model in self.models.items() if type(options) is model)
+        """Returns the name of the variant of an object; of another class the name of the class."""
+        kind = type(options)
+        known = (name for name, model in self.models.items() if kind is model)
+        return next(known, kind.__name__)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

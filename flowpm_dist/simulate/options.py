@@ -22,7 +22,9 @@ from flowpm_dist.cosmology.options import (
 )
 from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.cosmology.steps import SAME, StepOptions
+from flowpm_dist.evolution.adjoints import ADJOINTS
 from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
+from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.grid.decomposition import (
     default_mesh,
     finer_grid,
@@ -57,6 +59,7 @@ from flowpm_dist.options import (
     Unit,
     Variants,
     distinct,
+    either,
     listed,
 )
 from flowpm_dist.particle_mesh.lattice import LatticeWarning
@@ -106,6 +109,11 @@ class EvolutionOptions(StepOptions, DynamicsOptions):
         yield from super().problems()
         if wrong := self.integrator.wrong_start(self.first):
             yield Problem("edges" if self.edges else "a_start", wrong)
+        for key, known in (("integrator", INTEGRATORS), ("adjoint", ADJOINTS)):
+            if (kind := type(getattr(self, key))) not in known.values():
+                yield Problem(key, f"is a {kind.__name__}: a run file needs {either(known)}")
+        if self.correction is not None and self.correction.source is None:
+            yield Problem("correction", "was made in Python: save it, and give its file")
 
 
 class SimulatedRun(RunFile):
@@ -119,6 +127,7 @@ class SimulatedRun(RunFile):
     evolution: EvolutionOptions
     mesh: MeshOptions
     run: HaloOptions
+    younger = {"cosmology.Omega_k": 0.0, "evolution.max_error_growth": 32.0}
 
     @property
     def initial_options(self) -> InitialOptions:
@@ -303,7 +312,9 @@ class ObservedSections:
         return cone
 
 
-WITHOUT_GRADIENTS = {"evolution.adjoint": "reconstruct, the only job that needs gradients of a run"}
+WITHOUT_GRADIENTS = {
+    "evolution.adjoint": "reconstruct and emulate, which need gradients of a run, as its options do"
+}
 """The key that has no effect in jobs without gradients."""
 
 

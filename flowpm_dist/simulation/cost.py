@@ -89,8 +89,10 @@ SPECTRUM = 15
 """Values for one spectrum, for any number of maps."""
 MAP = 12
 """Values for each source on the flat sky: painted maps, their sum and their spectra."""
-SPHERE = 6
-"""Values for each map of the full sky, and its spectra."""
+SPHERE = 4.5
+"""Values for each map of the full sky while it is painted and measured."""
+HARMONICS = 24
+"""Memory of one spectrum of the full sky, for any number of maps [bytes a pixel]; it is float64."""
 PLANE = 4
 """Values for each plane."""
 RAYS = 15
@@ -99,8 +101,8 @@ THEORY = 45 * 2**20
 """Memory of theory and figures of maps [bytes]."""
 RAY_PROGRAMS = 48 * 2**20
 """Memory of the code compiled for ray tracing [bytes]."""
-PAINTING = 220 * 2**20
-"""Memory of painting the full sky, and of its spectra and figures [bytes]."""
+PAINTING = 196 * 2**20
+"""Memory of painting the full sky, and of its figures [bytes]."""
 RECORDING = 160 * 2**20
 """Memory to find and write particles on the light cone [bytes]."""
 NS_PER_COPY = 120.0
@@ -286,7 +288,8 @@ def map_bytes(
     """
     itemsize = np.dtype(precision).itemsize
     if full_sky:
-        return SPHERE * (sources + planes) * pixels * itemsize + PAINTING
+        values = SPHERE * (sources + planes) * itemsize
+        return math.ceil((HARMONICS + values) * pixels) + PAINTING
     values = SPECTRUM + MAP * sources + PLANE * planes
     if rays:
         return (values + RAYS + 6 * sources) * pixels * itemsize + RAY_PROGRAMS

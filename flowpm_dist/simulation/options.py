@@ -12,6 +12,7 @@ from typing_extensions import override
 from flowpm_dist.evolution.adjoints import ADJOINTS, Adjoint, ReversibleAdjoint
 from flowpm_dist.evolution.corrections import (
     LPT_ONLY,
+    SHIPPED,
     Correction,
     CorrectionFileError,
     CorrectionWarning,
@@ -79,7 +80,9 @@ class DynamicsOptions(ForceOptions):
         InstanceOf[Adjoint], Variants("adjoint", ADJOINTS, "reversible", flat=True)
     ] = Field(default_factory=ReversibleAdjoint, description=either(ADJOINTS))
     correction: Annotated[InstanceOf[Correction], BeforeValidator(_chosen)] | None = Field(
-        default=None, description='"default", "default-2", "network", or the file of a correction'
+        default=None,
+        description='"default", "default-2", "network", or the file of a correction',
+        examples=[*SHIPPED],
     )
 
     @model_validator(mode="before")
@@ -197,7 +200,10 @@ class SolverKeys(TypedDict, total=False):
     """The options of `SolverOptions` as keywords of `Simulation`, for editors and type checkers."""
 
     integrator: Integrator | str
+    half_step: str
+    exponent: float
     adjoint: Adjoint | str
+    max_error_growth: float
     correction: Correction | str | None
     lpt_order: LptOrder
     noise: Noise

@@ -137,8 +137,8 @@ class State:
                 one of them, or the folder of bigfile.
             mesh: the ranks; by default chosen from their number. It need not be the mesh that wrote
                 the snapshot.
-            cosmology: the cosmology of another code's files, which lack some parameters; Omega_m, h
-                and Omega_b must be those of the files.
+            cosmology: the cosmology of another code's files, which lack some parameters; those that
+                the files hold, such as Omega_m, must be equal.
             theory: what makes the theory of the cosmology, as for `Simulation`.
             units: the units of another code's files that do not name theirs, such as
                 `{"UnitLength_in_cm": 3.085678e24, "UnitVelocity_in_cm_per_s": 1e5}` for Mpc/h and
@@ -155,6 +155,8 @@ class State:
         else:
             snapshot = load_snapshot(path)
             check_particles(path, snapshot)
+            if units is not None:
+                raise SnapshotError(f"{path} is in units of its own: leave units out")
             dtype = snapshot.array("displacement").dtype
             if cosmology is not None:
                 raise SnapshotError(f"{path} holds its cosmology: leave cosmology out")

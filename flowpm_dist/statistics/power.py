@@ -161,9 +161,13 @@ class Multipoles(PowerSpectrum):
         """The standard deviation of the multipoles of a Gaussian field, shaped as `power`.
 
         Its variance at each angle is that of the power which the measured multipoles describe, with
-        modes spread evenly over mu (Grieb and others 2016, MNRAS 457, 1577, arXiv:1509.04293). It
-        needs the order 0.
+        modes spread evenly over mu (Grieb and others 2016, MNRAS 457, 1577, arXiv:1509.04293).
+
+        Raises:
+            ValueError: the monopole is not among the orders.
         """
+        if 0 not in self.orders:
+            raise ValueError(f"the scatter needs the monopole; the orders are {self.orders}")
         mu, weights = np.polynomial.legendre.leggauss(2 * max(self.orders) + 1)
         shapes = np.stack([np.polynomial.Legendre.basis(order)(mu) for order in self.orders])
         at_angles = np.einsum("...lk,lm->...km", self.power, shapes)

@@ -3,6 +3,7 @@
 from flowpm_dist.evolution.corrections.base import (
     CORRECTIONS,
     LPT_ONLY,
+    SHIPPED,
     Correction,
     CorrectionFileError,
     CorrectionWarning,
@@ -22,6 +23,7 @@ CORRECTIONS.update({kind.name: kind for kind in (PotentialFilter, ResidualNetwor
 __all__ = [
     "CORRECTIONS",
     "LPT_ONLY",
+    "SHIPPED",
     "Correction",
     "CorrectionFileError",
     "CorrectionWarning",

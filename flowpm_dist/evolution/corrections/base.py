@@ -146,13 +146,14 @@ class Correction(abc.ABC):
         trained: what it was trained for; None if that is not known.
         scores: what was measured with it on universes that it was not trained on.
         provenance: where it comes from.
-        source: the name in `SHIPPED` or the path that it was read from; None if it was made here.
+        source: the name in `SHIPPED` or the absolute path that it was read from; None if it was
+            made in Python.
     """
 
-    theta: Any
-    trained: Range | None = None
-    scores: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    theta: Any = field(repr=False)
+    trained: Range | None = field(default=None, repr=False)
+    scores: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    provenance: Mapping[str, Any] = field(default_factory=dict, repr=False)
     source: str | None = field(default=None, init=False)
 
     name: ClassVar[str]
@@ -340,7 +341,8 @@ def load_correction(path: str | Path) -> Correction:
     Raises:
         CorrectionFileError: the file cannot be read, or holds no correction.
     """
-    source, path = str(path), file_of(path)
+    source = str(path) if str(path) in SHIPPED else str(Path(path).expanduser().absolute())
+    path = file_of(path)
     try:
         about = json.loads(read_text(path))
         if about["flowpm_dist correction"] != VERSION:
