@@ -366,6 +366,15 @@ def test_an_interrupted_writer_leaves_only_whole_files(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train-00000.tfrecord"]
 
 
+def test_an_error_beside_a_writer_is_told_as_it_is(tmp_path):
+    """Not as one of the file that was being written."""
+    with pytest.raises(FileNotFoundError, match="elsewhere"):
+        with RecordWriter(tmp_path, "train", header()) as writer:
+            writer.write(make_volumes()[0], parameters_of(0), seed=0, index=0)
+            (tmp_path / "elsewhere").read_text()
+    assert not list(tmp_path.iterdir())
+
+
 def test_records_are_not_written_through_links(tmp_path, whole):
     """At the names of the files, and of temporary ones; copies of a dataset neither."""
     victim, folder, into = (tmp_path / name for name in ("thesis.tex", "records", "into"))

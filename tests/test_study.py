@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import commands
+import psutil
 import pytest
 from commands import flowpm_here, plain
 from rank_jobs import needs_horovod
@@ -27,7 +28,7 @@ from flowpm_dist.studies.process import (
     run,
 )
 from flowpm_dist.studies.summary import Run, groups_of, summary_rows, summary_text
-from flowpm_dist.studies.workers import Claim
+from flowpm_dist.studies.workers import CLAIM, Claim, StopSignals, share
 
 SCRIPT = """
 import argparse, csv, json, os, sys, time
@@ -478,3 +479,28 @@ def _alive(name: str) -> bool:
         except OSError:
             continue
     return False
+
+
+def test_a_signal_ends_the_sharing_of_work_at_once(tmp_path):
+    """Pieces that were not begun leave nothing behind."""
+    stop, done = StopSignals(), []
+
+    def do(claim):
+        assert claim.held
+        done.append(claim)
+        stop.received = signal.SIGTERM
+
+    folders = [tmp_path / f"{number:03d}" for number in range(20)]
+    assert share(dict.fromkeys(folders, do), stop, lambda count, folder: None, 0.0) == 0
+    assert len(done) == 1
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [
+        Path("000"), Path("000", CLAIM),
+    ]  # fmt: skip
+
+
+def test_memory_that_may_not_be_looked_at_closely_is_counted(monkeypatch):
+    def refused(self):
+        raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refused)
+    assert memory_of(os.getpid()) >= psutil.Process().memory_info().rss / 2

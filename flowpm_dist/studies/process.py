@@ -102,7 +102,8 @@ def run(
             _kill(process)
             raise
     status, message = ended or _by_itself(process.returncode, log)
-    return Outcome(status, time.monotonic() - begin, message, process.returncode)
+    code = 0 if ended else process.returncode
+    return Outcome(status, time.monotonic() - begin, message, code)
 
 
 def _watched(
@@ -194,6 +195,9 @@ def memory_of(pid: int) -> int:
         process = psutil.Process(pid)
         for member in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                memory = member.memory_full_info()
-                total += getattr(memory, "pss", memory.rss)
+                try:
+                    memory = member.memory_full_info()
+                    total += getattr(memory, "pss", memory.rss)
+                except psutil.AccessDenied:
+                    total += member.memory_info().rss
     return total

@@ -181,7 +181,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
                 folder: partial(self._do, point, stop, progress) for folder, point in points.items()
             }
             count = share(pieces, stop, show, WAIT_SECONDS)
-        if stop:
+        if stop and count < len(points):
             self._write(progress, complete=False)
             raise StopError(stop.name, f"after {count} runs of {len(points)}")
         return self._write(progress, complete=True)

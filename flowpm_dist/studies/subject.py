@@ -109,7 +109,7 @@ class Subject:
         if resume and self._can_resume(output):
             more = [*more, "--resume"]
         else:
-            remove(output, ignore_errors=True)
+            remove(output, ignore_errors=not resume)
         (output if self.is_script else folder).mkdir(parents=True, exist_ok=True)
         environment = {**os.environ}
         if threads is not None:

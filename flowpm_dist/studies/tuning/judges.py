@@ -38,8 +38,7 @@ class Judge:
         looks: the number of values that a run will have; None where it is not known.
         constant: the value of a constant prediction; None where it is not known.
         seeds: the keys of the seeds.
-        fixed: the keys, or beginnings of keys ending in ".", that must be the same in all trials,
-            and why.
+        fixed: the keys that must be the same in all trials, and why.
         only: the beginnings of the keys that may be tuned; empty for all.
     """
 

@@ -106,6 +106,7 @@ class Watch:
     falls_behind: Callable[[int, float], bool] | None
     stop: StopSignals
     _looked: float = -math.inf
+    _state: tuple[int, int] | None = None
     _verdict: str = ""
     _why: str = ""
     _values: list[float] = field(default_factory=list)
@@ -125,6 +126,11 @@ class Watch:
         Args:
             ends: whether the run is still going on, and may be ended.
         """
+        about = self.table.stat() if self.table.is_file() else None
+        state = about and (about.st_mtime_ns, about.st_size)
+        if state == self._state:
+            return
+        self._state = state
         for place, value in self.judge.values_in(self.table)[len(self._values) :]:
             self._values.append(value)
             if self.falls_behind is None:
