@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import zarr
+from astropy import units as u
 from commands import COMMAND, ROOT, flowpm_here, plain
 from full_disk import run_on_disk_of
 from reading import attributes_of, block_of
@@ -243,6 +244,8 @@ def test_units_that_files_do_not_name_are_given(tmp_path, name):
         np.testing.assert_array_equal(*blocks)
     given = {name: np.float32(value)}
     assert fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units=given).a == A
+    with pytest.raises(ValueError, match=f"{name} = .* must be a number without a unit"):
+        fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units={name: value * u.cm})
     for wrong, message in (({"UnitMass_in_g": 1.0}, "must be one of"), ({name: 0}, "above 0")):
         with pytest.raises(SnapshotError, match=message):
             fpm.State.from_snapshot(folder, cosmology=COSMOLOGY, units=wrong)

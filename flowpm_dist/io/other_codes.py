@@ -28,6 +28,7 @@ from flowpm_dist.io.files import (
 from flowpm_dist.io.formats import DARK_MATTER, NAMES, UNITS
 from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
 from flowpm_dist.io.snapshot import SnapshotError
+from flowpm_dist.options import in_unit
 
 if TYPE_CHECKING:
     from flowpm_dist.grid.box import Box
@@ -243,7 +244,7 @@ class ParticleFiles:
 
 
 def particle_files(
-    path: str | Path, units: Mapping[str, float] | None = None
+    path: str | Path, units: Mapping[str, Any] | None = None
 ) -> ParticleFiles | None:
     """Returns the snapshot of particles at a path; None if there is none, or a `snapshot.zarr`.
 
@@ -287,7 +288,7 @@ def particle_files(
     return files
 
 
-def _with_units(files: ParticleFiles, units: Mapping[str, float]) -> dict[str, Any]:
+def _with_units(files: ParticleFiles, units: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the header with units that the files do not name.
 
     Raises:
@@ -296,7 +297,7 @@ def _with_units(files: ParticleFiles, units: Mapping[str, float]) -> dict[str, A
     for name, value in units.items():
         if name not in UNITS_GIVEN:
             raise SnapshotError(f"units: {name!r} must be one of {', '.join(UNITS_GIVEN)}")
-        if not 0 < float(value) < math.inf:
+        if not 0 < float(in_unit(name, value)) < math.inf:
             raise SnapshotError(f"units: {name} = {value!r}: must be a number above 0")
         there = files._numbers(name, value)[0]
         if not math.isclose(there, value, rel_tol=PARAMETER_TOLERANCE):

@@ -120,7 +120,7 @@ class State:
         mesh: ProcessMesh | MeshShape | None = None,
         cosmology: Cosmology | None = None,
         theory: TheoryOf = Theory,
-        units: Mapping[str, float] | None = None,
+        units: Mapping[str, Any] | None = None,
     ) -> State:
         """Returns the state that a snapshot holds, in the precision it was written in.
 
