@@ -21,6 +21,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import ADJOINTS
 from flowpm_dist.evolution.corrections import CorrectionWarning, file_of, load_correction
+from flowpm_dist.io.volume import warn_of_other_noise
 from flowpm_dist.options import A_SEED, constructed
 from flowpm_dist.simulate.options import EvolutionOptions
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
@@ -162,8 +163,11 @@ def test_white_noise_that_does_not_fit():
         shifted = sim.lpt(white_noise=noise + 1000)
     with pytest.warns(UserWarning, match="a standard deviation of 2.99, .* has 1 \\+- 0.01"):
         sim.lpt(white_noise=3 * noise)
+    huge = 1e200 * noise.astype(float)
+    with pytest.raises(FloatingPointError), pytest.warns(UserWarning, match="has a mean of"):
+        sim.lpt(white_noise=huge)
     with pytest.warns(UserWarning, match="a standard deviation of inf"):
-        sim.lpt(white_noise=1e200 * noise.astype(float))
+        warn_of_other_noise(0.0, np.inf, 4096)
     with warnings.catch_warnings(action="error"):
         displacement = sim.lpt(white_noise=noise).displacement.numpy()
     np.testing.assert_allclose(shifted.displacement.numpy(), displacement, rtol=0, atol=1e-2)
