@@ -169,7 +169,7 @@ class BatchJob:
             their names.
         has_output: whether the command is given that folder.
         mesh: shape of the mesh of ranks; None for the command's own choice.
-        rows: the settings of each job of an array, and those of all.
+        rows: the settings that all jobs share, and the settings of each job of an array.
         nodes, ranks_per_node: size of the job.
         time: limit such as "02:00:00".
         site: the site's options, some replaced by the command line.

@@ -205,7 +205,8 @@ def write_trace(folder: Path, ranks: Sequence[dict[str, Any]]) -> None:
 
     Args:
         folder: the folder of the job.
-        ranks: of each rank "spans", "rows", and "moments": its clock where all are together [ns].
+        ranks: for each rank its "spans", "rows" and "moments": readings of its clock [ns] at
+            moments that all ranks share.
 
     Raises:
         WriteError: they cannot be written.

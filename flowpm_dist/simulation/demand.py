@@ -21,7 +21,7 @@ SPACING = 16
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job will take; `print` shows it beside the memory of this host.
+    """What a job will take; `print` compares it with the memory of this host.
 
     Attributes:
         ranks: number of ranks.

@@ -160,8 +160,9 @@ class Multipoles(PowerSpectrum):
     def scatter(self) -> np.ndarray:
         """The standard deviation of the multipoles of a Gaussian field, shaped as `power`.
 
-        Its variance at each angle is that of the power which the measured multipoles describe, with
-        modes spread evenly over mu (Grieb and others 2016, MNRAS 457, 1577, arXiv:1509.04293).
+        The measured multipoles give the power at each angle, and with it the variance of the modes
+        there. Modes are taken to be spread evenly over mu (Grieb and others 2016, MNRAS 457, 1577,
+        arXiv:1509.04293).
 
         Raises:
             ValueError: the monopole is not among the orders.

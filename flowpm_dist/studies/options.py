@@ -150,7 +150,7 @@ class StudyOptions(SubjectFile):
     may_grow = ("study.repeats",)
 
     def problems(self) -> Iterator[Problem]:
-        """Yields the mistakes between the study's keys and those of the subject."""
+        """Yields the mistakes between the keys of the study and the keys of the subject."""
         study = self.study
         try:
             check_subject(self.target)

@@ -210,7 +210,7 @@ class ArraySet:
 
     @property
     def files(self) -> list[Path]:
-        """The file of the table, and those of the arrays."""
+        """The file of the table, then the files of the arrays."""
         if self._one_each:
             return [self._data.table, *map(self._file, range(len(self.parameters)))]
         return [self._data.table, file_and_name(self._data.volumes)[0]]

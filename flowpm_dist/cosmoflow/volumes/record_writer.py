@@ -182,7 +182,7 @@ class RecordWriter:
         if kind is None:
             self.close()
         else:
-            with suppress(WriteError):  # what went wrong in the block is told
+            with suppress(WriteError):  # the error of the block is raised
                 self._open.__exit__(kind, *details)
 
 
