@@ -72,6 +72,15 @@ MeshFactor = Annotated[float, Field(ge=1, le=4), AfterValidator(_whole_as_intege
 """Cells of a force mesh per particle spacing."""
 
 
+def parts_of(axes: Mapping[str, int]) -> Grid:
+    """Returns the number of ranks that share each side of a box, whose z is whole on each rank.
+
+    Args:
+        axes: the axes of the mesh of ranks, whose row and col split x and y.
+    """
+    return axes.get("row", 1), axes.get("col", 1), 1
+
+
 def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> str | None:
     """Returns why a force mesh cannot be `factor` times as fine as a grid; None if it can be.
 
@@ -85,7 +94,7 @@ def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> s
     """
     if not 1 <= factor < math.inf:
         return f"= {factor:g}: must be at least 1"
-    parts = axes.get("row", 1), axes.get("col", 1), 1
+    parts = parts_of(axes)
     sides = [n * factor for n in grid]
     if all(
         abs(side - round(side)) <= TOLERANCE and round(side) % math.lcm(2, part) == 0
@@ -183,7 +192,7 @@ def pyramid_problem(
         cell = " x ".join(f"{side:.6g}" for side in cells)
         return f'= "{pyramid}": needs cubic cells, but a cell of the force mesh is {cell} Mpc/h'
     factor = PYRAMIDS[pyramid].factor
-    parts = axes.get("row", 1), axes.get("col", 1), 1
+    parts = parts_of(axes)
     units = [factor * math.lcm(2, part) for part in parts]
     sides = list(zip(grid, units, strict=True))
     if all(n % unit == 0 and n >= 4 * factor for n, unit in sides):

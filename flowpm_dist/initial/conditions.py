@@ -17,7 +17,7 @@ from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
-from flowpm_dist.io.volume import warn_of_other_noise, wrong_noise_type
+from flowpm_dist.io.volume import noise_moments, warn_of_other_noise, wrong_noise_type
 from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import is_watched, not_recorded
@@ -103,12 +103,8 @@ def check_white_noise(noise: np.ndarray, box: Box) -> None:
     if noise.shape == whole:
         begin = (box.batch_offset,) * len(box.local_batch) + box.offset
         noise = noise[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
-    finite = np.isfinite(noise)
-    bad = noise.size - np.count_nonzero(finite)
-    with np.errstate(over="ignore"):  # the deviation is then infinite
-        squares = np.square(noise[finite], dtype=np.float64).sum()
-    moments = noise.sum(dtype=np.float64, where=finite), squares
-    sums = tf.constant([bad, *moments, noise.size], tf.float64)
+    bad = noise.size - np.count_nonzero(np.isfinite(noise))
+    sums = tf.constant([bad, *noise_moments(noise), noise.size], tf.float64)
     bad, total, squares, count = box.mesh.world.allreduce(sums).numpy().tolist()
     if bad:
         raise ValueError(f"white_noise has {bad:.0f} values that are not finite")

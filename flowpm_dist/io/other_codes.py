@@ -100,6 +100,22 @@ class ParticleFiles:
             raise SnapshotError(f"{self.path}: attribute {name} must be finite numbers")
         return found
 
+    def with_units(self, units: Mapping[str, Any]) -> ParticleFiles:
+        """Returns the same files, with the units that they do not name.
+
+        Raises:
+            SnapshotError: there is no such unit, or the files name another one.
+        """
+        for name, value in units.items():
+            if name not in UNITS_GIVEN:
+                raise SnapshotError(f"units: {name!r} must be one of {', '.join(UNITS_GIVEN)}")
+            if not 0 < float(in_unit(name, value)) < math.inf:
+                raise SnapshotError(f"units: {name} = {value!r}: must be a number above 0")
+            there = self._numbers(name, value)[0]
+            if not math.isclose(there, value, rel_tol=PARAMETER_TOLERANCE):
+                raise SnapshotError(f"{self.path} has {name} = {there:g}, not {value:g}")
+        return replace(self, header={**units, **self.header})
+
     def attributes(self, cosmology: Cosmology | None) -> dict[str, Any]:
         """Returns the attributes of a snapshot, see `Snapshot`.
 
@@ -212,7 +228,7 @@ class ParticleFiles:
             numbers = ids[low - begin : low - begin + SLAB] - first
             sites = np.stack(np.unravel_index(numbers, box.grid), axis=-1)
             moved = x * length - sites * (side / box.grid)
-            with np.errstate(invalid="ignore"):  # of what is not finite, which is told below
+            with np.errstate(invalid="ignore"):  # values that are not finite are refused below
                 moved -= side * np.rint(moved / side)  # to the nearest image
             squares += np.sum(moved**2, axis=0)
             owner = owners.ravel()[numbers]
@@ -277,7 +293,7 @@ def particle_files(
         totals = _totals(files.header)
     except (OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise SnapshotError(f"{folder} cannot be read: {error}") from error
-    files = replace(files, header=_with_units(files, units or {}))
+    files = files.with_units(units or {})
     others = [n for n, total in enumerate(totals) if total and n != DARK_MATTER]
     if others:
         raise SnapshotError(f"{folder} has particles of type {others[0]}; all must be type 1")
@@ -286,23 +302,6 @@ def particle_files(
             f"{folder} holds {files.count} of {totals[DARK_MATTER]} particles: files are missing"
         )
     return files
-
-
-def _with_units(files: ParticleFiles, units: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the header with units that the files do not name.
-
-    Raises:
-        SnapshotError: there is no such unit, or the files name another one.
-    """
-    for name, value in units.items():
-        if name not in UNITS_GIVEN:
-            raise SnapshotError(f"units: {name!r} must be one of {', '.join(UNITS_GIVEN)}")
-        if not 0 < float(in_unit(name, value)) < math.inf:
-            raise SnapshotError(f"units: {name} = {value!r}: must be a number above 0")
-        there = files._numbers(name, value)[0]
-        if not math.isclose(there, value, rel_tol=PARAMETER_TOLERANCE):
-            raise SnapshotError(f"{files.path} has {name} = {there:g}, not {value:g}")
-    return {**units, **files.header}
 
 
 def _totals(header: Mapping[str, Any]) -> np.ndarray:

@@ -204,6 +204,17 @@ def wrong_noise_type(dtype: np.dtype) -> str:
     return "" if good else f"dtype {dtype.str}; must be real floating-point numbers"
 
 
+def noise_moments(values: np.ndarray) -> np.ndarray:
+    """Returns the sum of values and the sum of their squares, float64 [2], not finite if too large.
+
+    Args:
+        values: real numbers, of any shape.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.square(values, dtype=np.float64).sum()
+        return np.array([values.sum(dtype=np.float64), squares])
+
+
 def warn_of_other_noise(total: float, squares: float, count: int) -> None:
     """Warns if white noise has another mean than 0, or a greater deviation than 1; once for each.
 
@@ -255,6 +266,6 @@ def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> Non
             place[0] += start
             value = array[tuple(place)]
             raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")
-        with np.errstate(over="ignore"):  # the deviation is then infinite
-            moments += slab.sum(dtype=np.float64), np.square(slab, dtype=np.float64).sum()
-    warn_of_other_noise(float(moments[0]), float(moments[1]), array.size)
+        moments += noise_moments(slab)
+    total, squares = moments.tolist()
+    warn_of_other_noise(total, squares, array.size)

@@ -40,6 +40,7 @@ from flowpm_dist.options.types import (
     known,
     limits,
     listed,
+    name_in,
     nearest,
     rounded_down,
     rounded_up,

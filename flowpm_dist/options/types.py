@@ -176,6 +176,12 @@ AnyPath = Annotated[Path, BeforeValidator(_from_folder), AfterValidator(_file_or
 """A path; one in a run file is relative to the file's folder."""
 
 
+def name_in(models: Mapping[str, type], thing: object) -> str:
+    """Returns the name under which the class of an object is known, else the name of the class."""
+    kind = type(thing)
+    return next((name for name, model in models.items() if model is kind), kind.__name__)
+
+
 class VariantError(ValueError):
     """The keys of a chosen variant are wrong.
 
@@ -234,9 +240,7 @@ class Variants:
 
     def name_of(self, options: Any) -> str:
         """Returns the name of the variant of an object; of another class the name of the class."""
-        kind = type(options)
-        known = (name for name, model in self.models.items() if kind is model)
-        return next(known, kind.__name__)
+        return name_in(self.models, options)
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler

@@ -22,9 +22,7 @@ from flowpm_dist.cosmology.options import (
 )
 from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.cosmology.steps import SAME, StepOptions
-from flowpm_dist.evolution.adjoints import ADJOINTS
 from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
-from flowpm_dist.evolution.integrators import INTEGRATORS
 from flowpm_dist.grid.decomposition import (
     default_mesh,
     finer_grid,
@@ -62,6 +60,7 @@ from flowpm_dist.options import (
     either,
     listed,
 )
+from flowpm_dist.options.base import flat_variants
 from flowpm_dist.particle_mesh.lattice import LatticeWarning
 from flowpm_dist.simulation.options import (
     DynamicsOptions,
@@ -109,9 +108,9 @@ class EvolutionOptions(StepOptions, DynamicsOptions):
         yield from super().problems()
         if wrong := self.integrator.wrong_start(self.first):
             yield Problem("edges" if self.edges else "a_start", wrong)
-        for key, known in (("integrator", INTEGRATORS), ("adjoint", ADJOINTS)):
-            if (kind := type(getattr(self, key))) not in known.values():
-                yield Problem(key, f"is a {kind.__name__}: a run file needs {either(known)}")
+        for key, variants in flat_variants(type(self)).items():
+            if (name := variants.name_of(getattr(self, key))) not in variants.models:
+                yield Problem(key, f"is a {name}: a run file needs {either(variants.models)}")
         if self.correction is not None and self.correction.source is None:
             yield Problem("correction", "was made in Python: save it, and give its file")
 

@@ -24,6 +24,7 @@ from flowpm_dist.grid.decomposition import (
     Grid,
     finer_grid,
     mesh_factor_problem,
+    parts_of,
     pyramid_problem,
 )
 from flowpm_dist.initial.options import CHUNK
@@ -142,8 +143,8 @@ def field_cells(grid: Grid, axes: Mapping[str, int], width: int = 0) -> float:
         axes: sizes of the mesh's axes, whose row and col split x and y.
         width: planes of halo on each side of an axis that is split.
     """
-    ranks = axes.get("row", 1), axes.get("col", 1), 1
-    return math.prod(n / p + 2 * width * (p > 1) for n, p in zip(grid, ranks, strict=True))
+    parts = parts_of(axes)
+    return math.prod(n / p + 2 * width * (p > 1) for n, p in zip(grid, parts, strict=True))
 
 
 def field_bytes(values: float, grid: Grid, axes: Mapping[str, int], precision: str) -> int:
@@ -159,7 +160,7 @@ def field_bytes(values: float, grid: Grid, axes: Mapping[str, int], precision: s
 
 def ranks_of_a_field(axes: Mapping[str, int]) -> int:
     """Returns the number of ranks that share a field on a mesh of ranks with these axes."""
-    return axes.get("row", 1) * axes.get("col", 1)
+    return math.prod(parts_of(axes))
 
 
 def halo_width(solver: SolverOptions) -> int:
@@ -209,7 +210,7 @@ def simulation_bytes(
 
 
 def _force_mesh(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> tuple[float, float]:
-    """Returns the cells of the force mesh on a rank, and those of its halos.
+    """Returns the cells of the force mesh on a rank, and the cells of its halos.
 
     Raises:
         ValueError: as `simulation_bytes`.
@@ -283,7 +284,7 @@ def map_bytes(
         precision: dtype of the maps.
         sources: number of source distributions, each with a map.
         planes: number of planes, or shells, of matter that are painted.
-        full_sky: whether the maps are those of the full sky.
+        full_sky: whether the maps show the full sky.
         rays: whether rays are traced through the planes.
     """
     itemsize = np.dtype(precision).itemsize

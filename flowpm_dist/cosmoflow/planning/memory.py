@@ -199,7 +199,7 @@ def check_training_mesh(
 
     def misfits_of(text: str) -> list[str]:
         axes = parse_mesh(text, batched=True)
-        if whole and axes.get("row", 1) * axes.get("col", 1) > 1:
+        if whole and ranks_of_a_field(axes) > 1:
             return [whole]
         wrong = misfits(axes, plan.grid, ranks, batch, factor, pyramid)
         shared = [name for name, size in axes.items() if size > 1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from flowpm_dist.options import Options
+from flowpm_dist.options import Options, name_in
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -326,5 +326,4 @@ INTEGRATORS: dict[str, type[Integrator]] = {}
 
 def name_of(integrator: Integrator) -> str:
     """Returns the name of a scheme in run files; of one of a user's own the name of its class."""
-    kind = type(integrator)
-    return next((name for name, each in INTEGRATORS.items() if each is kind), kind.__name__)
+    return name_in(INTEGRATORS, integrator)
