@@ -169,7 +169,7 @@ def estimated(kind: str, grid: int, ranks: int, changes: list[str]) -> int:
             mesh = check_training_mesh(plan, ranks, source=run_file)
             return dataset_memory(plan, plan.grid, parse_mesh(mesh, batched=True))
         planned = job_class(command).plan(Request(run_file, ranks, output, settings=settings))
-        return planned.estimate.memory
+        return planned.costs.estimate.memory
 
 
 def print_jobs(grids: list[int], kinds: list[str], numbers: list[int], changes: list[str]) -> None:

@@ -173,16 +173,34 @@ def test_files_of_a_resumed_run_must_not_have_changed(here):
         assert re.match(f"{key} = .*: {said}", problem)
 
 
+def test_the_time_of_a_search_and_of_chains(here, monkeypatch):
+    """A move of the chains has a gradient for each leap, of all their cells together."""
+    monkeypatch.setenv("FLOWPM_CACHE", str(here / "cache"))
+    (here / "run.toml").write_text(f"{RUN}[sampler]\ndraws = 5\nwarm_up = 3\nleaps = 4\n")
+    job = plan(here)
+    search, chains = job.costs.pieces
+    cells = search.cells
+    assert (chains.cells, chains.left) == (2 * cells, (3 + 5) * 4)
+    assert job.costs.estimate.seconds is None
+    job.costs.remember({search.name: 0.5})  # of a gradient of one universe
+    alone = search.left * 0.5
+    assert job.costs.estimate.seconds == pytest.approx(alone + chains.left * 2 * 0.5)
+    job.costs.remember({chains.name: 0.6})
+    assert job.costs.estimate.seconds == pytest.approx(alone + chains.left * 0.6)
+    facts = {"seconds_per_evaluation": 0.5, "sampling": {"seconds": 12.0, "evaluations": 20}}
+    assert job.speeds(facts) == {search.name: 0.5, chains.name: 0.6}
+
+
 def test_what_is_kept_of_one_that_was_stopped(here):
     folder = begun(here, 3)
     requested = Request(here / "run.toml", 1, folder.path, resume=True)
     job = ReconstructionJob(None, "row:1,col:1", requested)
-    assert job.saved() == "there is no checkpoint yet"
+    assert job.folder.saved() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)
     for name in ("iteration-000002.zarr", ".iteration-000004.zarr.partial"):
         (folder.checkpoints / name).mkdir(parents=True)
-    assert "the last after iteration 2: go on with --resume" in job.saved()
+    assert "the last after iteration 2: go on with --resume" in job.folder.saved()
     plan(here, resume=True)
 
 

@@ -193,17 +193,17 @@ def test_a_simulation_in_python_is_estimated_as_the_command_does(here, monkeypat
     cosmology = Cosmology(**job.options.cosmology.model_dump(exclude_none=True))
     sim = job.options.simulation(cosmology, mesh=job.mesh)
     writing = writing_bytes(job.options.solver, job.options.box.grid, {})
-    assert sim.estimate().memory == job.estimate.memory - writing
+    assert sim.estimate().memory == job.costs.estimate.memory - writing
     assert sim.estimate(outputs=True).memory > sim.estimate().memory
     assert sim.estimate().seconds is None and "time" not in str(sim.estimate())
-    record_rate(kind_of("simulate", 1), job.cells, 1.0)
-    assert sim.estimate().seconds == job.estimate.seconds == 2 * 16**3
+    record_rate(kind_of("simulate", 1), 16**3, 1.0)
+    assert sim.estimate().seconds == job.costs.estimate.seconds == 2 * 16**3
     assert str(sim.estimate()).splitlines()[-1] == "time: about 2.3 hours, as measured here before"
 
 
 def test_a_simulation_takes_the_memory_that_was_told(here):
     """Its measured peak is at most 5 % above the estimate, and the estimate 30 % above the peak."""
-    told = SimulationJob.plan(Request(here / "run.toml", 1, here / "out")).estimate.memory
+    told = SimulationJob.plan(Request(here / "run.toml", 1, here / "out")).costs.estimate.memory
     done = flowpm("simulate", "run.toml", "--ranks", "1", "--output", "out")
     assert done.returncode == 0, done.stderr
     (peak,) = json.loads(Path("out/timings.json").read_text())["peak_memory_bytes"]
@@ -216,7 +216,7 @@ def test_the_disk_of_a_simulation_counts_all_that_lies_there_at_once(here):
     def values(*settings):
         keys = parse_settings(settings)
         planned = SimulationJob.plan(Request(here / "run.toml", 1, here / "out", settings=keys))
-        return (planned.estimate.disk - FIGURES_AND_TABLES) / 16**3 / 4
+        return (planned.costs.estimate.disk - FIGURES_AND_TABLES) / 16**3 / 4
 
     assert values() == 3 + 3 + 1
     assert values('output.fields=["density"]') == 6  # a checkpoint, should a signal come

@@ -187,7 +187,7 @@ def test_fewer_pixels_are_advised_where_the_maps_are_too_large(here):
     job = SimulationJob(config, "row:1,col:1", Request(here, 1, here / "out"))
     host = HostMemory(limit=4 * 2**30, free=2**30, is_container=False)
     with pytest.raises(TooLargeError, match=r"; lightcone.pixels = 2048 would fit"):
-        job.demand.check(job.estimate, host)
+        job.costs.demand.check(job.costs.estimate, host)
 
 
 def test_a_mistake_is_told_without_tensorflow(here):

@@ -143,7 +143,7 @@ def test_simulate(here, breaks, monkeypatch):
     figures = ["density.png", "power_spectrum.png", "convergence.png", "convergence_power.png"]
     words = ["simulate", "run.toml", "--output"]
     assert flowpm_here(*words, "whole").returncode == 0
-    speed = {"flowpm_dist.simulate.job.SimulationJob.remember": SPEED}
+    speed = {"flowpm_dist.simulate.job.SimulationJob.speeds": SPEED}
     place = "flowpm_dist.simulate.session.project"
     tried = breaks(
         "simulate", is_safe := lambda: SimulationFolder(Path("out")).is_complete, **speed

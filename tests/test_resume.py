@@ -94,7 +94,7 @@ def test_a_run_does_not_go_on_with_other_white_noise(here):
     about = {"generator": GENERATOR, "complete": True, "checksums": job.options.checksums()}
     (step / "zarr.json").write_text(json.dumps({"attributes": about}))
     job.folder.owner.write_text("{}")
-    job.folder.run_file.write_text(job.resolved)
+    job.folder.run_file.write_text(job.options.resolved())
     again = ["simulate", "run.toml", "--output", "out", "--resume", "--check"]
     np.save("noise.npy", np.asfortranarray(noise))
     assert flowpm_here(*again).returncode == 0

@@ -22,7 +22,6 @@ from test_cli_training import RUN as TRAINING
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.training.dataset import UNFINISHED
-from flowpm_dist.cosmoflow.training.job import TrainingJob
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import command_of, read_record
 from flowpm_dist.jobs.progress import Progress
@@ -348,7 +347,7 @@ def test_warnings_of_a_job_are_in_its_page(here, capsys):
         progress.warn("a small sample")
         for _ in range(2):
             warnings.warn("no theory", stacklevel=1)
-        leave_report(folder.path, "train", "row:1", progress, TrainingJob.record, {})
+        leave_report(folder.path, "train", "row:1", progress, folder.record, {})
     page = Page(folder.path / "report.html")
     assert {"a small sample", "no theory"} <= set(page.text) and page.text.count("no theory") == 1
     assert "training, complete" in page.text[2]  # though it still holds the lock
@@ -361,7 +360,7 @@ def test_a_page_that_cannot_be_written_is_a_warning(here, capsys, missing):
     folder.write_mark(complete=True)
     (folder.path / missing).mkdir()
     with Progress() as progress:
-        leave_report(folder.path, "train", "row:1", progress, TrainingJob.record, {})
+        leave_report(folder.path, "train", "row:1", progress, folder.record, {})
     assert "warning: no report: " in capsys.readouterr().err
     assert (folder.path / missing).is_dir() and folder.is_complete
 

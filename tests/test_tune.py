@@ -556,7 +556,7 @@ def test_workers_share_the_host(here, monkeypatch):
     options = TuneOptions.load("tune.toml")
     job = Subject(options.tune.subject).plan({}, 1, Path("planned"))
     assert prepared(options, {"network.dropout": 0.1}, Path("trial")).constant == 5.0
-    memory = launch.HostMemory(int(2.5 * job.estimate.on_host), 0, False)
+    memory = launch.HostMemory(int(2.5 * job.costs.estimate.on_host), 0, False)
     monkeypatch.setattr(launch, "host_memory", lambda: memory)
     monkeypatch.setattr(launch, "available_cores", lambda: 2)
     check_memory(job, 2)

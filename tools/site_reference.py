@@ -100,8 +100,8 @@ def run_file(name: str) -> str:
     model: Any = kind.options_type
     parts = [
         f"# Run file of {name}",
-        f"{kind.help} A run file is written in [TOML](https://toml.io): sections, each with keys. "
-        f"The command is [`flowpm-dist {name}`](../commands.md#{name}). "
+        f"{kind.command.help} A run file is written in [TOML](https://toml.io): sections, each "
+        f"with keys. The command is [`flowpm-dist {name}`](../commands.md#{name}). "
         "A key without a default in this table must be given, if its section is used.",
     ]
     for section, field in model.model_fields.items():

@@ -221,7 +221,7 @@ class BatchJob:
     @property
     def alone(self) -> bool:
         """Whether the command is one process that starts the ranks of its runs."""
-        return self.kind is not None and self.kind.starts_jobs
+        return self.kind is not None and self.kind.command.starts_jobs
 
     @property
     def begun(self) -> str:

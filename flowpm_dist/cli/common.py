@@ -307,11 +307,6 @@ def leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def default_output(run_file: Path, kind: str) -> Path:
-    """Returns the folder of the results of a run file that is taken without --output."""
-    return Path(f"{run_file.stem}-{kind}")
-
-
 @dataclass(frozen=True)
 class Preview:
     """What is printed about work that was checked and can begin.

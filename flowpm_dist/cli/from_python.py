@@ -14,7 +14,7 @@ from typing import Any
 
 import tomli_w
 
-from flowpm_dist.cli.common import MISUSE, default_output
+from flowpm_dist.cli.common import MISUSE
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.jobs.job import JOBS, command_of, job_class, read_record
 from flowpm_dist.jobs.progress import Progress
@@ -79,7 +79,7 @@ def run(
         if output is None:
             if named is OF_A_TABLE:
                 raise UserError("output is missing: a run without a file needs a folder's name")
-            output = default_output(path, job_class(command).named())
+            output = job_class(command).folder_type.default_path(path)
         words = [command, str(path), "--output", str(output)]
         for name, value in (settings or {}).items():
             words += ["--set", f"{name}={'' if value is None else _as_toml(value, name)}"]
@@ -87,12 +87,12 @@ def run(
         words += [] if mesh is None else ["--mesh", mesh]
         flags = {"--resume": resume, "--overwrite": overwrite, "--quiet": quiet}
         flags["--ignore-memory"] = ignore_memory
-        words += [flag for flag, given in flags.items() if given]
+        words += [flag for flag, is_set in flags.items() if is_set]
         _work(words, str(path), named)
-    found = read_record(Path(output))
-    if found is None:
+    record = read_record(Path(output))
+    if record is None:
         raise WorkError(f"{output} holds no run")
-    return found
+    return record
 
 
 @contextmanager
@@ -116,8 +116,8 @@ def _plain(value: Any, name: str = "") -> Any:
         ValueError: a value has a unit; the message names its key.
     """
     if isinstance(value, Mapping):
-        given = {str(key): item for key, item in value.items() if item is not None}
-        return {key: _plain(item, key) for key, item in given.items()}
+        items = {str(key): item for key, item in value.items() if item is not None}
+        return {key: _plain(item, key) for key, item in items.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, name) for item in value]
     if isinstance(value, Path):

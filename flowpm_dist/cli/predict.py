@@ -78,7 +78,7 @@ def predict(
     with work.begun(ranks, check=check) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
-        found = predict_volume(
+        prediction = predict_volume(
             trained,
             volume,
             ProcessMesh(shape),
@@ -88,10 +88,10 @@ def predict(
             head=head,
             needed=output is not None,
         )
-        if launch.detect().rank == 0 and found.posterior is not None:
-            found.posterior.write(folder, progress.warn)
+        if launch.detect().rank == 0 and prediction.posterior is not None:
+            prediction.posterior.write(folder, progress.warn)
     if launch.detect().rank == 0:
-        print(answer(found, folder))
+        print(answer(prediction, folder))
 
 
 def answer(found: Found, folder: Path) -> str:

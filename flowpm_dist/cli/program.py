@@ -35,15 +35,16 @@ Kind = type[Job[Any, Any]]
 
 def command_of(kind: Kind) -> Callable[..., None]:
     """Returns the function of a job's command, with its options, for typer."""
-    called, named = kind.folder_type.kind, kind.named()
+    called, command = kind.folder_type.kind, kind.command
+    default = kind.folder_type.default_path(Path("RUN"))
 
     def run(
-        run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help=kind.asks)],
+        run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML", help=command.run_file)],
         ranks: common.Ranks = None,
-        mesh: Annotated[str | None, common.mesh_option(kind.mesh_example)] = None,
+        mesh: Annotated[str | None, common.mesh_option(command.mesh_example)] = None,
         output: Annotated[
             Path | None,
-            typer.Option(metavar="DIR", help=f"Folder of the {called}; by default RUN-{named}."),
+            typer.Option(metavar="DIR", help=f"Folder of the {called}; by default {default}."),
         ] = None,
         resume: Annotated[
             bool, typer.Option("--resume", help=f"Go on with the {called} in DIR.")
@@ -57,22 +58,24 @@ def command_of(kind: Kind) -> Callable[..., None]:
         table: common.Table = None,
         trace: common.Trace = None,
     ) -> None:
-        output = output or common.default_output(run_file, named)
+        output = output or kind.folder_type.default_path(run_file)
         with common.planning():
-            if kind.starts_jobs and trace is not None:
-                raise UserError(f"--trace is for a single job, not for the jobs of a {kind.name}")
+            if command.starts_jobs and trace is not None:
+                raise UserError(
+                    f"--trace is for a single job, not for the jobs of a {command.name}"
+                )
             size = common.job_size(ranks)
             request = Request(run_file, size, output, resume, overwrite, mesh)
             jobs = _planned(kind, request, changes or [], table)
             left = [job for job in jobs if not job.is_complete]
             if len(left) > 1 and launch.detect().rank == 0:
-                disk = sum(job.disk for job in left)
+                disk = sum(job.costs.disk for job in left)
                 check_room(output, disk, f"{len(left)} runs need about")
             for job in left:
                 preview(job).check_memory(ignore=ignore_memory)
         if not left:
             if launch.detect().rank == 0:
-                print("\n".join(job.complete_message() for job in jobs))
+                print("\n".join(job.folder.complete_message() for job in jobs))
         elif check:
             for job in left:
                 preview(job).show()
@@ -80,7 +83,7 @@ def command_of(kind: Kind) -> Callable[..., None]:
             common.begin_job(ranks, stop_as=signal.SIGUSR1)
             work(left, rows=table is not None, trace=trace)
 
-    run.__name__, run.__doc__ = kind.name, kind.help
+    run.__name__, run.__doc__ = command.name, command.help
     return run
 
 
@@ -92,17 +95,17 @@ def _planned(
     Raises:
         UserError: there are mistakes, or a job cannot begin.
     """
-    resume, called = request.resume, kind.folder_type.kind
+    resume, called, command = request.resume, kind.folder_type.kind, kind.command
     if resume and request.overwrite:
         raise OutputError(f"--resume continues a {called}, --overwrite replaces it: give one")
-    if kind.starts_jobs and request.ranks > 1:
+    if command.starts_jobs and request.ranks > 1:
         raise UserError(
-            f"{kind.name} is one process that starts jobs: leave --ranks out, and give the number "
-            "of ranks of these jobs in the run file"
+            f"{command.name} is one process that starts jobs: leave --ranks out, and give the "
+            "number of ranks of these jobs in the run file"
         )
-    if table is not None and not kind.takes_tables:
-        instead = f"flowpm-dist submit {kind.name}"
-        raise UserError(f"--table is not for {kind.name}: give it to {instead}")
+    if table is not None and not command.takes_tables:
+        instead = f"flowpm-dist submit {command.name}"
+        raise UserError(f"--table is not for {command.name}: give it to {instead}")
 
     def plan(folder: Path, settings: Settings) -> Job[Any, Any]:
         # With --resume, rows of a table that were not begun are begun.
@@ -115,14 +118,15 @@ def _planned(
 
 def preview(job: Job[Any, Any]) -> common.Preview:
     """Returns what is printed about a job before it begins."""
+    costs = job.costs
     return common.Preview(
-        job.resolved,
-        job.demand,
-        job.estimate,
+        job.options.resolved(),
+        costs.demand,
+        costs.estimate,
         job.folder.path,
         explains_mesh=True,
-        warnings=job.warnings,
-        outline=job.describe() if job.starts_jobs else "",
+        warnings=(*job.options.warnings, *costs.warnings),
+        outline=job.describe() if job.command.starts_jobs else "",
     )
 
 
@@ -142,7 +146,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool, trace: int | None = None)
     for signal_number in launch.STOP_SIGNALS:
         signal.signal(signal_number, stop)
     job, stopped_by = jobs[0], None
-    meshes = list(dict.fromkeys(mesh for job in jobs for mesh in job.meshes))
+    meshes = list(dict.fromkeys(mesh for job in jobs for mesh in job.options.meshes))
     try:
         for number, job in enumerate(jobs):
             place = f"{job.folder.path} ({number + 1} of {len(jobs)})" if rows else ""
@@ -158,7 +162,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool, trace: int | None = None)
         if number not in launch.STOP_SIGNALS:
             raise
         name = launch.stop_name(signal.Signals(number).name)
-        common.refuse(f"stopped by {name}; {job.saved()}", status=128 + number)
+        common.refuse(f"stopped by {name}; {job.folder.saved()}", status=128 + number)
     if stopped_by is not None:
         sys.exit(128 + signal.Signals[stopped_by])
 
@@ -176,27 +180,27 @@ def _work(
     """
     rank = launch.detect().rank
     stopped_by, last_words = None, ""
-    first = place or f"{job.describe()}\n{preview(job).message}"
+    shown, alone = preview(job), job.command.starts_jobs
+    first = place or f"{job.describe()}\n{shown.message}"
 
-    def kept() -> str:
-        return f"that was {place}; {job.saved()}" if place else job.saved()
+    def saved() -> str:
+        return f"that was {place}; {job.folder.saved()}" if place else job.folder.saved()
 
-    during_import = job.during_tensorflow_import()
-    loaded = common.working(first, kept, during_import, alone=job.starts_jobs)
+    loaded = common.working(first, saved, job.while_loading(), alone=alone)
     with Usage() as usage, loaded as progress:
         from flowpm_dist.jobs.report import leave_report
 
         mesh: Any = None
         gathered, trace = None, None
-        if not job.starts_jobs:
+        if not alone:
             if traced_steps is not None:
                 from flowpm_dist.jobs.trace import Trace
 
-                trace = Trace(traced_steps, job.counted, progress)
+                trace = Trace(traced_steps, job.command.steps, progress)
             mesh, gathered = _joined(job, meshes)
         if rank == 0:
-            job.folder.begin(resume=job.resume, overwrite=job.overwrite)
-        for warning in job.warnings:
+            job.folder.begin(resume=job.request.resume, overwrite=job.request.overwrite)
+        for warning in shown.warnings:
             progress.warn(warning)
         try:
             result = job.work(progress)
@@ -209,12 +213,13 @@ def _work(
         if stopped_by is None:
             used = usage.of_job(gathered)
             if rank == 0:
-                leave_report(job.folder.path, job.name, job.mesh, progress, job.record, used)
+                name = job.command.name
+                leave_report(job.folder.path, name, job.mesh, progress, job.folder.record, used)
     if rank == 0 and stopped_by is None:
         with decoration("summary", progress.warn), common.output_dropped_if_broken():
             print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
         with decoration("record of the speed", progress.warn):
-            job.remember(result)
+            job.costs.remember(job.speeds(result))
     elif rank == 0:
         print(last_words, file=sys.stderr, flush=True)
     # A rank that exits with a status ends the others: all must be printed before.
@@ -235,7 +240,7 @@ def _joined(job: Job[Any, Any], meshes: Sequence[str]) -> tuple[Any, Any]:
 
     initialise(meshes)
     mesh = ProcessMesh(job.mesh)
-    again = {"resume": job.resume, "overwrite": job.overwrite}
+    again = {"resume": job.request.resume, "overwrite": job.request.overwrite}
     mesh.check_equal("the job", folder=job.folder.path, **again, **dict(job.options))
     check_shared(job.folder.path, mesh)
     return mesh, gather(mesh)
@@ -262,7 +267,7 @@ class Commands(TyperGroup):
         one = typer.Typer(add_completion=False, rich_markup_mode="rich")
         if cmd_name in JOBS:
             kind = job_class(cmd_name)
-            function, example = command_of(kind), kind.example
+            function, example = command_of(kind), kind.command.example
         else:
             module = importlib.import_module(f"flowpm_dist.cli.{cmd_name}")
             function, example = getattr(module, cmd_name), module.EXAMPLE

@@ -26,10 +26,10 @@ def runs(
     ] = False,
 ) -> None:
     """List runs with their state, their steps and their main results."""
-    found = runs_in(folders or [Path()])
-    if compare and len(found) < 2:
-        refuse(f"{found[0].folder} is the only run there: give two or more to compare")
-    _print(comparison(found) if compare else listed(found))
+    records = runs_in(folders or [Path()])
+    if compare and len(records) < 2:
+        refuse(f"{records[0].folder} is the only run there: give two or more to compare")
+    _print(comparison(records) if compare else listed(records))
 
 
 def runs_in(folders: Sequence[Path]) -> list[RunRecord]:
@@ -37,10 +37,10 @@ def runs_in(folders: Sequence[Path]) -> list[RunRecord]:
     for folder in folders:
         if not folder.is_dir():
             refuse(f"{folder}: there is no such folder")
-    found = list({r.folder.resolve(): r for f in folders for r in records_in(f)}.values())
-    if not found:
+    records = list({r.folder.resolve(): r for f in folders for r in records_in(f)}.values())
+    if not records:
         refuse(f"no runs in {', '.join(map(str, folders))}: give the folders that commands wrote")
-    return found
+    return records
 
 
 def listed(records: Sequence[RunRecord]) -> list[list[str]]:

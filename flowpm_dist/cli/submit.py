@@ -18,7 +18,7 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, human_size, write_text
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
-from flowpm_dist.jobs.run_file import Settings
+from flowpm_dist.jobs.run_file import Settings, write_run_file
 from flowpm_dist.simulation.demand import Estimate, human_time
 from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
@@ -132,8 +132,8 @@ def submit(
         job = _without_complete(job, works)
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         _write(path, job.script())
-        if workers and not works[0].resume:  # so that the workers can join each other in it
-            works[0].prepare()
+        if workers and not works[0].request.resume:  # so that the workers can join each other in it
+            _begin_folder(works[0])
     print(f"{path}: {_described(job)}")
     if not dry_run:
         _submit(path)
@@ -157,8 +157,9 @@ def _operands(command: Command, words: Sequence[str]) -> tuple[list[Path], list[
 def _default_results(command: Command, first: Path) -> Path:
     if command in ("evaluate", "predict"):
         return Path(f"{first.absolute().name}-{_SUFFIXES[command]}")
-    named = job_class(command).named() if command in JOBS else _SUFFIXES[command]
-    return common.default_output(first, named)
+    if command in JOBS:
+        return job_class(command).folder_type.default_path(first)
+    return Path(f"{first.stem}-{_SUFFIXES[command]}")
 
 
 def _check_site(options: batch.SiteOptions, ranks_per_node: int) -> None:
@@ -246,9 +247,9 @@ def _planned(job: batch.BatchJob, kind: Any, run_file: Path) -> list[Any]:
                 raise
             hint = "(here --ranks is --nodes times --ranks-per-node)"
             raise UserError(f"{error}\n{hint}") from None
-        if work.most_ranks > job.ranks:
+        if (most := work.costs.ranks or work.ranks) > job.ranks:
             raise UserError(
-                f"{run_file} has jobs of {work.most_ranks} ranks; --nodes times "
+                f"{run_file} has jobs of {most} ranks; --nodes times "
                 f"--ranks-per-node is {job.ranks}"
             )
         return work
@@ -270,9 +271,16 @@ def _without_complete(job: batch.BatchJob, works: Sequence[Any]) -> batch.BatchJ
         )
     if job.alone or not works:  # what the ranks take is not known
         return job
-    memory = max(work.estimate.memory for work in works)
+    memory = max(work.costs.estimate.memory for work in works)
     node = human_size(Estimate(job.ranks, job.ranks_per_node, memory).on_host)
     return dataclasses.replace(job, complete=complete, memory=node)
+
+
+def _begin_folder(work: Any) -> None:
+    """Begin the folder of a job, so that several processes can resume the job together."""
+    work.folder.begin()
+    write_run_file(work.folder.run_file, work.options.resolved())
+    work.folder.release()
 
 
 def _write(path: Path, text: str) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from flowpm_dist.io.files import snapshot_attributes
+from typing_extensions import override
+
+from flowpm_dist.io.files import read_json, snapshot_attributes
 from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.jobs.results import RunRecord, read_rows
 from flowpm_dist.simulate.options import output_name
 
 MARK, CORRECTION = "emulation.json", "correction.json"
@@ -30,7 +33,8 @@ class EmulationFolder(WorkFolder):
         *FIGURES,
     )  # fmt: skip
     begun = MARK
-    kept = ("iteration",)
+    resumed_keys = ("iteration",)
+    unit = "iteration"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -53,3 +57,17 @@ class EmulationFolder(WorkFolder):
             (snapshot_attributes(path / "snapshot.zarr") or {}).get("complete")
             for path in self.states(number, times).values()
         )
+
+    @override
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        done = self.mark().get("iteration")
+        if done is None or not self.checkpoint.exists():
+            return None
+        return self.checkpoint, f"iteration {done}"
+
+    @override
+    def record(self) -> RunRecord | None:
+        rows = read_rows(self.iterations)
+        scores = read_json(self.correction).get("scores", {})
+        results = {} if "loss" not in scores else {"loss held out": scores["loss"]}
+        return self.recorded(f"{len(rows)} iterations" if rows else "", results)

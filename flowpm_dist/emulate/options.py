@@ -119,8 +119,8 @@ class TruthOptions(Options):
     @override
     def problems(self) -> Iterator[Problem]:
         if self.sizes and not self.pairs and len(self.sizes) > self.universes:
-            what = f"has more boxes than the {self.universes} truth.universes to learn from"
-            yield Problem("sizes", what)
+            reason = f"has more boxes than the {self.universes} truth.universes to learn from"
+            yield Problem("sizes", reason)
 
 
 class EmulateOptions(LearningOptions):
@@ -148,13 +148,13 @@ class EmulateOptions(LearningOptions):
         if self.start_from is None:
             return
         try:
-            found, kind = load_correction(self.start_from), KINDS[self.kind]
+            correction, kind = load_correction(self.start_from), KINDS[self.kind]
         except CorrectionFileError as error:
             yield Problem("start_from", str(error))
             return
-        if not isinstance(found, kind):
-            what = f"{self.start_from} holds a {found.name}: kind = {self.kind!r} is a {kind.name}"
-            yield Problem("start_from", what)
+        if not isinstance(correction, kind):
+            holds = f"{self.start_from} holds a {correction.name}"
+            yield Problem("start_from", f"{holds}: kind = {self.kind!r} is a {kind.name}")
 
 
 class EmulationOptions(SimulatedRun):
@@ -194,25 +194,25 @@ class EmulationOptions(SimulatedRun):
                 "evolution.correction", "is what this job makes: give it as emulate.start_from"
             )
         if self.emulate.structure == LPT_ONLY and steps.correction is not None:
-            what = f'is of the force, which emulate.structure = "{LPT_ONLY}" does not have'
-            yield Problem("evolution.correction", what)
+            reason = f'is of the force, which emulate.structure = "{LPT_ONLY}" does not have'
+            yield Problem("evolution.correction", reason)
         if steps.pyramid != "off":
-            what = 'must be "off": corrections are learned for the force of the whole mesh'
-            yield self.problem("evolution.pyramid", what)
+            reason = 'must be "off": corrections are learned for the force of the whole mesh'
+            yield self.problem("evolution.pyramid", reason)
         if truth.pairs:
             if self.emulate.structure == LPT_ONLY:
-                what = "needs the white noise: pairs give particles"
-                yield self.problem("emulate.structure", what)
+                reason = "needs the white noise: pairs give particles"
+                yield self.problem("emulate.structure", reason)
             if held >= len(truth.pairs):
-                what = f"must be below the number of truth.pairs, {len(truth.pairs)}"
-                yield self.problem("emulate.validation", what)
+                reason = f"must be below the number of truth.pairs, {len(truth.pairs)}"
+                yield self.problem("emulate.validation", reason)
             if steps.integrator.uses_lpt:
                 yield Problem("evolution.integrator", "follows LPT: pairs give particles")
             return
         outside = [a for a in truth.a or () if not steps.first < a <= steps.last]
         if outside:
-            what = f"has {outside[0]:g}: must be above {steps.first:g}, at most {steps.last:g}"
-            yield Problem("truth.a", what)
+            reason = f"has {outside[0]:g}: must be above {steps.first:g}, at most {steps.last:g}"
+            yield Problem("truth.a", reason)
         if any(b - a < SAME_TIMES for a, b in itertools.pairwise(self.times)):
             yield self.problem("truth.a", f"two times must differ by {SAME_TIMES:g}")
         if wrong := mesh_factor_problem(truth.mesh_factor, self.box.grid, {}):
@@ -227,8 +227,8 @@ class EmulationOptions(SimulatedRun):
     @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """The lowest and the highest value of each parameter that varies."""
-        found: dict[str, tuple[float, float]] = self.priors.model_dump(exclude_none=True)
-        return found
+        limits: dict[str, tuple[float, float]] = self.priors.model_dump(exclude_none=True)
+        return limits
 
     def cosmology_of(self, values: Mapping[str, float]) -> CosmologyOptions:
         """Returns the parameters of a universe with these values of what varies.
@@ -247,7 +247,7 @@ class EmulationOptions(SimulatedRun):
             return [pair.cosmology for pair in self.truth.pairs]
         from scipy.stats import qmc  # takes long to import
 
-        found: list[CosmologyOptions] = []
+        drawn: list[CosmologyOptions] = []
         for part, number in enumerate((self.truth.universes, self.emulate.validation)):
             places = np.zeros((number, 0))
             if self.ranges:
@@ -256,15 +256,15 @@ class EmulationOptions(SimulatedRun):
             for row in places:
                 ends = zip(self.ranges.items(), row, strict=True)
                 values = {name: low + float(u) * (high - low) for (name, (low, high)), u in ends}
-                found.append(self.cosmology_of(values))
-        return found
+                drawn.append(self.cosmology_of(values))
+        return drawn
 
     def sizes(self) -> list[Size]:
         """Returns the boxes of the universes [Mpc/h]: to learn from, then held out."""
-        truth, own = self.truth, self.box.size
+        truth, side = self.truth, self.box.size
         if truth.pairs:
-            return [pair.size or own for pair in truth.pairs]
-        each = truth.sizes or (own,)
+            return [pair.size or side for pair in truth.pairs]
+        each = truth.sizes or (side,)
         numbers = (truth.universes, self.emulate.validation)
         return [each[n % len(each)] for number in numbers for n in range(number)]
 

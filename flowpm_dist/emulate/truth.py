@@ -97,8 +97,8 @@ class Truth:
     def _read(self, path: Path, box: Box, cosmology: Cosmology) -> State:
         files = particle_files(path)
         has_own = files is None or files.written is not None
-        given = None if has_own else cosmology
-        state = State.from_snapshot(path, mesh=box.mesh, cosmology=given)
+        assumed = None if has_own else cosmology
+        state = State.from_snapshot(path, mesh=box.mesh, cosmology=assumed)
         if state.box.grid != box.grid or not np.allclose(state.box.size, box.size):
             raise LearningError(
                 f"{path} has a grid {state.box.grid} in {state.box.size} Mpc/h: box.grid is "

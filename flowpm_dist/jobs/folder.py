@@ -29,6 +29,8 @@ from flowpm_dist.io.files import (
     remove_unfinished,
     write_text,
 )
+from flowpm_dist.jobs.results import RunRecord, changed, is_locked
+from flowpm_dist.jobs.run_file import settings_in
 
 CHECKSUMS = "checksums.json"
 REPORT, PROVENANCE = "report.html", "provenance.json"
@@ -179,10 +181,19 @@ class JobFolder(ABC):
     """Whether the job begins only in a folder that holds nothing else."""
     inner: ClassVar[str] = ""
     """Name of the folders in it that other jobs write in."""
+    suffix: ClassVar[str] = ""
+    """What the folders of run files are named after where that is not the `kind`."""
+    unit: ClassVar[str] = "step"
+    """What checkpoints are counted in."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+
+    @classmethod
+    def default_path(cls, run_file: Path) -> Path:
+        """Returns the folder of a run file's job that is taken without --output."""
+        return Path(f"{run_file.stem}-{cls.suffix or cls.kind}")
 
     @property
     def all_contents(self) -> tuple[str, ...]:
@@ -196,8 +207,17 @@ class JobFolder(ABC):
 
     @property
     @abstractmethod
+    def checkpoints(self) -> Path:
+        """Path of the folder of checkpoints."""
+
+    @property
+    @abstractmethod
     def is_complete(self) -> bool:
         """Whether the work is done, and nothing is left to resume."""
+
+    @abstractmethod
+    def record(self) -> RunRecord | None:
+        """Returns the entry of the folder in `flowpm-dist runs`; None if it holds no such job."""
 
     @abstractmethod
     def can_resume(self) -> bool:
@@ -230,6 +250,25 @@ class JobFolder(ABC):
     def alternative(self) -> str:
         """Returns what a user can do with older work here besides replacing it."""
         return "--resume to go on with it, "
+
+    def complete_message(self) -> str:
+        """Returns the message that is printed when nothing is left to do."""
+        return f"The {self.kind} in {self.path} is complete."
+
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        """Returns the folder of the latest checkpoint and when it was made, such as "step 3"."""
+        numbers = numbered_checkpoints(self.checkpoints, self.unit)
+        return (self.checkpoints, f"{self.unit} {numbers[-1]}") if numbers else None
+
+    def saved(self) -> str:
+        """Returns a sentence about the existing checkpoints, for a user whose work was stopped."""
+        last = self.last_checkpoint()
+        if last is None:
+            return "there is no checkpoint yet"
+        folder, place = last
+        return (
+            f"the checkpoints in {folder} are intact, the last after {place}: go on with --resume"
+        )
 
     def check(self, *, resume: bool = False, overwrite: bool = False, needed: int) -> None:
         """Check that the job can begin or be resumed here, without changing anything.
@@ -401,7 +440,7 @@ class WorkFolder(JobFolder):
         path: path of the folder; it is made when the job begins.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
+    resumed_keys: ClassVar[tuple[str, ...]] = ()
     """Keys of the mark that a resumed job keeps."""
     shared: ClassVar[bool] = False
     """Whether several processes may resume the job together."""
@@ -413,8 +452,8 @@ class WorkFolder(JobFolder):
         return self.path / "run.toml"
 
     @property
+    @override
     def checkpoints(self) -> Path:
-        """Path of the folder of checkpoints."""
         return self.path / "checkpoints"
 
     def no_checkpoint(self, made: str) -> str:
@@ -436,6 +475,27 @@ class WorkFolder(JobFolder):
     def older_work(self) -> str | None:
         """Returns the kind of the job that owns the folder; None if there is none."""
         return f"a {self.kind}" if self.mark() else None
+
+    @override
+    def record(self) -> RunRecord | None:
+        return self.recorded()
+
+    def recorded(
+        self, steps: str = "", results: Mapping[str, object] | None = None
+    ) -> RunRecord | None:
+        """Returns the `record` of a folder with these numbers; None without a mark.
+
+        Args:
+            steps, results: see `RunRecord`.
+        """
+        if not (mark := self.mark()):
+            return None
+        state = "complete" if mark.get("complete") else "stopped"
+        if is_locked(self.path / ".lock"):
+            state = "running"
+        when = changed(self.path / self.contents[0])
+        settings = settings_in(self.run_file)
+        return RunRecord(self.path, self.kind, state, steps, when, results or {}, settings)
 
     def mark(self) -> dict[str, object]:
         """Returns what the mark says; an empty dictionary if there is none."""
@@ -466,7 +526,8 @@ class WorkFolder(JobFolder):
             if not together:
                 mark = self.mark()
                 self.write_mark(
-                    complete=False, **{name: mark[name] for name in self.kept if name in mark}
+                    complete=False,
+                    **{name: mark[name] for name in self.resumed_keys if name in mark},
                 )
             if self.shared:  # from now on others may resume it, too
                 fcntl.flock(self._lock, fcntl.LOCK_SH)

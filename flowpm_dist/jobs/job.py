@@ -1,19 +1,20 @@
-"""The base of all jobs: checks a run file, estimates its costs, does, stops and resumes the work.
+"""A job: what it has in common with the others.
 
-A job consists of two files in its own room, and a line in `JOBS`, at the end of this file. One file
-holds its options, a `RunFile`, which is also the plan of the work. The other file holds its folder
-and its work:
+A job is added by its run file, its work, and a line in `JOBS`. Its run file is a `RunFile`, whose
+`mesh_for` chooses the mesh of ranks. Its work is a class that says what it is, besides its folder:
 
     class CountFolder(WorkFolder):
         kind = "count"
         contents = ("count.json", "run.toml", "checkpoints")  # the first is the folder's mark
 
     class CountJob(Job[CountOptions, int]):
-        name, help = "count", "Count to a number."
+        command = Command("count", "Count to a number.")
         options_type, folder_type = CountOptions, CountFolder
 
+        def describe(self) -> str: ...
+
         @property
-        def demand(self) -> Demand: ...
+        def costs(self) -> Costs: ...
 
         def work(self, progress: Progress) -> int: ...  # raises StopError where a signal stopped it
 
@@ -29,6 +30,7 @@ import importlib
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,11 +38,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import only_in
-from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder, WorkFolder, numbered_checkpoints
+from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, changed, record_of_work
-from flowpm_dist.jobs.run_file import ConfigError, Settings, write_run_file
-from flowpm_dist.options import Options, Problem
+from flowpm_dist.jobs.results import RunRecord, changed
+from flowpm_dist.jobs.run_file import ConfigError, RunFile, Settings
+from flowpm_dist.options import Problem
 from flowpm_dist.simulation.cost import STARTER, kind_of, measured_seconds, record_rate
 from flowpm_dist.simulation.demand import Demand, Estimate
 from meshimpl import launch
@@ -85,7 +87,107 @@ class Request:
     settings: Settings = field(default_factory=dict)
 
 
-OptionsT = TypeVar("OptionsT")
+@dataclass(frozen=True)
+class Command:
+    """The command of a job.
+
+    Attributes:
+        name: what a user types.
+        help: what it does, in a sentence.
+        run_file: what the run file says, in a sentence.
+        example: a command line.
+        mesh_example: a shape of the mesh of ranks.
+        steps: what `Progress` is given as the name of the work's steps, which `--trace` records;
+            empty if all its counts are steps.
+        takes_tables: whether one process does the job for each row of a table.
+        starts_jobs: whether the work is to start other jobs: it has one process, and loads no
+            TensorFlow.
+    """
+
+    name: str
+    help: str
+    run_file: str = "The run file."
+    example: str = ""
+    mesh_example: str = "row:2,col:2"
+    steps: str = ""
+    takes_tables: bool = False
+    starts_jobs: bool = False
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Equal pieces of a work, such as its steps; their speed is kept for the next estimate.
+
+    Attributes:
+        name: name under which the speed is kept; jobs with the same name are comparable.
+        cells: the number of cells in a piece; the duration is proportional to it.
+        left: the number of pieces that are left to do; None if it is not known.
+        like: name of similar pieces, whose speed is taken where this one was not measured.
+    """
+
+    name: str
+    cells: int
+    left: int | None
+    like: str = ""
+
+    def seconds(self, ranks: int) -> float | None:
+        """Returns the duration of the pieces that are left [s]; None where it is not known.
+
+        Args:
+            ranks: number of ranks of the job.
+        """
+        if not self.left:
+            return self.left
+        times = (
+            measured_seconds(kind_of(name, ranks), self.cells, self.left)
+            for name in (self.name, self.like)
+        )
+        return next((seconds for seconds in times if seconds is not None), None)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the work of a job takes.
+
+    Attributes:
+        demand: the memory, and settings that need less; None if the work is to start other jobs
+            whose memory is not known.
+        disk: the largest size that all files can have together [bytes].
+        pieces: the pieces of the work; the first are the main ones.
+        ranks: the largest number of ranks of the jobs that it starts at one time; None if it
+            starts none.
+        warnings: where the hardware is short for it.
+    """
+
+    demand: Demand | None
+    disk: int = FIGURES_AND_TABLES
+    pieces: tuple[Pieces, ...] = ()
+    ranks: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def estimate(self) -> Estimate:
+        """The memory, disk space and time that the work will take."""
+        if self.demand is None:
+            return Estimate(1, 1, STARTER, self.disk)
+        times = [pieces.seconds(self.demand.ranks) for pieces in self.pieces]
+        known = [seconds for seconds in times if seconds is not None]
+        total = sum(known) if known and len(known) == len(times) else None
+        return self.demand.estimate(self.disk, total)
+
+    def remember(self, seconds: Mapping[str, float]) -> None:
+        """Keep the speed of complete work for the next estimates. On rank 0.
+
+        Args:
+            seconds: the duration of a piece by the name of the pieces [s].
+        """
+        for pieces in self.pieces:
+            if self.demand is not None and pieces.name in seconds:
+                rate = seconds[pieces.name] / pieces.cells
+                record_rate(kind_of(pieces.name, self.demand.ranks), pieces.cells, rate)
+
+
+OptionsT = TypeVar("OptionsT", bound=RunFile)
 ResultT = TypeVar("ResultT")
 
 
@@ -96,43 +198,40 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         options: the checked run file, with the mesh of this job.
         mesh: shape of the mesh of ranks.
         request: the arguments on the command line.
+
+    Attributes:
+        folder: the folder of the work.
+        stopped_by: the signal that came after the last step, while results were written.
     """
 
-    name: ClassVar[str]
-    """The command."""
-    help: ClassVar[str]
-    """What the command does, in a sentence."""
-    asks: ClassVar[str] = "The run file."
-    """What the run file says, in a sentence."""
-    example: ClassVar[str] = ""
-    """A command line."""
-    mesh_example: ClassVar[str] = "row:2,col:2"
-    options_type: ClassVar[type[Options]]
+    command: ClassVar[Command]
+    options_type: ClassVar[type[RunFile]]
     """The model of the run file."""
     folder_type: ClassVar[type[JobFolder]]
-    suffix: ClassVar[str] = ""
-    """What folders are named after where that is not the kind of the work."""
-    unit: ClassVar[str] = "step"
-    """What checkpoints are counted in."""
-    counted: ClassVar[str] = ""
-    """What `Progress` is given as the name of the work's steps, which `--trace` records; empty if
-    all its counts are steps."""
-    takes_tables: ClassVar[bool] = False
-    """Whether one process does the job for each row of a table."""
-    starts_jobs: ClassVar[bool] = False
-    """Whether the work is to start other jobs: it has one process, and loads no TensorFlow."""
 
     def __init__(self, options: OptionsT, mesh: str, request: Request) -> None:
-        self.options, self.mesh = options, mesh
-        self.resume, self.overwrite = request.resume, request.overwrite
-        self.run_file, self.folder = request.run_file, self.make_folder(request.output)
+        self.options, self.mesh, self.request = options, mesh, request
+        self.folder: Any = self.folder_type(request.output)
         self.stopped_by: str | None = None
-        """The signal that came after the last step, while results were written."""
 
-    @classmethod
-    def named(cls) -> str:
-        """Returns the word that the default name of a folder adds to the run file's name."""
-        return cls.suffix or cls.folder_type.kind
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return math.prod(parse_mesh(self.mesh, batched=True).values())
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Returns a line that says what the work is."""
+
+    @property
+    @abstractmethod
+    def costs(self) -> Costs:
+        """What the work takes."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.request.resume and bool(self.folder.is_complete)
 
     @classmethod
     def plan(cls, request: Request) -> Self:
@@ -141,36 +240,13 @@ class Job(ABC, Generic[OptionsT, ResultT]):
         Raises:
             UserError: the work cannot begin; the message says why, and what to do about it.
         """
-        model: Any = cls.options_type
-        options = model.load(request.run_file, request.settings)
-        mesh = cls.choose_mesh(options, request.ranks, source=request.run_file, shape=request.mesh)
+        options: Any = cls.options_type.load(request.run_file, request.settings)
+        mesh = options.mesh_for(request.ranks, source=request.run_file, shape=request.mesh)
         job = cls(options.with_mesh(mesh), mesh, request)
         # Rank 0 alone looks: soon it writes there.
         if launch.detect().rank == 0:
             job.check()
         return job
-
-    @classmethod
-    def choose_mesh(
-        cls, options: OptionsT, ranks: int, *, source: Path, shape: str | None = None
-    ) -> str:
-        """Returns the mesh's shape: the given one, else the run file's, else one that fits.
-
-        Args:
-            options: the checked run file.
-            ranks: number of ranks of the job.
-            source: path of the run file, for messages.
-            shape: value of `--mesh`.
-
-        Raises:
-            ConfigError: the shape does not fit.
-        """
-        plan: Any = options
-        return str(plan.mesh_for(ranks, source=source, shape=shape))
-
-    def make_folder(self, path: Path) -> Any:
-        """Returns the folder of the work, a `folder_type`."""
-        return self.folder_type(path)
 
     def check(self) -> None:
         """Check that the work can begin or be resumed in its folder, without changing anything.
@@ -180,129 +256,24 @@ class Job(ABC, Generic[OptionsT, ResultT]):
             ConfigError: the run file describes other work than the work in the folder, or its input
                 files have other values than then.
         """
-        self.folder.check(resume=self.resume, overwrite=self.overwrite, needed=self.disk)
-        if not self.resume:
+        request, folder, options = self.request, self.folder, self.options
+        folder.check(resume=request.resume, overwrite=request.overwrite, needed=self.costs.disk)
+        if not request.resume:
             return
-        options: Any = self.options
-        begun = f"the {self.kind} in {self.folder.path}"
-        if self.folder.run_file.exists():
-            options.check_resumed(self.folder.run_file, self.run_file, begun)
-        if then := self.folder.checksums():
-            what = f"it has other values than when {begun} was begun"
+        begun = f"the {folder.kind} in {folder.path}"
+        if folder.run_file.exists():
+            options.check_resumed(folder.run_file, request.run_file, begun)
+        if then := folder.checksums():
+            reason = f"it has other values than when {begun} was begun"
             problems = [
-                Problem(key, f'= "{options.files[key]}": {what}')
-                for key, found in options.checksums().items()
-                if then.get(key, found) != found
+                Problem(key, f'= "{options.files[key]}": {reason}')
+                for key, checksum in options.checksums().items()
+                if then.get(key, checksum) != checksum
             ]
             if problems:
-                raise ConfigError(self.run_file, problems)
+                raise ConfigError(request.run_file, problems)
 
-    @property
-    def kind(self) -> str:
-        """What the work is called."""
-        return self.folder_type.kind
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return math.prod(parse_mesh(self.mesh, batched=True).values())
-
-    @property
-    def most_ranks(self) -> int:
-        """The number of ranks that the work, or the jobs that it starts, need at one time."""
-        return self.ranks
-
-    def prepare(self) -> None:
-        """Begin the folder, so that several processes can resume the job together."""
-        self.folder.begin(resume=self.resume, overwrite=self.overwrite)
-        write_run_file(self.folder.run_file, self.resolved)
-        self.folder.release()
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Returns a line that says what the work is."""
-
-    @property
-    def meshes(self) -> tuple[str, ...]:
-        """Shapes of all meshes of ranks that the work uses."""
-        return (self.mesh,)
-
-    @property
-    def resolved(self) -> str:
-        """The run file with all its settings."""
-        options: Any = self.options
-        return str(options.resolved())
-
-    @property
-    @abstractmethod
-    def demand(self) -> Demand | None:
-        """The memory that the work needs, and settings that need less; None if it starts jobs."""
-
-    @property
-    def disk(self) -> int:
-        """The largest size that all files of the work can have together [bytes]."""
-        return FIGURES_AND_TABLES
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings for the user, printed before the work begins."""
-        return ()
-
-    @property
-    def rate_name(self) -> str:
-        """Name under which the speed is kept; jobs with the same name are comparable."""
-        return self.name
-
-    @property
-    @abstractmethod
-    def cells(self) -> int:
-        """The number of cells in one piece of the work; the duration is proportional to it."""
-
-    @property
-    def remaining(self) -> int | None:
-        """The number of pieces that are left, such as steps; None if it is not known."""
-        return None
-
-    def seconds_per_piece(self, result: ResultT) -> float | None:
-        """Returns the duration of a piece of complete work, on rank 0; None if it is not known."""
-        return None
-
-    @property
-    def _rate_kind(self) -> str:
-        return kind_of(self.rate_name, self.ranks)
-
-    @property
-    def estimate(self) -> Estimate:
-        """The memory, disk space and time that the work will need."""
-        left = self.remaining
-        seconds = None if left is None else measured_seconds(self._rate_kind, self.cells, left)
-        demand = self.demand
-        if demand is None:
-            return Estimate(1, 1, STARTER, self.disk, seconds)
-        return demand.estimate(self.disk, seconds)
-
-    def remember(self, result: ResultT) -> None:
-        """Keep the speed of the complete work for the next estimate. Called on rank 0."""
-        if (seconds := self.seconds_per_piece(result)) is not None:
-            record_rate(self._rate_kind, self.cells, seconds / self.cells)
-
-    def last_checkpoint(self) -> tuple[Path, str] | None:
-        """Returns the folder of the latest checkpoint and when it was made, such as "step 3"."""
-        folder = self.folder.checkpoints
-        numbers = numbered_checkpoints(folder, self.unit)
-        return (folder, f"{self.unit} {numbers[-1]}") if numbers else None
-
-    def saved(self) -> str:
-        """Returns a sentence about the existing checkpoints, for a user whose work was stopped."""
-        last = self.last_checkpoint()
-        if last is None:
-            return "there is no checkpoint yet"
-        folder, place = last
-        return (
-            f"the checkpoints in {folder} are intact, the last after {place}: go on with --resume"
-        )
-
-    def during_tensorflow_import(self) -> AbstractContextManager[None]:
+    def while_loading(self) -> AbstractContextManager[None]:
         """Returns a context around the import of TensorFlow, to do other work in the meantime."""
         return nullcontext()
 
@@ -321,20 +292,12 @@ class Job(ABC, Generic[OptionsT, ResultT]):
     def report(self, result: ResultT) -> str:
         """Returns the message that is printed when the work is complete."""
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.resume and bool(self.folder.is_complete)
+    def speeds(self, result: ResultT) -> Mapping[str, float]:
+        """Returns the duration of a piece of complete work by name of its `Pieces` [s].
 
-    def complete_message(self) -> str:
-        """Returns the message that is printed when nothing is left to do."""
-        return f"The {self.kind} in {self.folder.path} is complete."
-
-    @classmethod
-    def record(cls, path: Path) -> RunRecord | None:
-        """Returns the entry of a folder in `flowpm-dist runs`; None if it holds no such job."""
-        folder = cls.folder_type(path)
-        return record_of_work(folder) if isinstance(folder, WorkFolder) else None
+        It is called on rank 0.
+        """
+        return {}
 
 
 JOBS = {
@@ -356,8 +319,8 @@ OTHER_RECORDS = (
 
 def job_class(command: str) -> type[Job[Any, Any]]:
     """Returns the class of a command's jobs."""
-    found: type[Job[Any, Any]] = _object(JOBS[command])
-    return found
+    job: type[Job[Any, Any]] = _object(JOBS[command])
+    return job
 
 
 def command_of(sections: set[str]) -> str:
@@ -370,10 +333,13 @@ def read_record(folder: Path) -> RunRecord | None:
 
     What symbolic links lead to outside the folder is not read.
     """
-    readers = [*(job_class(name).record for name in JOBS), *map(_object, OTHER_RECORDS)]
     try:
         with only_in(folder):
-            return next((found for read in readers if (found := read(folder)) is not None), None)
+            for name in JOBS:
+                if (record := job_class(name).folder_type(folder).record()) is not None:
+                    return record
+            others = (_object(name)(folder) for name in OTHER_RECORDS)
+            return next((record for record in others if record is not None), None)
     except PermissionError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -126,9 +126,9 @@ class Progress:
     def _make_bar(self) -> Bar | None:
         if self._every == 0:
             return None
-        own, columns = can_draw(self._stream), os.environ.get(TERMINAL_VARIABLE)
+        draws, columns = can_draw(self._stream), os.environ.get(TERMINAL_VARIABLE)
         notebook = in_notebook()
-        if not own and columns is None and not notebook:
+        if not draws and columns is None and not notebook:
             return None
         from rich.console import Console
         from rich.progress import (
@@ -140,7 +140,7 @@ class Progress:
         from rich.progress import Progress as Bar
 
         # Without a width, rich follows the width of the terminal as it changes.
-        width = None if own or not columns else int(columns)
+        width = None if draws or not columns else int(columns)
         return Bar(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -60,7 +60,7 @@ def leave_report(
     command: str,
     mesh: str,
     progress: Progress,
-    read: Callable[[Path], RunRecord | None],
+    read: Callable[[], RunRecord | None],
     usage: Mapping[str, Any],
 ) -> None:
     """Write `PROVENANCE` and the report of a job that is complete. On rank 0.
@@ -72,7 +72,7 @@ def leave_report(
         command: name of the command.
         mesh: shape of the mesh of ranks.
         progress: the display of the job, which knows its warnings.
-        read: returns the record of the folder, see `Job.record`.
+        read: returns the record of the folder, see `JobFolder.record`.
         usage: energy and memory of the job, see `Usage.of_job`.
     """
     with decoration("report", progress.warn, f"To write it: flowpm-dist report {folder}"):
@@ -93,7 +93,7 @@ def leave_report(
         }
         write_text(folder / PROVENANCE, json.dumps(about, indent=1) + "\n")
         with only_in(folder):
-            record = read(folder)
+            record = read()
         if record is not None:
             # The job still holds its folder, and therefore seems to be running.
             write_page(folder / REPORT, page([dataclasses.replace(record, state="complete")]))

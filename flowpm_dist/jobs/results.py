@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.files import WriteError, check_regular, no_link, written_whole
-from flowpm_dist.jobs.folder import WorkFolder
-from flowpm_dist.jobs.run_file import settings_in
 
 
 class Table:
@@ -35,12 +33,12 @@ class Table:
 
     def __init__(self, path: Path, columns: Sequence[str], first: int) -> None:
         self._path = path
-        kept = [row for row in read_rows(path) if int(row[columns[0]]) < first]
+        earlier = [row for row in read_rows(path) if int(row[columns[0]]) < first]
         with written_whole(path) as aside:
             self._file = aside.open("w", newline="")
             self._rows = csv.DictWriter(self._file, columns)
             self._rows.writeheader()
-            self._rows.writerows(kept)
+            self._rows.writerows(earlier)
             self._file.flush()
 
     def add(self, values: Mapping[str, Any]) -> None:
@@ -100,26 +98,6 @@ class RunRecord:
     when: datetime
     results: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def record_of_work(
-    folder: WorkFolder, steps: str = "", results: Mapping[str, Any] | None = None
-) -> RunRecord | None:
-    """Returns what is in a folder that has a mark; None without one.
-
-    Args:
-        folder: the folder.
-        steps, results: see `RunRecord`.
-    """
-    mark = folder.mark()
-    if not mark:
-        return None
-    state = "complete" if mark.get("complete") else "stopped"
-    if is_locked(folder.path / ".lock"):
-        state = "running"
-    when = changed(folder.path / folder.contents[0])
-    settings = settings_in(folder.run_file)
-    return RunRecord(folder.path, folder.kind, state, steps, when, results or {}, settings)
 
 
 def is_locked(path: Path) -> bool:

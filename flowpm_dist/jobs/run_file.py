@@ -21,6 +21,7 @@ All problems of a file are reported at once. Nothing here imports TensorFlow, Ho
 from __future__ import annotations
 
 import csv
+import math
 import re
 import tomllib
 import typing
@@ -31,6 +32,7 @@ from typing import Any, ClassVar, Self
 import tomli_w
 from pydantic import BaseModel, ValidationError, model_validator
 
+from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import read_text, write_text
 from flowpm_dist.options import (
@@ -141,6 +143,45 @@ class RunFile(Options):
         """Returns `to_table` as the text of a run file; `load` reads it back."""
         return tomli_w.dumps(self.to_table())
 
+    @property
+    def files(self) -> Mapping[str, Path | None]:
+        """Paths of the files that are read, by key."""
+        return {}
+
+    def checksums(self) -> dict[str, str]:
+        """Returns the checksums of the values in these files, by key."""
+        return {}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know before the work begins."""
+        return ()
+
+    @property
+    def meshes(self) -> tuple[str, ...]:
+        """Shapes of all meshes of ranks that the work uses."""
+        mesh: Any = self.mesh  # type: ignore[attr-defined]
+        return (mesh.shape,)
+
+    def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
+        """Returns the mesh's shape: the given one, else the run file's, else one that fits.
+
+        Args:
+            ranks: number of ranks of the job.
+            source: path of the run file, for messages.
+            shape: value of `--mesh`.
+
+        Raises:
+            ConfigError: the shape does not fit.
+        """
+
+        def misfits_of(text: str) -> list[str]:
+            count = math.prod(parse_mesh(text, batched=True).values())
+            return [] if count == ranks else [f"is for {count} ranks, and the job has {ranks}"]
+
+        mesh: Any = self.mesh  # type: ignore[attr-defined]
+        return fitting_mesh(shape, mesh.shape or f"row:{ranks}", misfits_of, source)
+
     def with_mesh(self, shape: str | None) -> Self:
         """Returns the same run on a mesh of another shape; with None no shape is fixed."""
         mesh: Any = self.mesh  # type: ignore[attr-defined]
@@ -170,8 +211,8 @@ class RunFile(Options):
             shown = "is not given" if now is None else f"= {as_written(now)}"
             there = "has none" if was is None else f"has {as_written(was)}"
             more = " or more" if grows else ""
-            what = f"{shown}: {begun} {there}; to resume it, give that{more}"
-            problems.append(Problem(key, what))
+            reason = f"{shown}: {begun} {there}; to resume it, give that{more}"
+            problems.append(Problem(key, reason))
         if problems:
             raise ConfigError(source, problems)
 
@@ -263,7 +304,7 @@ def fitting_mesh(
     except ValueError as error:
         wrong = [str(error)]
     if wrong:
-        raise ConfigError(source, [Problem(named, f"= '{shape}': {what}") for what in wrong])
+        raise ConfigError(source, [Problem(named, f"= '{shape}': {reason}") for reason in wrong])
     return shape
 
 
@@ -288,14 +329,14 @@ def parse_settings(texts: Iterable[str]) -> Settings:
     Raises:
         UserError: a text does not have this form.
     """
-    found: dict[tuple[str, str], Any] = {}
+    settings: dict[tuple[str, str], Any] = {}
     for text in texts:
         match = _SETTING.fullmatch(text)
         if match is None:
             raise UserError(f"--set {text}: must be SECTION.KEY=VALUE, such as evolution.steps=20")
         section, key, value = match.groups()
-        found[section, key] = _value(text, value) if value else LEFT_OUT
-    return found
+        settings[section, key] = _value(text, value) if value else LEFT_OUT
+    return settings
 
 
 def completions(model: type[Options], begun: str) -> list[str]:
@@ -313,10 +354,10 @@ def completions(model: type[Options], begun: str) -> list[str]:
         for part in _models_of(model, section)
         for key in keys_of(part)
     }
-    found = [f for f in fields if f == name or ("=" not in begun and f.startswith(name))]
-    texts = [f"{field}=" for field in found]
-    if len(found) == 1:
-        texts += [f"{found[0]}={value}" for value in _values_of(*fields[found[0]])]
+    matching = [f for f in fields if f == name or ("=" not in begun and f.startswith(name))]
+    texts = [f"{field}=" for field in matching]
+    if len(matching) == 1:
+        texts += [f"{matching[0]}={value}" for value in _values_of(*fields[matching[0]])]
     return [text for text in texts if text.startswith(begun)]
 
 
@@ -325,8 +366,8 @@ def _models_of(model: type[BaseModel], section: str) -> list[type[BaseModel]]:
     for each in model.model_fields[section].metadata:
         if isinstance(each, Variants) and not each.flat:
             return [*each.models.values()]
-    found = model_of(model, section)
-    return [] if found is None else [found]
+    section_model = model_of(model, section)
+    return [] if section_model is None else [section_model]
 
 
 def _values_of(model: type[BaseModel], key: str) -> list[str]:
@@ -365,14 +406,14 @@ def read_columns(path: Path) -> dict[str, list[str]]:
         raise UserError(f"{path}: not a table of comma-separated values ({error})") from error
     for key in head:
         if not re.fullmatch(r"\w+\.\w+", key):
-            what = "must be SECTION.KEY, such as cosmology.Omega_m or initial.seed"
-            raise UserError(f"{path}: the column {key!r} {what}")
+            reason = "must be SECTION.KEY, such as cosmology.Omega_m or initial.seed"
+            raise UserError(f"{path}: the column {key!r} {reason}")
         if head.count(key) > 1:
             raise UserError(f"{path}: the column {key} is there twice")
     for number, row in enumerate(rows):
         if len(row) != len(head):
-            what = f"has {len(row)} values for {len(head)} columns"
-            raise UserError(f"{path}: row {number} (counted from 0) {what}")
+            reason = f"has {len(row)} values for {len(head)} columns"
+            raise UserError(f"{path}: row {number} (counted from 0) {reason}")
     if not rows:
         raise UserError(f"{path}: has no row below its head")
     return {key: [row[i] for row in rows] for i, key in enumerate(head)}
@@ -404,7 +445,7 @@ def with_settings(table: Mapping[str, Any], settings: Settings) -> dict[str, Any
         keys = changed.get(section, {})
         if not isinstance(keys, Mapping):  # the check of the sections reports it
             continue
-        others = {name: kept for name, kept in keys.items() if name != key}
+        others = {name: old for name, old in keys.items() if name != key}
         changed[section] = others if value is LEFT_OUT else {**others, key: value}
     return changed
 

@@ -131,8 +131,8 @@ def check_shared(path: Path, mesh: ProcessMesh, option: str = "--output") -> Non
     """
     if launch.detect().local_size >= mesh.size:
         return
-    found = visibility(path, mesh)
-    wrong = {host: code for host, code in found if code != VISIBLE}
+    codes = visibility(path, mesh)
+    wrong = {host: code for host, code in codes if code != VISIBLE}
     if not wrong:
         return
     missing = sorted(host for host, code in wrong.items() if code == NOT_VISIBLE)
@@ -140,7 +140,7 @@ def check_shared(path: Path, mesh: ProcessMesh, option: str = "--output") -> Non
         shown = ", ".join(missing[:8]) + ", ..." * (len(missing) > 8)
         raise OutputError(
             f"{existing_part(path)} is not the same folder on all hosts: {shown} "
-            f"{'does' if len(missing) == 1 else 'do'} not see what {found[0][0]} writes there; "
+            f"{'does' if len(missing) == 1 else 'do'} not see what {codes[0][0]} writes there; "
             f"give an {option} on a file system that all hosts share"
         )
     raise no_permission(path, ", ".join(sorted(wrong)), option)
@@ -294,9 +294,9 @@ class FieldCheckpoints:
         attributes = snapshot_attributes(path)
         if attributes is None or not attributes.get("complete"):
             raise CheckpointError(self._damaged(path, "it is not complete"))
-        for key, own in {"grid": list(self._box.grid), **ours}.items():
-            if (found := attributes.get(key)) != own:
-                raise CheckpointError(f"{path} is of {key} {found}; here it is {own}")
+        for key, expected in {"grid": list(self._box.grid), **ours}.items():
+            if (written := attributes.get(key)) != expected:
+                raise CheckpointError(f"{path} is of {key} {written}; here it is {expected}")
         return path, attributes
 
     def block(self, path: Path, name: str) -> tf.Tensor:

@@ -97,7 +97,7 @@ class Trace:
 
     Args:
         steps: number of steps, after the first one, which compiles.
-        counted: what the job counts its steps as, see `Job.counted`; empty for any count.
+        counted: what the job counts its steps as, see `Command.steps`; empty for any count.
         progress: the display of the job, which counts the steps.
     """
 

@@ -54,10 +54,10 @@ class PointCheckpoints:
             CheckpointError: if it is of another grid or of other parameters, or cannot be read, or
                 an older version wrote it for a search.
         """
-        found = self._files.latest(names=list(self._space.names))
-        if found is None:
+        latest = self._files.latest(names=list(self._space.names))
+        if latest is None:
             return None
-        path, attributes = found
+        path, attributes = latest
         parameters: Any = attributes["parameters"]
         numbers: Any = attributes["numbers"]
         points = {

@@ -113,9 +113,9 @@ def usual_energy_error(errors: Sequence[np.ndarray] | Sequence[float]) -> float:
 
     The mean would be dominated by single moves with a hundred times the usual error.
     """
-    found = np.array(errors)
-    found = found[np.isfinite(found)]  # it is not where a move failed
-    return float(np.median(found)) if found.size else math.nan
+    finite = np.array(errors)
+    finite = finite[np.isfinite(finite)]  # it is not where a move failed
+    return float(np.median(finite)) if finite.size else math.nan
 
 
 def sampling_facts(
@@ -134,13 +134,13 @@ def sampling_facts(
     watched, truth = ("loss", *names), truth or {}
     values = values_of(drawn, watched, sampler.chains)
     enough = len(drawn) >= LEAST_DRAWS * sampler.chains
-    found = convergence(values) if enough else None
+    agreement = convergence(values) if enough else None
     numbers: dict[str, dict[str, float]] = {}
     for i, name in enumerate(watched):
         of_chains = values[..., i]
         facts = {"mean": float(of_chains.mean()), "standard_deviation": float(of_chains.std())}
-        if found is not None:
-            facts |= {"rhat": float(found.rhat[i]), "ess": float(found.ess[i])}
+        if agreement is not None:
+            facts |= {"rhat": float(agreement.rhat[i]), "ess": float(agreement.ess[i])}
         if truth.get(name) is not None:
             facts["truth"] = truth[name]
         numbers[name] = facts

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from typing_extensions import override
+
+from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, numbered_checkpoints
+from flowpm_dist.jobs.results import RunRecord, read_rows
 
 MARK = "reconstruction.json"
 FIELDS = "reconstruction.zarr"
@@ -29,7 +34,8 @@ class ReconstructionFolder(WorkFolder):
         "metrics.csv", "result.json", CHECKSUMS, *FIGURES, *MAPS,
     )  # fmt: skip
     begun = MARK
-    kept = ("searched",)
+    resumed_keys = ("searched",)
+    unit = "iteration"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -39,7 +45,31 @@ class ReconstructionFolder(WorkFolder):
 
     def last_move(self) -> int | None:
         """Returns the move of the chains' latest checkpoint, or None if there is none."""
-        return max(numbered_checkpoints(self.chains, "iteration"), default=None)
+        return max(numbered_checkpoints(self.chains, self.unit), default=None)
+
+    @override
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        if (move := self.last_move()) is not None:
+            return self.chains, f"move {move}"
+        return super().last_checkpoint()
+
+    @override
+    def record(self) -> RunRecord | None:
+        facts = read_json(self.result)
+        results: dict[str, Any] = {}
+        if "stopped" in facts:
+            results["search"] = facts["stopped"]
+        if "data_per_observed_cell" in facts:
+            results["data in each cell"] = facts["data_per_observed_cell"]
+        for name, parameter in facts.get("parameters", {}).items():
+            results[name] = parameter["value"]
+        for row in facts.get("correlations", ()):
+            results[f"r at {row['k [h/Mpc]']:.2f} h/Mpc"] = row["r initial field"]
+        sampled = facts.get("sampling", {})
+        for name, parameter in sampled.get("parameters", {}).items():
+            results[f"{name} of the draws"] = parameter["mean"]
+        rows = read_rows(self.iterations)
+        return self.recorded(f"{len(rows)} iterations" if rows else "", results)
 
 
 def outcome_of(stopped: str | None, left: float | None) -> str:

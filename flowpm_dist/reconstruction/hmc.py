@@ -35,10 +35,10 @@ class HMC(MetropolisSampler):
         momentum = momentum.plus(-0.5 * step, here.gradient)
         for leap in range(leaps):
             place = place.plus(step, momentum)
-            found = self._evaluated(place)
-            if found is None:
+            evaluation = self._evaluated(place)
+            if evaluation is None:
                 return None
-            here = found
+            here = evaluation
             momentum = momentum.plus(-step if leap < leaps - 1 else -0.5 * step, here.gradient)
         after = here.loss + 0.5 * self._space.dot(momentum, momentum)
         return place, here, after - before

@@ -99,19 +99,19 @@ class LBFGS:
         length, lost = 1.0, 0
         for _ in range(MOST_TRIES):
             trial = self._point.plus(length, direction)
-            found = self._finite_evaluation(trial)
+            evaluation = self._finite_evaluation(trial)
             # Near the minimum the decrease is below rounding; the gradient is still significant.
             size = abs(float(here.loss))
             rounding = 4e-7 * size if slope > -1e-5 * size else 0.0
             enough = float(here.loss) + SUFFICIENT * length * slope + rounding
-            if found is not None and float(found.loss) <= enough:
-                s, y = trial - self._point, found.gradient - here.gradient
+            if evaluation is not None and float(evaluation.loss) <= enough:
+                s, y = trial - self._point, evaluation.gradient - here.gradient
                 if float(space.dot(s, y)) > 1e-10 * float(space.dot(y, y)):
                     self._pairs = [*self._pairs, (s, y)][-self._history :]
-                self._point, self._here = trial, found
-                return Report(trial, found, length, float(here.loss), -slope / 2)
-            lost += found is None
-            length = _shorter(length, slope, here, found)
+                self._point, self._here = trial, evaluation
+                return Report(trial, evaluation, length, float(here.loss), -slope / 2)
+            lost += evaluation is None
+            length = _shorter(length, slope, here, evaluation)
         if self._pairs:
             self._pairs.clear()
             return self.iterate()
@@ -123,12 +123,12 @@ class LBFGS:
     def _finite_evaluation(self, point: Unknowns) -> Evaluation | None:
         """Returns the evaluation at a point, or None if the loss or its gradient is not finite."""
         self.evaluations += 1
-        found = attempt(self._objective, point)
-        if found is None:
+        evaluation = attempt(self._objective, point)
+        if evaluation is None:
             return None
-        square = self._objective.space.dot(found.gradient, found.gradient)
-        finite = math.isfinite(float(found.loss)) and bool(np.isfinite(square))
-        return found if finite else None
+        square = self._objective.space.dot(evaluation.gradient, evaluation.gradient)
+        finite = math.isfinite(float(evaluation.loss)) and bool(np.isfinite(square))
+        return evaluation if finite else None
 
     def _direction(self, gradient: Unknowns) -> Unknowns:
         """Returns minus the approximate inverse Hessian times the gradient (two-loop recursion)."""

@@ -48,11 +48,11 @@ class Isokinetic(Sampler):
         place, here, velocity = moving
         velocity, first = self._turned(velocity, here.gradient, step / 2)
         place = place.plus(step * math.sqrt(self._unknowns), velocity)
-        found = self._evaluated(place)
-        if found is None:
+        evaluation = self._evaluated(place)
+        if evaluation is None:
             return None
-        velocity, second = self._turned(velocity, found.gradient, step / 2)
-        return (place, found, velocity), first + second + found.loss - here.loss
+        velocity, second = self._turned(velocity, evaluation.gradient, step / 2)
+        return (place, evaluation, velocity), first + second + evaluation.loss - here.loss
 
     def _turned(
         self, velocity: Unknowns, gradient: Unknowns, step: float
@@ -191,9 +191,9 @@ class Microcanonical(Isokinetic):
 
     @override
     def memory(self) -> Memory:
-        kept = super().memory()
-        points = {**kept.points, "velocity": self._velocity}
-        return Memory(points, {**kept.numbers, "failed": self._failed})
+        base = super().memory()
+        points = {**base.points, "velocity": self._velocity}
+        return Memory(points, {**base.numbers, "failed": self._failed})
 
     @override
     def resume(self, objective: EvenPosterior, memory: Memory) -> None:

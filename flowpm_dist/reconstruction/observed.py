@@ -233,19 +233,19 @@ def likelihood_of(
         default: Likelihood = of_kind(box, values, noise, observed, **error)
         return default
     try:
-        found = python_object(settings.name)(box, values, in_dtype_of(box, noise), observed)
+        instance = python_object(settings.name)(box, values, in_dtype_of(box, noise), observed)
     except ValueError as error:
         raise ObservationError(f"likelihood {settings.name!r}: {error}") from error
-    own = cast(Likelihood, found)
+    likelihood = cast(Likelihood, instance)
     for missing in options.of_likelihood:
-        if missing not in own.parameters:
+        if missing not in likelihood.parameters:
             raise ObservationError(
                 f"likelihood {settings.name!r} has no parameter {missing}"
-                f"{nearest(missing, own.parameters)} (it has "
-                f"{', '.join(own.parameters) or 'none'}): leave priors.{missing} out, or name "
-                "it in `parameters` of the likelihood"
+                f"{nearest(missing, likelihood.parameters)} (it has "
+                f"{', '.join(likelihood.parameters) or 'none'}): leave priors.{missing} out, or "
+                "name it in `parameters` of the likelihood"
             )
-    return own
+    return likelihood
 
 
 class ObservedMaps(Observed):
@@ -280,11 +280,11 @@ class ObservedMaps(Observed):
         """Returns how far the maps agree with the truth, where it is known. See `Observed`."""
         if "truth" not in maps:
             return {}
-        found, data, truth = (maps[name] for name in ("kappa", "data", "truth"))
+        kappa, data, truth = (maps[name] for name in ("kappa", "data", "truth"))
         rows = [
             {
                 "source": source.name,
-                "r found": float(np.corrcoef(found[n].ravel(), truth[n].ravel())[0, 1]),
+                "r found": float(np.corrcoef(kappa[n].ravel(), truth[n].ravel())[0, 1]),
                 "r data": float(np.corrcoef(data[n].ravel(), truth[n].ravel())[0, 1]),
             }
             for n, source in enumerate(self._cone.sources)
@@ -328,21 +328,21 @@ def _likelihood_of_maps(cone: ConvergenceOptions, box: Box, data: np.ndarray) ->
 def _spectra(cone: ConvergenceOptions, maps: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns spectra of each source and bin, and r(l) and T(l) where the truth is known."""
     edges, fov = octave_edges(cone.fov, cone.pixels), cone.fov
-    found = angular_power(maps["kappa"], fov, edges)
-    sources, bins = found.power.shape
+    spectra = angular_power(maps["kappa"], fov, edges)
+    sources, bins = spectra.power.shape
     columns = {
         "source": np.repeat(np.arange(sources), bins),
-        "ell": np.tile(found.ell, sources),
-        "modes": np.tile(found.modes, sources),
-        "C_ell found": found.power.ravel(),
+        "ell": np.tile(spectra.ell, sources),
+        "modes": np.tile(spectra.modes, sources),
+        "C_ell found": spectra.power.ravel(),
         "C_ell data": angular_power(maps["data"], fov, edges).power.ravel(),
     }
     if "truth" in maps:
         true = angular_power(maps["truth"], fov, edges).power
         cross = angular_power(maps["kappa"], fov, edges, other=maps["truth"]).power
         columns["C_ell truth"] = true.ravel()
-        columns["r"] = (cross / np.sqrt(found.power * true)).ravel()
-        columns["T"] = np.sqrt(found.power / true).ravel()
+        columns["r"] = (cross / np.sqrt(spectra.power * true)).ravel()
+        columns["T"] = np.sqrt(spectra.power / true).ravel()
     return columns
 
 

@@ -69,8 +69,8 @@ class LikelihoodOptions(Options):
 
     @override
     def idle(self) -> dict[str, str]:
-        what = "the likelihood of observation.kind, not with a likelihood.name"
-        return {} if self.name is None else {"error": what}
+        reason = "the likelihood of observation.kind, not with a likelihood.name"
+        return {} if self.name is None else {"error": reason}
 
 
 class DataOptions(Options):
@@ -142,16 +142,18 @@ class SearchOptions(Options):
 
     @override
     def idle(self) -> dict[str, str]:
-        what = "default stages; each of search.stages has its own number of evaluations"
-        return {} if self.stages is None else {"evaluations": what}
+        reason = "default stages; each of search.stages has its own number of evaluations"
+        return {} if self.stages is None else {"evaluations": reason}
 
     @override
     def problems(self) -> Iterator[Problem]:
         if self.stages is not None:
             radius, inflation, evaluations = self.stages[-1]
             if (radius, inflation) != (0, 1):
-                what = f"ends with [{radius:g}, {inflation:g}, {evaluations}]: the last stage must"
-                yield Problem("stages", f"{what} be [0, 1, {evaluations}], the posterior itself")
+                reason = (
+                    f"ends with [{radius:g}, {inflation:g}, {evaluations}]: the last stage must"
+                )
+                yield Problem("stages", f"{reason} be [0, 1, {evaluations}], the posterior itself")
 
     @property
     def total(self) -> int:
@@ -234,22 +236,22 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         uses_lpt = steps.integrator.uses_lpt
         yield from observation.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)
         if observation.value("redshifts") is not None:
-            what = "a reconstruction uses only the universe at the end of the simulation: leave "
-            yield self.problem("observation.redshifts", f"{what}it out, or train a network")
+            reason = "a reconstruction uses only the universe at the end of the simulation: leave "
+            yield self.problem("observation.redshifts", f"{reason}it out, or train a network")
         noise = type(observation).model_fields.get("sigma")
         if noise is not None and observation.value("sigma") is None:
-            what = f'is missing: with kind = "{observation.kind}" it must be {noise.description}'
-            yield Problem("observation.sigma", what)
+            reason = f'is missing: with kind = "{observation.kind}" it must be {noise.description}'
+            yield Problem("observation.sigma", reason)
         smoothed = [radius for radius, *_ in self.search.stages or () if radius]
         if smoothed and observation.layout == "maps":
-            what = f"has radius {smoothed[0]:g}: maps are not smoothed, so each radius must be 0"
-            yield Problem("search.stages", what)
+            reason = f"has radius {smoothed[0]:g}: maps are not smoothed, so each radius must be 0"
+            yield Problem("search.stages", reason)
         yield from self._prior_problems()
         yield from self._file_problems()
         shape = self.mesh.shape
         if self.sampler is None and shape and parse_mesh(shape, batched=True).get("replica", 1) > 1:
-            what = "only chains use a replica axis, and without [sampler] there are no chains: "
-            yield self.problem("mesh.shape", f"{what}give [sampler], or leave the axis out")
+            reason = "only chains use a replica axis, and without [sampler] there are no chains: "
+            yield self.problem("mesh.shape", f"{reason}give [sampler], or leave the axis out")
 
     def _prior_problems(self) -> Iterator[Problem]:
         """Checks that the model has the fitted parameters, and that priors hold a mock's values."""
@@ -263,11 +265,11 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
                 other = other if name in AMPLITUDES else None
                 yield Problem(f"priors.{name}", lacking("cosmology", name, instead_of=other))
             elif value is not None and self.is_mock and not low <= value <= high:
-                what = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
-                yield Problem(f"priors.{name}", what)
+                reason = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
+                yield Problem(f"priors.{name}", reason)
             if name in affecting("transfer") and self.cosmology.transfer == "camb":
-                what = f"is given, but with CAMB there is no gradient with respect to {name}"
-                yield Problem(f"priors.{name}", f'{what}: use transfer = "eisenstein-hu"')
+                reason = f"is given, but with CAMB there is no gradient with respect to {name}"
+                yield Problem(f"priors.{name}", f'{reason}: use transfer = "eisenstein-hu"')
 
     def _file_problems(self) -> Iterator[Problem]:
         """Checks that the files exist and that their headers fit; maps are read as a whole."""
@@ -315,15 +317,15 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         Raises:
             UserError: a file cannot be read.
         """
-        cone, found = self.lightcone, super().checksums()
+        cone, checksums = self.lightcone, super().checksums()
         if cone is not None:
-            found |= {key: table.checksum for key, table in cone.tables.items()}
+            checksums |= {key: table.checksum for key, table in cone.tables.items()}
         if cone is not None and self.data.file is not None:
-            found["data.file"] = checksum(self.read_maps())
+            checksums["data.file"] = checksum(self.read_maps())
         for key, path in self.files.items():
-            if key not in found and path is not None:
-                found[key] = checksum(open_volume(path).array)
-        return found
+            if key not in checksums and path is not None:
+                checksums[key] = checksum(open_volume(path).array)
+        return checksums
 
     def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
         """See `SimulatedRun.mesh_for`.
@@ -345,6 +347,12 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         return super().mesh_for(ranks, source=source)
+
+    @property
+    @override
+    def meshes(self) -> tuple[str, ...]:
+        mesh = self.mesh.shape or ""
+        return search_mesh(mesh), mesh
 
     def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
         """Returns the greatest memory of a rank, TensorFlow included [bytes].
@@ -380,8 +388,8 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         # A new checkpoint is written before the oldest goes.
         fields = (self.search.keep + 1) * (OF_PAIR * self.search.history + 2) + FIELDS
         if self.sampler is not None:
-            kept = self.sampler.draws // self.sampler.keep_every
-            fields += self.sampler.chains * (3 * OF_CHAIN + 2 + kept)
+            draws = self.sampler.draws // self.sampler.keep_every
+            fields += self.sampler.chains * (3 * OF_CHAIN + 2 + draws)
         cone = self.lightcone  # with maps of data, reconstruction and truth
         maps = 0 if cone is None else 3 * len(cone.sources) * cone.pixels**2 * 8
         return fields * field + maps + FIGURES_AND_TABLES

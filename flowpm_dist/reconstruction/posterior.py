@@ -59,9 +59,9 @@ class Scaling:
     def __init__(self, posterior: Posterior, annealing: Annealing) -> None:
         self._posterior, self._space = posterior, posterior.space
         kx, ky, kz = self._space.box.wavenumbers()
-        kept = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
+        window = tf.exp(tf.constant(-((kx**2 + ky**2 + kz**2) * annealing.radius**2)))
         known = posterior.likelihood.information(annealing) / annealing.inflation**2
-        self._information = kept * known
+        self._information = window * known
 
     def _root_of(self, normal: tf.Tensor) -> tf.Tensor:
         """Returns the square root of the curvature with respect to the field, float64.
@@ -284,12 +284,12 @@ class Posterior:
             values = self.parameters(x)
             expected = self.model(x.field, values)
             mesh, named = self.likelihood.box.mesh, self.likelihood.parameters
-            own = {name: replicated(mesh, values[name]) for name in named if name in values}
-            parts = self.likelihood.parts(expected, annealing, **own)
-        found = tape.gradient(
+            parameters = {name: replicated(mesh, values[name]) for name in named if name in values}
+            parts = self.likelihood.parts(expected, annealing, **parameters)
+        gradients = tape.gradient(
             parts, [x.field, x.parameters], unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        return parts, *found
+        return parts, *gradients
 
     def scaling(self, annealing: Annealing = EXACT) -> Scaling:
         """Returns the scaling to coordinates in which the annealed posterior is evenly curved."""
@@ -337,19 +337,19 @@ class EvenPosterior:
         See `Posterior.evaluate`.
         """
         place = self.scaling.place(u)
-        found = self.posterior.evaluate(place.point, self.annealing)
+        evaluation = self.posterior.evaluate(place.point, self.annealing)
         volume = self.space.total(place.volume) if self.space.names else 0.0
-        slope, prior = found.gradient, found.prior
+        slope, prior = evaluation.gradient, evaluation.prior
         if self._natural:
             normal = place.point.parameters
             inside = tf.clip_by_value(normal, -EDGE, EDGE)
-            kept = 0.5 * tf.reduce_sum(tf.square(normal) - tf.square(normal - inside), axis=-1)
-            prior = prior - kept.numpy()
+            inner = 0.5 * tf.reduce_sum(tf.square(normal) - tf.square(normal - inside), axis=-1)
+            prior = prior - inner.numpy()
             slope = Unknowns(slope.field, slope.parameters - inside)
         gradient = place.gradient(slope)
         if self.held:
             gradient = Unknowns(gradient.field, tf.zeros_like(gradient.parameters))
-        return Evaluation(found.data, prior, gradient, volume)
+        return Evaluation(evaluation.data, prior, gradient, volume)
 
 
 def attempt(objective: EvenPosterior, u: Unknowns) -> Evaluation | None:

@@ -76,7 +76,7 @@ class Preconditioner:
         middle, half = (self._high + self._low) / 2, (self._high - self._low) / 2
         ratio = half / middle
         left, change = x, x * np.asarray(1 / middle, x.dtype.as_numpy_dtype)
-        found = change
+        solution = change
         for _ in range(self._terms - 1):
             left = left - self._curved(change)
             following = 1 / (2 * middle / half - ratio)
@@ -85,5 +85,5 @@ class Preconditioner:
                 for factor in (following * ratio, 2 * following / half)
             )
             change, ratio = of_change * change + of_left * left, following
-            found = found + change
-        return found
+            solution = solution + change
+        return solution

@@ -225,7 +225,7 @@ class MetropolisSampler(Sampler):
         self._count += 1
         gain = np.full_like(self._here.loss, np.inf)
         if moved is not None:
-            place, found, energy = moved
+            place, proposed, energy = moved
             gain = np.where(np.isfinite(energy), energy, gain)
         acceptance = np.exp(np.minimum(0.0, -gain))
         accepted = chance < acceptance
@@ -233,10 +233,10 @@ class MetropolisSampler(Sampler):
             here, chosen = self._here, self._space.chosen
             self._place = chosen(accepted, place, self._place)
             self._here = Evaluation(
-                np.where(accepted, found.data, here.data),
-                np.where(accepted, found.prior, here.prior),
-                chosen(accepted, found.gradient, here.gradient),
-                np.where(accepted, found.volume, here.volume),
+                np.where(accepted, proposed.data, here.data),
+                np.where(accepted, proposed.prior, here.prior),
+                chosen(accepted, proposed.gradient, here.gradient),
+                np.where(accepted, proposed.volume, here.volume),
             )
         if learn:
             self._size.learn(float(np.mean(acceptance)))

@@ -28,8 +28,8 @@ class MoveOptions(Options):
 
     def sampler(self) -> Sampler:
         """Returns the sampler."""
-        found: Sampler = python_object(self.scheme)(**dict(self))
-        return found
+        sampler: Sampler = python_object(self.scheme)(**dict(self))
+        return sampler
 
 
 class MicrocanonicalOptions(MoveOptions):

@@ -170,14 +170,14 @@ class SamplingSession:
         Raises:
             WriteError: they cannot be written; the job must end then.
         """
-        box, kept = self.box, self.sampler.draws // self.sampler.keep_every
+        box, draws = self.box, self.sampler.draws // self.sampler.keep_every
         dtype = np.dtype(box.dtype.as_numpy_dtype)
         chunk = chunk_shape(box.block, dtype.itemsize)
         try:
             remove(self._samples, ignore_errors=True)
             group = zarr.create_group(self._samples)
             for name, meaning in MEANINGS.items():
-                more = (kept,) if name == "white_noise" else ()
+                more = (draws,) if name == "white_noise" else ()
                 shape, chunks = (*more, *box.shape.to_integer_list), (1,) * (len(more) + 1) + chunk
                 axes = ("draw", "chain", "x", "y", "z")[1 - len(more) :]
                 new_array(group, name, shape, chunks, dtype, axes, "1", meaning)
@@ -246,8 +246,8 @@ class SamplingSession:
             self._table.add(row | dict(zip(mode_names(), map(float, modes[chain]), strict=True)))
 
     def _say(self, move: Move) -> None:
-        found, cells = move.draw.evaluation, self.box.cells
-        data = float(np.mean(found.data)) / max(1, self.posterior.likelihood.count)
+        evaluation, cells = move.draw.evaluation, self.box.cells
+        data = float(np.mean(evaluation.data)) / max(1, self.posterior.likelihood.count)
         # What leads the step size, of the latest moves.
         acceptance = np.mean([accepted for accepted, _ in self._latest])
         quality = f"acceptance {acceptance:.2f}"
@@ -256,7 +256,7 @@ class SamplingSession:
             quality = "no energy error yet" if math.isnan(error) else f"energy error {error:.1e}"
             quality += "" if acceptance == 1 else f"  failed {1 - acceptance:.0%}"
         state = (
-            f"data {data:.4f}  prior {float(np.mean(found.prior)) / cells:.4f}  "
+            f"data {data:.4f}  prior {float(np.mean(evaluation.prior)) / cells:.4f}  "
             f"{quality}  step {move.draw.step:.3f}"
         )
         self.progress("draws" if move.drawn else "warm-up", move.number, self.chains.moves, state)

@@ -187,9 +187,9 @@ class Search(StagedRun):
                 made = now.evaluations + self._scheme.evaluations - before
                 self.progress = replace(now, evaluations=made, ended="stalled")
                 break
-            found, point = report.evaluation, objective.scaling.from_even(report.point)
-            norm = float(self.posterior.space.norm(found.gradient))
-            losses = (*(now.losses or (report.before,)), float(found.loss))
+            evaluation, point = report.evaluation, objective.scaling.from_even(report.point)
+            norm = float(self.posterior.space.norm(evaluation.gradient))
+            losses = (*(now.losses or (report.before,)), float(evaluation.loss))
             left = max(report.expected, losses[(len(losses) - 1) // 2] - losses[-1])
             is_close = left < self._tolerance if is_exact else norm**2 < easy_limit
             self.progress = replace(
@@ -206,9 +206,9 @@ class Search(StagedRun):
                 evaluations=self.progress.evaluations,
                 radius=annealing.radius,
                 inflation=annealing.inflation,
-                loss=float(found.loss),
-                data=float(found.data),
-                prior=float(found.prior),
+                loss=float(evaluation.loss),
+                data=float(evaluation.data),
+                prior=float(evaluation.prior),
                 gradient_norm=norm,
                 step=report.step,
                 left=left,

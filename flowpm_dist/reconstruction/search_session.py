@@ -196,12 +196,12 @@ class SearchSession:
         truth = self.observed.truth
         if truth is None or (row.iteration % COMPARE_EVERY and row.iteration > 1):
             return {}
-        found = compare(Field(point.field, self.model.simulation.box), truth.state.white_noise)
-        places = [_nearest_bin(found.k, wanted) for wanted in (LARGE, SMALL)]
-        shown = [f"r({found.k[i]:.2f}) {found.correlation[i]:.3f}" for i in places]
+        comparison = compare(Field(point.field, self.model.simulation.box), truth.state.white_noise)
+        places = [_nearest_bin(comparison.k, wanted) for wanted in (LARGE, SMALL)]
+        shown = [f"r({comparison.k[i]:.2f}) {comparison.correlation[i]:.3f}" for i in places]
         self._correlation = "  " + "  ".join(dict.fromkeys(shown))
         names = (f"r({LARGE})", f"r({SMALL})")
-        return {n: float(found.correlation[i]) for n, i in zip(names, places, strict=True)}
+        return {n: float(comparison.correlation[i]) for n, i in zip(names, places, strict=True)}
 
     def _write_results(
         self, point: Unknowns, facts: dict[str, Any]
@@ -220,13 +220,13 @@ class SearchSession:
         """
         options, observed, truth = self.options, self.observed, self.observed.truth
         parameters = self.posterior.parameters(point)
-        found = Universe.of(self.model, point.field, parameters)
+        universe = Universe.of(self.model, point.field, parameters)
         values = {name: float(value) for name, value in parameters.items()}
-        fields = self._fields_of(found)
-        fields |= observed.fields(found, fits_amplitude=AMPLITUDE in self.posterior.priors)
+        fields = self._fields_of(universe)
+        fields |= observed.fields(universe, fits_amplitude=AMPLITUDE in self.posterior.priors)
         if truth is not None:
             fields |= {f"truth_{name}": field for name, field in self._fields_of(truth).items()}
-        (spectra, compared), maps = self._spectra_of(fields), observed.maps(found)
+        (spectra, compared), maps = self._spectra_of(fields), observed.maps(universe)
         rows, k = {}, spectra[K]
         for i in [_nearest_bin(k, wanted) for wanted in (LARGE, SMALL)] if compared else ():
             of_fields = {f"r {name}": float(c.correlation[i]) for name, c in compared.items()}
@@ -273,12 +273,12 @@ class SearchSession:
         """Returns the losses and the parameters at the point that was found."""
         posterior, at = self.posterior, self.search.evaluate(point)
         count, cells = posterior.likelihood.count, posterior.space.box.cells
-        own = {} if self.observed.truth is None else self.options.own_values
+        truths = {} if self.observed.truth is None else self.options.own_values
         parameters: dict[str, Any] = {}
         for name, value in values.items():
             parameters[name] = {"value": value, "prior": list(posterior.priors[name])}
-            if name in own:
-                parameters[name]["truth"] = own[name]
+            if name in truths:
+                parameters[name]["truth"] = truths[name]
         return {
             "parameters": parameters,
             **{name: float(getattr(at, name)) for name in ("loss", "data", "prior")},

@@ -125,10 +125,10 @@ class StagedRun(ABC):
 
     def _restored(self) -> Memory | None:
         """Returns what the scheme resumes from, or None if there is no checkpoint."""
-        found = self._checkpoints.restore() if self._checkpoints else None
-        if found is None:
+        restored = self._checkpoints.restore() if self._checkpoints else None
+        if restored is None:
             return None
-        self.progress, memory = found
+        self.progress, memory = restored
         return memory
 
     def _memory(self) -> Memory:

@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from flowpm_dist.io.files import read_json
 from flowpm_dist.jobs.folder import OutputError, numbered_checkpoints
-from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
+from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
@@ -30,16 +30,17 @@ from meshimpl import launch
 class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
     """A reconstruction that was checked and can begin."""
 
-    name = "reconstruct"
-    help = "Find the initial conditions that an observed universe most probably grew from."
-    asks = "What is observed, and how to search."
-    example = "flowpm-dist reconstruct run.toml --ranks 4 --output found"
+    command = Command(
+        "reconstruct",
+        "Find the initial conditions that an observed universe most probably grew from.",
+        run_file="What is observed, and how to search.",
+        example="flowpm-dist reconstruct run.toml --ranks 4 --output found",
+    )
     options_type, folder_type = ReconstructionOptions, ReconstructionFolder
-    unit = "iteration"
-    folder: ReconstructionFolder
 
+    @override
     def check(self) -> None:
-        """See `Job.check`.
+        """Check the data, then as every job does.
 
         Raises:
             ConfigError: the values of the data cannot be used, or have changed.
@@ -51,21 +52,21 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             data, priors = options.data.file, options.priors.ranges
             observations = Observations(options.observation, options.box.grid, data, priors)
             if wrong := observations.problems():
-                problems = [Problem(key, what) for key, what in wrong.items()]
-                raise ConfigError(self.run_file, problems)
+                problems = [Problem(key, reason) for key, reason in wrong.items()]
+                raise ConfigError(self.request.run_file, problems)
         super().check()
-        if not self.resume:
+        if not self.request.resume:
             return
         made = len(read_rows(folder.iterations))
-        kept = numbered_checkpoints(folder.checkpoints, self.unit)
-        if made >= options.search.checkpoint_every and not kept:
+        numbers = numbered_checkpoints(folder.checkpoints, folder.unit)
+        if made >= options.search.checkpoint_every and not numbers:
             raise OutputError(folder.no_checkpoint(f"{made} iterations"))
 
+    @override
     def describe(self) -> str:
-        """Returns a line that says what will be found."""
         options, sampler = self.options, self.options.sampler
         quantity = "convergence of " if options.lightcone is not None else ""
-        unknowns = f"{self.cells:,} cells"
+        unknowns = f"{math.prod(options.box.grid):,} cells"
         if names := ", ".join(options.priors.ranges):
             unknowns += f" and {names}"
         data = "a mock" if options.is_mock else str(options.data.file)
@@ -79,14 +80,9 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
 
     @property
     @override
-    def meshes(self) -> tuple[str, ...]:
-        return search_mesh(self.mesh), self.mesh
-
-    @property
-    @override
-    def demand(self) -> Demand:
+    def costs(self) -> Costs:
         options, free = self.options, self.options.with_mesh(None)
-        return Demand(
+        demand = Demand(
             "the reconstruction",
             options.box.grid,
             self.mesh,
@@ -95,44 +91,32 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             grid_is_free=options.is_mock,
             pyramid=options.evolution.pyramid,
         )
+        cells, resume, sampler = math.prod(options.box.grid), self.request.resume, options.sampler
+        # Evaluations of the posterior; how many the rest of a search takes is not known.
+        searched = resume and bool(self.folder.mark().get("searched"))
+        left = 0 if searched else None if resume else options.search.total
+        pieces = [Pieces(self._rate_name, cells, left)]
+        if sampler is not None:
+            moved = (self.folder.last_move() or 0) * resume
+            moves = max(0, sampler.warm_up + sampler.draws - moved)
+            chains, cells = f"{self._rate_name}, chains", cells * sampler.chains
+            pieces.append(Pieces(chains, cells, moves * sampler.method.leaps, self._rate_name))
+        return Costs(demand, options.disk, tuple(pieces))
 
     @property
-    @override
-    def disk(self) -> int:
-        return self.options.disk
-
-    @property
-    @override
-    def warnings(self) -> tuple[str, ...]:
-        return self.options.warnings
-
-    @property
-    @override
-    def rate_name(self) -> str:
+    def _rate_name(self) -> str:
         model, steps = self.options.observation.structure, self.options.evolution.step_count
         return f"reconstruct {model}" + (f" {steps} steps" if model == "pm" else "")
 
-    @property
     @override
-    def cells(self) -> int:
-        return math.prod(self.options.box.grid)
-
-    @property
-    def remaining(self) -> int | None:
-        """The evaluations of the search; None with chains, or for the rest of a search."""
-        known = self.options.sampler is None and not self.resume
-        return self.options.search.total if known else None
-
-    @override
-    def seconds_per_piece(self, result: dict[str, Any]) -> float | None:
-        seconds: float | None = result.get("seconds_per_evaluation")
-        return seconds
-
-    @override
-    def last_checkpoint(self) -> tuple[Path, str] | None:
-        if (move := self.folder.last_move()) is not None:
-            return self.folder.chains, f"move {move}"
-        return super().last_checkpoint()
+    def speeds(self, result: dict[str, Any]) -> Mapping[str, float]:
+        speeds = {}
+        if (seconds := result.get("seconds_per_evaluation")) is not None:
+            speeds[self._rate_name] = seconds
+        if sampling := result.get("sampling"):
+            chains = f"{self._rate_name}, chains"
+            speeds[chains] = sampling["seconds"] / max(1, sampling["evaluations"])
+        return speeds
 
     def work(self, progress: Progress) -> dict[str, Any]:
         """Searches, and draws where draws are asked for; returns what result.json holds.
@@ -155,36 +139,36 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             folder.keep_checksums(options.checksums())
         whole = search_mesh(self.mesh)  # all ranks, for one universe
         mesh = ProcessMesh(whole)
-        is_searched = self.resume and bool(folder.mark().get("searched"))
+        is_searched = self.request.resume and bool(folder.mark().get("searched"))
         if bool(mesh.world.broadcast(tf.constant(is_searched))):
             facts: dict[str, Any] = json.loads(folder.result.read_text())
         else:
             search = SearchSession(options.with_mesh(whole), mesh, folder, progress)
-            facts = search.run(resume=self.resume)
+            facts = search.run(resume=self.request.resume)
         if options.sampler is not None:
             sampled = SamplingSession(options, ProcessMesh(self.mesh), folder, progress).run()
             facts = {**facts, "sampling": sampled}
         mesh.barrier()  # all is written
         return facts
 
+    @override
     def report(self, result: dict[str, Any]) -> str:
-        """Returns where to look, and the figures that come first."""
         facts, path = result, self.folder.path
         if self.options.is_mock:
             spectra = "correlation.png     with the truth, and T(k); numbers in metrics.csv"
         else:
             spectra = "power_spectrum.png  of what was found; numbers in metrics.csv"
-        found = [
+        lines = [
             f"{name} = {x['value']:.5g} where the joint posterior is highest"
             for name, x in facts["parameters"].items()
         ]
         for row in facts.get("correlations", ()):
             k, r = row["k [h/Mpc]"], row["r initial field"]
-            found.append(f"r(k = {k:.2f} h/Mpc) = {r:.3f} of the initial field")
+            lines.append(f"r(k = {k:.2f} h/Mpc) = {r:.3f} of the initial field")
         for row in facts.get("convergence", ()):
             data, kappa = row["r data"], row["r found"]
-            found.append(f"convergence of {row['source']}: r = {kappa:.3f}, of the data {data:.3f}")
-        more = f"\n{'; '.join(found)}." if found else ""
+            lines.append(f"convergence of {row['source']}: r = {kappa:.3f}, of the data {data:.3f}")
+        more = f"\n{'; '.join(lines)}." if lines else ""
         if "sampling" in facts:
             more += _of_chains(facts["sampling"])
             spectra += "\n  chains.png          where the chains were; each move in draws.csv"
@@ -204,27 +188,6 @@ Reconstruction in {path}:
 {facts["data_per_observed_cell"]:.3g} from the data for each observed cell, \
 {facts["prior_per_cell"]:.3g} from the prior for each cell.{more}
 {outcome_of(facts.get("stopped"), facts.get("left"))}."""
-
-    @classmethod
-    @override
-    def record(cls, path: Path) -> RunRecord | None:
-        folder = ReconstructionFolder(path)
-        facts = read_json(folder.result)
-        results: dict[str, Any] = {}
-        if "stopped" in facts:
-            results["search"] = facts["stopped"]
-        if "data_per_observed_cell" in facts:
-            results["data in each cell"] = facts["data_per_observed_cell"]
-        for name, found in facts.get("parameters", {}).items():
-            results[name] = found["value"]
-        for row in facts.get("correlations", ()):
-            results[f"r at {row['k [h/Mpc]']:.2f} h/Mpc"] = row["r initial field"]
-        sampled = facts.get("sampling", {})
-        for name, found in sampled.get("parameters", {}).items():
-            results[f"{name} of the draws"] = found["mean"]
-        rows = read_rows(folder.iterations)
-        steps = f"{len(rows)} iterations" if rows else ""
-        return record_of_work(folder, steps, results)
 
 
 def _of_chains(facts: dict[str, Any]) -> str:

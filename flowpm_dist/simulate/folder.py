@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 from typing_extensions import override
 
 from flowpm_dist.io.files import (
@@ -26,11 +27,15 @@ from flowpm_dist.io.files import (
     SNAPSHOTS,
     WriteError,
     only_in,
+    read_json,
+    read_text,
     remove,
     remove_unfinished,
     snapshot_attributes,
 )
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
+from flowpm_dist.jobs.results import RunRecord, changed, is_locked
+from flowpm_dist.jobs.run_file import settings_in
 from meshimpl import launch
 
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
@@ -39,8 +44,10 @@ OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.
 OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
 """Results that only some runs have."""
 PARTIAL = ".partial-flowpm-dist"
-STEP = "step"
-"""Checkpoints are numbered by steps."""
+POWER_K = 0.1
+"""Wave number of the power that `runs` lists [h/Mpc]."""
+LENSING_ELL = 300
+"""Multipole of the convergence's power that `runs` lists."""
 
 
 @contextmanager
@@ -67,7 +74,8 @@ class SimulationFolder(JobFolder):
 
     kind = "run"
     contents = (*FILES, *OF_RUN, *SNAPSHOTS)
-    begun = f"{PARTIAL}/checkpoints/{STEP}-*.zarr"
+    begun = f"{PARTIAL}/checkpoints/step-*.zarr"
+    suffix = "output"
 
     def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
         super().__init__(path)
@@ -85,8 +93,8 @@ class SimulationFolder(JobFolder):
         return self.partial / "owner.json"
 
     @property
+    @override
     def checkpoints(self) -> Path:
-        """Path of the folder of checkpoints."""
         return self.partial / "checkpoints"
 
     @property
@@ -101,7 +109,7 @@ class SimulationFolder(JobFolder):
 
     def last_step(self) -> int | None:
         """Returns the step of the latest checkpoint, or None if there is none."""
-        return max(numbered_checkpoints(self.checkpoints, STEP), default=None)
+        return max(numbered_checkpoints(self.checkpoints, self.unit), default=None)
 
     def checksums(self) -> Mapping[str, str]:
         """Returns the checksums of the run's input files by key, from its latest checkpoint.
@@ -109,9 +117,9 @@ class SimulationFolder(JobFolder):
         There are none without a checkpoint, or in one of an older version.
         """
         last = self.last_step()
-        path = self.checkpoints / f"{STEP}-{last or 0:06d}.zarr"
-        found = (snapshot_attributes(path) or {}).get("checksums")
-        return found if isinstance(found, Mapping) else {}
+        path = self.checkpoints / f"step-{last or 0:06d}.zarr"
+        checksums = (snapshot_attributes(path) or {}).get("checksums")
+        return checksums if isinstance(checksums, Mapping) else {}
 
     def is_finished(self) -> bool:
         """Returns whether the folder holds all results of a run."""
@@ -208,9 +216,9 @@ class SimulationFolder(JobFolder):
 
     def _drop_results(self) -> None:
         """Remove all from the partial folder that a resumed run does not need."""
-        kept = (self.owner, self.run_file, self.checkpoints, self.cone_particles)
+        needed = (self.owner, self.run_file, self.checkpoints, self.cone_particles)
         for path in self.partial.iterdir():
-            if path in kept or path.name in self.outputs:
+            if path in needed or path.name in self.outputs:
                 continue
             remove(path)
 
@@ -261,6 +269,57 @@ class SimulationFolder(JobFolder):
                 with suppress(OSError):
                     self._drop_results()
         self.release()
+
+    @override
+    def record(self) -> RunRecord | None:
+        path = self.path
+        if not self.is_complete:
+            if not self.owner.is_file():
+                return None
+            state = "running" if is_locked(self.owner) else "stopped"
+            settings, last = settings_in(self.run_file), self.last_step()
+            edges, steps = settings.get("evolution.edges"), settings.get("evolution.steps")
+            of = steps if edges is None else len(edges) - 1
+            done = "" if last is None else f"{last}/{of} steps"
+            return RunRecord(path, "simulation", state, done, changed(self.owner), {}, settings)
+        # A snapshot alone was saved from Python: how long its steps took is not known.
+        ends = path / "timings.json"
+        when = changed(next(p for n in (ends.name, *SNAPSHOTS) if (p := path / n).exists()))
+        results, done = {**_power(path / "power_spectrum.csv")}, ""
+        results |= _lensing(path / "convergence_power.csv")
+        if ends.exists():
+            if not isinstance(seconds := read_json(ends).get("steps"), list):
+                raise ValueError(f"{ends.name} is damaged")
+            results = {"seconds": sum(seconds), **results}
+            done = f"{len(seconds)}/{len(seconds)} steps"
+        settings = settings_in(path / "run.toml")
+        return RunRecord(path, "simulation", "complete", done, when, results, settings)
+
+
+def _rows(path: Path, columns: int) -> np.ndarray:
+    """Returns the first columns of a table below its line of names; no rows if there is none."""
+    try:
+        lines = read_text(path).splitlines()
+        return np.loadtxt(lines, delimiter=",", skiprows=1, usecols=range(columns), ndmin=2)
+    except (OSError, ValueError):
+        return np.empty((0, columns))
+
+
+def _power(path: Path) -> dict[str, float]:
+    """Returns the measured power divided by linear theory's, nearest to `POWER_K`, by its name."""
+    if not (rows := _rows(path, 4)).size:
+        return {}
+    k, power, _, linear = rows[np.argmin(np.abs(rows[:, 0] - POWER_K))].tolist()
+    return {f"P/linear at {k:.2f} h/Mpc": power / linear}
+
+
+def _lensing(path: Path) -> dict[str, float]:
+    """Returns C_l of the last sources divided by halofit's, near `LENSING_ELL`, by its name."""
+    if not (rows := _rows(path, 7)).size:
+        return {}
+    autos = rows[(rows[:, :2] == rows[:, 0].max()).all(axis=1)]
+    nearest = autos[np.argmin(np.abs(autos[:, 2] - LENSING_ELL))].tolist()
+    return {f"C_l/halofit at l = {nearest[2]:.0f}": nearest[3] / nearest[6]}
 
 
 def _outputs_in(folder: Path) -> list[str]:

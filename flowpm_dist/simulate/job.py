@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,21 +16,16 @@ from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
 from flowpm_dist.io.files import (
     CONE_PARTICLES,
     LIGHT_CONE,
-    SNAPSHOTS,
     WriteError,
     human_size,
-    read_json,
-    read_text,
 )
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
-from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.job import Command, Costs, Job, Pieces, Request
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, changed, is_locked
-from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.observables.light_cone.plan import particle_bytes
-from flowpm_dist.simulate.folder import STEP, SimulationFolder
+from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.cost import process_bytes, simulation_bytes, writing_bytes
 from flowpm_dist.simulation.demand import Demand, Fits
@@ -39,28 +33,23 @@ from flowpm_dist.simulation.demand import Demand, Fits
 if TYPE_CHECKING:
     from flowpm_dist.simulate.session import Summary
 
-POWER_K = 0.1
-"""Wave number of the power that `runs` lists [h/Mpc]."""
-LENSING_ELL = 300
-"""Multipole of the convergence's power that `runs` lists."""
-
 
 class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     """A simulation that was checked and can begin."""
 
-    name = "simulate"
-    help = "Evolve a universe and write its snapshot, power spectrum, figures and timings."
-    asks = "What to simulate."
-    example = "flowpm-dist simulate run.toml --ranks 4 --output universe"
+    command = Command(
+        "simulate",
+        "Evolve a universe and write its snapshot, power spectrum, figures and timings.",
+        run_file="What to simulate.",
+        example="flowpm-dist simulate run.toml --ranks 4 --output universe",
+        takes_tables=True,
+    )
     options_type, folder_type = SimulationOptions, SimulationFolder
-    suffix = "output"
-    unit = STEP
-    takes_tables = True
-    folder: SimulationFolder
 
-    @override
-    def make_folder(self, path: Path) -> SimulationFolder:
-        return SimulationFolder(path, [output_name(a) for a in self.options.output_times])
+    def __init__(self, options: SimulationOptions, mesh: str, request: Request) -> None:
+        super().__init__(options, mesh, request)
+        names = [output_name(a) for a in options.output_times]
+        self.folder = SimulationFolder(request.output, names)
 
     @override
     def describe(self) -> str:
@@ -77,49 +66,34 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
     @property
     @override
-    def warnings(self) -> tuple[str, ...]:
-        cone = self.options.light_cone
-        return (*self.options.warnings, *(() if cone is None else cone.warnings))
-
-    @property
-    @override
-    def demand(self) -> Demand:
-        return demand_of(self.options)
-
-    @property
-    @override
-    def disk(self) -> int:
-        return output_bytes(self.options, self.ranks)
-
-    @property
-    @override
-    def cells(self) -> int:
-        return math.prod(self.options.box.grid)
-
-    @property
-    def remaining(self) -> int:
-        """The number of steps that are left."""
-        return self.options.evolution.step_count - ((self.folder.last_step() or 0) * self.resume)
+    def costs(self) -> Costs:
+        options, cells = self.options, math.prod(self.options.box.grid)
+        done = (self.folder.last_step() or 0) * self.request.resume
+        steps = Pieces(self.command.name, cells, options.evolution.step_count - done)
+        return Costs(demand_of(options), output_bytes(options, self.ranks), (steps,))
 
     @override
-    def seconds_per_piece(self, result: Summary | None) -> float | None:
-        return None if result is None else 1e-9 * result.ns_per_particle_per_step * self.cells
+    def speeds(self, result: Summary | None) -> Mapping[str, float]:
+        if result is None:
+            return {}
+        seconds = 1e-9 * result.ns_per_particle_per_step * math.prod(self.options.box.grid)
+        return {self.command.name: seconds}
 
     @override
-    def during_tensorflow_import(self) -> AbstractContextManager[None]:
+    def while_loading(self) -> AbstractContextManager[None]:
         cosmology = self.options.cosmology
         if cosmology.transfer != "camb":
             return nullcontext()
         return camb_in_background(cosmology.model_dump(exclude_none=True))
 
+    @override
     def work(self, progress: Progress) -> Summary | None:
-        """See `Job.work`. Returns the summary on rank 0."""
         from flowpm_dist.jobs.job import StopError
         from flowpm_dist.simulate.session import SimulationSession
 
         try:
             session = SimulationSession(self.options, self.folder, progress)
-            summary = session.run(resume=self.resume)
+            summary = session.run(resume=self.request.resume)
             self.stopped_by = session.stopped_by
             return summary
         except StopError:
@@ -133,8 +107,8 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
             self.folder.discard()
             raise
 
+    @override
     def report(self, result: Summary | None) -> str:
-        """Returns where the results are, and the first numbers."""
         summary, path, output = result, self.folder.path, self.options.output
         assert summary is not None
         name, steps = snapshot_name(output.format), self.options.evolution.step_count
@@ -168,58 +142,6 @@ Results in {path}:
 {steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
 {summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
 P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
-
-    @classmethod
-    @override
-    def record(cls, path: Path) -> RunRecord | None:
-        folder = SimulationFolder(path)
-        if not folder.is_complete:
-            if not folder.owner.is_file():
-                return None
-            state = "running" if is_locked(folder.owner) else "stopped"
-            settings, last = settings_in(folder.run_file), folder.last_step()
-            edges, steps = settings.get("evolution.edges"), settings.get("evolution.steps")
-            of = steps if edges is None else len(edges) - 1
-            done = "" if last is None else f"{last}/{of} steps"
-            return RunRecord(path, "simulation", state, done, changed(folder.owner), {}, settings)
-        # A snapshot alone was saved from Python: how long its steps took is not known.
-        ends = path / "timings.json"
-        when = changed(next(p for n in (ends.name, *SNAPSHOTS) if (p := path / n).exists()))
-        results, done = {**_power(path / "power_spectrum.csv")}, ""
-        results |= _lensing(path / "convergence_power.csv")
-        if ends.exists():
-            if not isinstance(seconds := read_json(ends).get("steps"), list):
-                raise ValueError(f"{ends.name} is damaged")
-            results = {"seconds": sum(seconds), **results}
-            done = f"{len(seconds)}/{len(seconds)} steps"
-        settings = settings_in(path / "run.toml")
-        return RunRecord(path, "simulation", "complete", done, when, results, settings)
-
-
-def _rows(path: Path, columns: int) -> np.ndarray:
-    """Returns the first columns of a table below its line of names; no rows if there is none."""
-    try:
-        lines = read_text(path).splitlines()
-        return np.loadtxt(lines, delimiter=",", skiprows=1, usecols=range(columns), ndmin=2)
-    except (OSError, ValueError):
-        return np.empty((0, columns))
-
-
-def _power(path: Path) -> dict[str, float]:
-    """Returns the measured power divided by linear theory's, nearest to `POWER_K`, by its name."""
-    if not (rows := _rows(path, 4)).size:
-        return {}
-    k, power, _, linear = rows[np.argmin(np.abs(rows[:, 0] - POWER_K))].tolist()
-    return {f"P/linear at {k:.2f} h/Mpc": power / linear}
-
-
-def _lensing(path: Path) -> dict[str, float]:
-    """Returns C_l of the last sources divided by halofit's, near `LENSING_ELL`, by its name."""
-    if not (rows := _rows(path, 7)).size:
-        return {}
-    autos = rows[(rows[:, :2] == rows[:, 0].max()).all(axis=1)]
-    nearest = autos[np.argmin(np.abs(autos[:, 2] - LENSING_ELL))].tolist()
-    return {f"C_l/halofit at l = {nearest[2]:.0f}": nearest[3] / nearest[6]}
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:

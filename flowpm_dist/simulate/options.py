@@ -157,10 +157,10 @@ class SimulatedRun(RunFile):
     @property
     def solver(self) -> SolverOptions:
         """All options of the simulation except its cosmology, box and steps."""
-        found: dict[str, Any] = {}
+        choices: dict[str, Any] = {}
         for part in (self.initial_options, self.evolution, self.run):
-            found |= {n: getattr(part, n) for n in SolverOptions.model_fields if hasattr(part, n)}
-        return SolverOptions.model_construct(**{**found, "precision": self.precision})
+            choices |= {n: getattr(part, n) for n in SolverOptions.model_fields if hasattr(part, n)}
+        return SolverOptions.model_construct(**{**choices, "precision": self.precision})
 
     def simulation(self, cosmology: Cosmology, *, mesh: ProcessMesh | MeshShape) -> Simulation:
         """Returns the simulation of a cosmology.
@@ -184,25 +184,23 @@ class SimulatedRun(RunFile):
         return times if cone is None else [cone.earliest, *times]
 
     @property
+    @override
     def files(self) -> dict[str, Path | None]:
         """Paths of the files that are read, by key; here the file of the correction."""
         correction = self.evolution.correction
         return {} if correction is None else {"evolution.correction": file_of(str(correction))}
 
+    @override
     def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the values in these files, by key."""
         correction = self.evolution.correction
         if correction is None:
             return {}
         return {"evolution.correction": checksum(correction.numbers())}
 
     @property
+    @override
     def warnings(self) -> tuple[str, ...]:
-        """What a user should know before the work begins.
-
-        Here it is a force that is unstable on the lattice, and how far runs lie outside the range
-        of their correction.
-        """
+        """A force that is unstable on the lattice, runs outside the range of their correction."""
         solver, steps = self.solver, self.evolution
         shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
         values = {name: [value] for name, value in shared.items()}
@@ -222,23 +220,17 @@ class SimulatedRun(RunFile):
         structure = "pm" if self.observed is None else self.observed.structure
         learned = LPT_ONLY if correction.of_lpt else "pm"
         if structure in ("linear", "1lpt", "2lpt", "pm") and structure != learned:
-            what = f'was learned from {learned}: the structure is "{structure}"'
-            yield Problem(key, f"= {str(source)!r} {what}")
+            reason = f'was learned from {learned}: the structure is "{structure}"'
+            yield Problem(key, f"= {str(source)!r} {reason}")
 
     @property
     def force_cells(self) -> list[int]:
         """Cells of the force mesh along each side of the box."""
         return list(finer_grid(self.box.grid, self.evolution.mesh_factor))
 
+    @override
     def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
-        """Returns the shape of the mesh, such as "row:2,col:2": the given one, or one that fits.
-
-        The ranks split one box.
-
-        Args:
-            ranks: number of ranks of the job.
-            source: path of the run file, for messages.
-            shape: value of `--mesh`, which replaces the run file's.
+        """Returns the mesh of ranks, which split one box, see `RunFile.mesh_for`.
 
         Raises:
             ConfigError: the text is no shape, its sizes do not multiply to `ranks`, or an axis does
@@ -356,15 +348,15 @@ class OutputOptions(Options):
             yield Problem("redshifts", "and a are both given: give one of them")
         names = [output_name(a) for a in self._output_times()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            what = f"has two times for the folder {', '.join(twice)}: times must differ by 0.0001"
-            yield Problem("a" if self.a else "redshifts", what)
+            reason = f"has two times for the folder {', '.join(twice)}: times must differ by 0.0001"
+            yield Problem("a" if self.a else "redshifts", reason)
 
     @override
     def idle(self) -> dict[str, str]:
         if self.format == "zarr":
             return {}
-        what = "zarr; other formats hold only the particles: positions, velocities and ids"
-        return {"fields": what}
+        reason = "zarr; other formats hold only the particles: positions, velocities and ids"
+        return {"fields": reason}
 
     def _output_times(self) -> list[float]:
         return sorted(self.a or [1.0 / (1.0 + z) for z in self.redshifts or ()])
@@ -384,12 +376,12 @@ class OutputOptions(Options):
         for a in self._output_times():
             if first * (1 - SAME) <= a <= last * (1 + SAME):
                 continue
-            found, low, high, name, key = a, first, last, "a", "a"
+            time, low, high, name, key = a, first, last, "a", "a"
             if self.a is None:
-                found, low, high = (1 / x - 1 if x else math.inf for x in (a, last, first))
+                time, low, high = (1 / x - 1 if x else math.inf for x in (a, last, first))
                 name, key = "z", "redshifts"
-            what = f"has {name} = {found:g}: must be from {low:g} to {high:g}, within the steps"
-            yield Problem(f"output.{key}", what)
+            reason = f"has {name} = {time:g}: must be from {low:g} to {high:g}, within the steps"
+            yield Problem(f"output.{key}", reason)
 
 
 def output_name(a: float) -> str:
@@ -461,6 +453,12 @@ class SimulationOptions(SimulatedRun):
 
     @property
     @override
+    def warnings(self) -> tuple[str, ...]:
+        cone = self.light_cone
+        return (*super().warnings, *(() if cone is None else cone.warnings))
+
+    @property
+    @override
     def files(self) -> dict[str, Path | None]:
         noise, cone = self.initial.white_noise, self.lightcone
         tables = {} if cone is None else {key: each.file for key, each in cone.tables.items()}
@@ -470,9 +468,9 @@ class SimulationOptions(SimulatedRun):
     @override
     def checksums(self) -> dict[str, str]:
         cone, noise = self.lightcone, self.initial.white_noise
-        found = super().checksums()
+        checksums = super().checksums()
         if cone is not None:
-            found |= {key: each.checksum for key, each in cone.tables.items()}
+            checksums |= {key: each.checksum for key, each in cone.tables.items()}
         if noise is not None:
-            found["initial.white_noise"] = checksum(open_white_noise(noise))
-        return found
+            checksums["initial.white_noise"] = checksum(open_white_noise(noise))
+        return checksums

@@ -29,7 +29,7 @@ from flowpm_dist.observables.light_cone.results import (
     observers_of,
     write_light_cone_results,
 )
-from flowpm_dist.simulate.folder import STEP, SimulationFolder
+from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
 from meshimpl import launch
@@ -242,7 +242,7 @@ class SimulationSession:
         cosmology = Cosmology(**options.cosmology.model_dump(exclude_none=True))
         self.simulation = options.simulation(cosmology, mesh=options.mesh.shape)
         box = self.simulation.box
-        self.checkpoints = FieldCheckpoints(folder.checkpoints, STEP, box, KEEP)
+        self.checkpoints = FieldCheckpoints(folder.checkpoints, folder.unit, box, KEEP)
         self._stop = StopRequest(box.mesh, folder, "step", progress.say)
         self._written: list[float] = []
         self._particles: LightConeFiles | None = None
@@ -274,11 +274,11 @@ class SimulationSession:
             write_run_file(self.folder.run_file, options.resolved())
             self._checksums = options.checksums()
         mesh.barrier()  # rank 0 has the folder
-        found = self.checkpoints.latest(**self._ours) if resume else None
-        last = 0 if found is None else int(found[1]["step"])
-        self._written = [] if found is None else list(found[1]["outputs"])
+        checkpoint = self.checkpoints.latest(**self._ours) if resume else None
+        last = 0 if checkpoint is None else int(checkpoint[1]["step"])
+        self._written = [] if checkpoint is None else list(checkpoint[1]["outputs"])
         if options.lightcone is not None and options.lightcone.particles:
-            sealed = 0 if found is None else found[1].get("particle_files", 0)
+            sealed = 0 if checkpoint is None else checkpoint[1].get("particle_files", 0)
             self._particles = LightConeFiles(self.folder.cone_particles, mesh, sealed)
         times = [a for a in options.output_times if a not in self._written]
         self.progress.note(f"going on after step {last}" if last else "initial conditions")
@@ -294,7 +294,7 @@ class SimulationSession:
                 progress=self.progress.step,
                 observe=[*views, *states],
                 after_step=self._after_step,
-                resume=None if found is None else lambda _: self._restored(*found),
+                resume=None if checkpoint is None else lambda _: self._restored(*checkpoint),
             )
             # A signal that comes now lets the results be written.
             self.progress.note("writing")

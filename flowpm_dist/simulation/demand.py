@@ -108,16 +108,20 @@ class Demand:
     grid_is_free: bool = True
     pyramid: str = "off"
 
+    @property
+    def ranks(self) -> int:
+        """The number of ranks of the mesh."""
+        return math.prod(parse_mesh(self.mesh, batched=True).values())
+
     def estimate(self, disk: int = 0, seconds: float | None = None) -> Estimate:
         """Returns the estimate of the job on its mesh.
 
         Args:
             disk, seconds: see `Estimate`.
         """
-        axes = parse_mesh(self.mesh, batched=True)
-        ranks = math.prod(axes.values())
-        together = launch.ranks_on_host(ranks)
-        return Estimate(ranks, together, self.memory_at(self.grid, axes), disk, seconds)
+        memory = self.memory_at(self.grid, parse_mesh(self.mesh, batched=True))
+        together = launch.ranks_on_host(self.ranks)
+        return Estimate(self.ranks, together, memory, disk, seconds)
 
     def check(self, estimate: Estimate, host: launch.HostMemory) -> None:
         """Check that the job fits into the memory of this host.

@@ -13,14 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import human_size, read_json, write_text
-from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, check_room
-from flowpm_dist.jobs.job import Job, StopError
+from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder, check_room
+from flowpm_dist.jobs.job import Command, Costs, Job, StopError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, record_of_work
+from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.jobs.run_file import write_run_file
-from flowpm_dist.simulation.demand import OVERRIDE, Demand
+from flowpm_dist.simulation.demand import OVERRIDE
 from flowpm_dist.studies import summary
 from flowpm_dist.studies.measures import STEP, measured
 from flowpm_dist.studies.options import Point, StudyOptions
@@ -59,6 +61,16 @@ class StudyFolder(WorkFolder):
         super().__init__(path)
         self.runs = self.path / "runs"
 
+    @override
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        count = len(self.ended())
+        return (self.runs, f"{count} runs") if count else None
+
+    @override
+    def record(self) -> RunRecord | None:
+        runs = self.ended()
+        return self.recorded(f"{len(runs)} runs" if runs else "")
+
     def ended(self) -> list[summary.Run]:
         """Returns all runs that have ended, by their numbers."""
         results = map(read_json, sorted(self.runs.glob(f"*/{RESULT}")))
@@ -68,14 +80,14 @@ class StudyFolder(WorkFolder):
 class StudyJob(Job[StudyOptions, list[summary.Run]]):
     """A study that was checked and can begin."""
 
-    name = "study"
-    help = "Run a job or a script at many points, and measure time, memory, energy and scores."
-    asks = "The subject, and the points at which it is run."
-    example = "flowpm-dist study examples/study.toml --output scaling"
+    command = Command(
+        "study",
+        "Run a job or a script at many points, and measure time, memory, energy and scores.",
+        run_file="The subject, and the points at which it is run.",
+        example="flowpm-dist study examples/study.toml --output scaling",
+        starts_jobs=True,
+    )
     options_type, folder_type = StudyOptions, StudyFolder
-    starts_jobs = True
-    cells = 1
-    folder: StudyFolder
     _largest: Job[Any, Any] | None = None
     """The job of the point that needs the most memory on this host."""
     _disk = 0
@@ -95,7 +107,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
             if not is_on_one_host():
                 raise UserError("study.memory: is looked at on one host, and this job has several")
         if not self.options.points():
-            raise UserError(f"{self.run_file}: no mesh.shape in [vary] is of study.ranks")
+            raise UserError(f"{self.request.run_file}: no mesh.shape in [vary] is of study.ranks")
 
         def plan(point: Point) -> Job[Any, Any] | None:
             smallest = self.options.with_value(point, study.smallest) if study.largest else point
@@ -106,12 +118,12 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         plans = {str(point): partial(plan, point) for point in points}
         jobs = [job for job in all_planned(plans) if job is not None]
         if jobs:
-            self._largest = max(jobs, key=lambda job: job.estimate.on_host)
-        self._disk = study.repeats * sum(job.disk for job in jobs)
-        check_room(self.folder.path, self.disk, "the runs need at most")
+            self._largest = max(jobs, key=lambda job: job.costs.estimate.on_host)
+        self._disk = study.repeats * sum(job.costs.disk for job in jobs)
+        check_room(self.folder.path, self.costs.disk, "the runs need at most")
 
+    @override
     def describe(self) -> str:
-        """Returns a line that says what will be run."""
         study, count = self.options.study, len(self.options.points())
         on = f"on {', '.join(map(str, study.ranks))} ranks"
         if study.largest:
@@ -120,31 +132,20 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         return f"{study.subject.name}, {count} runs {on}; {study.repeats} at each point"
 
     @property
-    def demand(self) -> Demand | None:
-        """The memory of the point that needs the most; None for a script or a limit of memory."""
-        if self._largest is None or self.options.study.memory is not None:
-            return None
-        return self._largest.demand
+    @override
+    def costs(self) -> Costs:
+        study, largest = self.options.study, self._largest
+        most, threads = max(study.ranks), study.threads or 1
+        warnings, cores = [], launch.available_cores()
+        if is_on_one_host() and most * threads > cores:
+            warnings.append(f"{most * threads} threads of {most} ranks share {cores} cores here")
+        # With a limit of memory, or a script, the memory is not known.
+        demand = None if largest is None or study.memory is not None else largest.costs.demand
+        disk = FIGURES_AND_TABLES + self._disk
+        return Costs(demand, disk, ranks=most, warnings=tuple(warnings))
 
     @property
-    def disk(self) -> int:
-        """The largest size of the files of all runs [bytes]."""
-        return super().disk + self._disk
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """A warning if the ranks of a run share cores."""
-        cores, threads = launch.available_cores(), self.options.study.threads or 1
-        if is_on_one_host() and (most := self.most_ranks * threads) > cores:
-            return (f"{most} threads of {self.most_ranks} ranks share {cores} cores here",)
-        return ()
-
-    @property
-    def most_ranks(self) -> int:
-        """The largest number of ranks of a run."""
-        return max(self.options.study.ranks)
-
-    @property
+    @override
     def is_complete(self) -> bool:
         """Whether all runs, repetitions that were added too, have ended and are summarised."""
         searches = self.options.study.largest is not None
@@ -156,11 +157,6 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         names = [SUMMARY] if self.options.study.largest is None else [SUMMARY, LARGEST]
         return [self.folder.path / name for name in names]
 
-    def last_checkpoint(self) -> tuple[Path, str] | None:
-        """Returns the folder of the runs, and how many have ended."""
-        count = len(self.folder.ended())
-        return (self.folder.runs, f"{count} runs") if count else None
-
     def work(self, progress: Progress) -> list[summary.Run]:
         """Makes the runs that no other worker makes, and summarises all. Returns the runs.
 
@@ -169,7 +165,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         """
         points = {self.folder.runs / point.name: point for point in self.options.in_random_order()}
         with alone(self.folder.runs):
-            write_run_file(self.folder.run_file, self.resolved)
+            write_run_file(self.folder.run_file, self.options.resolved())
             self.folder.keep_checksums(self.options.checksums())
         stop = StopSignals()
 
@@ -283,8 +279,8 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
                 with decoration(name, warn):
                     save_figure(draw(), path / name)
 
+    @override
     def report(self, result: list[summary.Run]) -> str:
-        """Returns where to look, and the points."""
         path, groups = self.folder.path, summary.groups_of(result)
         if key := self.options.study.largest:
             lines = [f"{path}: largest.csv"]
@@ -304,10 +300,3 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
                 text += f"; {len(group.failed)} runs {group.failed[0].status}"
             lines.append(text)
         return "\n".join(lines)
-
-    @classmethod
-    def record(cls, path: Path) -> RunRecord | None:
-        """Returns the entry of a study in `flowpm-dist runs`; None if there is none."""
-        folder = StudyFolder(path)
-        runs = folder.ended()
-        return record_of_work(folder, f"{len(runs)} runs" if runs else "")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field
+from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import read_bytes, remove
@@ -170,18 +171,19 @@ class SubjectFile(RunFile):
         return Subject(section.subject)
 
     @property
+    @override
     def files(self) -> dict[str, Path]:
-        """The input files by key."""
         return {f"{self.section}.subject": self.target.path}
 
+    @override
     def checksums(self) -> dict[str, str]:
-        """Returns the checksums of the input files by key."""
         return {
             key: hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()
             for key, path in self.files.items()
         }
 
-    def mesh_for(self, ranks: int, *, source: object, shape: str | None = None) -> str:
+    @override
+    def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
         """Returns the mesh of the process that starts the runs, which has one rank.
 
         Raises:
@@ -191,9 +193,14 @@ class SubjectFile(RunFile):
             raise UserError(f"--mesh {shape}: {self.mesh_place}")
         return "row:1"
 
+    @override
     def with_mesh(self, shape: str | None) -> Self:
-        """Returns the same options."""
         return self
+
+    @property
+    @override
+    def meshes(self) -> tuple[str, ...]:
+        return ("row:1",)
 
 
 def check_subject(subject: Subject) -> None:
@@ -208,7 +215,7 @@ def check_subject(subject: Subject) -> None:
         return
     if subject.path.suffix != ".toml":
         raise UserError(f"{subject.path} is neither a run file (.toml) nor a script (.py)")
-    if subject.command not in JOBS or job_class(subject.command).starts_jobs:
+    if subject.command not in JOBS or job_class(subject.command).command.starts_jobs:
         raise UserError(f"{subject.path} is the run file of a study itself")
 
 

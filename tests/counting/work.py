@@ -7,7 +7,7 @@ from pathlib import Path
 
 from counting.options import CountOptions
 from flowpm_dist.jobs.folder import WorkFolder
-from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.simulation.cost import process_bytes
@@ -18,34 +18,26 @@ class CountFolder(WorkFolder):
     kind = "count"
     contents = ("count.json", "run.toml", "total.json")
     begun = "count.json"
-    kept = ("step", "total")
+    resumed_keys = ("step", "total")
+
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        step = self.mark().get("step")
+        return None if step is None else (self.path, f"step {step}")
 
 
 class CountJob(Job[CountOptions, int]):
-    name, help, example = "count", "Count on all ranks.", "flowpm-dist count run.toml"
+    command = Command("count", "Count on all ranks.", example="flowpm-dist count run.toml")
     options_type, folder_type = CountOptions, CountFolder
-    cells = 1
-
-    @classmethod
-    def choose_mesh(cls, options, ranks, *, source, shape=None):
-        return shape or f"row:{ranks}"
 
     @property
-    def demand(self) -> Demand:
-        return Demand(
-            "counting",
-            (8, 8, 8),
-            self.mesh,
-            lambda grid, axes: process_bytes(axes),
-            "row:{}".format,
-        )
+    def costs(self) -> Costs:
+        def memory(grid, axes):
+            return process_bytes(axes)
+
+        return Costs(Demand("counting", (8, 8, 8), self.mesh, memory, "row:{}".format))
 
     def describe(self) -> str:
         return f"{self.options.count.steps} steps"
-
-    def last_checkpoint(self) -> tuple[Path, str] | None:
-        step = self.folder.mark().get("step")
-        return None if step is None else (self.folder.path, f"step {step}")
 
     def work(self, progress: Progress) -> int:
         import tensorflow as tf
@@ -58,7 +50,7 @@ class CountJob(Job[CountOptions, int]):
         mark = self.folder.mark()
         total, first = int(mark.get("total", 0)), int(mark.get("step", 0))
         if mesh.rank == 0:
-            write_run_file(self.folder.run_file, self.resolved)
+            write_run_file(self.folder.run_file, self.options.resolved())
         mesh.barrier()
         request = StopRequest(mesh, self.folder, "step", progress.say)
         with request.heard():

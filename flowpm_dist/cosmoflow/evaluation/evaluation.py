@@ -363,7 +363,7 @@ def _summary_of(one: Judged, which: str) -> dict[str, Any]:
     return {
         "folder": str(training.folder.path.absolute()),
         "step": one.step,
-        "saved": training.folder.saved(which),
+        "saved": training.folder.saved_at(which),
         "steps": training.plan.training.steps,
         "complete": training.complete,
         "seed": one.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -159,8 +160,8 @@ class Evaluation:
         except OSError as error:
             raise WriteError.of(Path(error.filename or folder), error) from error
         self._decorate(folder)
-        about = (self.mesh, self.progress, record_of_evaluation, usage or {})
-        leave_report(folder, "evaluate", *about)
+        read = functools.partial(record_of_evaluation, folder)
+        leave_report(folder, "evaluate", self.mesh, self.progress, read, usage or {})
         return folder
 
     def _older_posteriors(self, path: Path) -> Any:

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
-from flowpm_dist.jobs.results import RunRecord, changed
+from flowpm_dist.jobs.results import RunRecord, changed, read_rows
 from flowpm_dist.jobs.run_file import flat, toml_of
 
 MARK = "training.json"
@@ -55,13 +57,45 @@ class TrainingFolder(WorkFolder):
     kind = "training"
     contents = CONTENTS
     begun = MARK
-    kept = ("step",)
+    resumed_keys = ("step",)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.metrics, self.best = self.path / "metrics.csv", self.path / BEST
         self.draws, self.mlperf_log = self.path / "draws.json", self.path / "mlperf.log"
         self.held_out = self.path / "held-out"
+
+    @override
+    def complete_message(self) -> str:
+        mark = self.mark()
+        early = f", of {mark.get('steps')}, as validations got no better"
+        early *= bool(mark.get("ended_early"))
+        return f"The training in {self.path} is complete: {mark.get('step')} steps{early}."
+
+    @override
+    def last_checkpoint(self) -> tuple[Path, str] | None:
+        import tensorflow as tf
+
+        latest = tf.train.latest_checkpoint(str(self.checkpoints))
+        if latest is None:
+            return None
+        return self.checkpoints, f"step {latest.rpartition('-')[2]}"
+
+    @override
+    def record(self) -> RunRecord | None:
+        mark, rows = self.mark(), read_rows(self.metrics)
+        results: dict[str, Any] = {}
+        for name in ("loss", "validation_loss"):
+            values = [float(row[name]) for row in rows if row.get(name)]
+            if values:
+                results[name.replace("_", " ")] = values[-1]
+        fresh = sorted((self.path / FRESH).glob("*/evaluation"))
+        folders = [*fresh, *map(self.evaluation, ("test", "validation"))]
+        results |= next(filter(None, map(errors_in, folders)), {})
+        steps = f"{len(rows)} steps" if rows else ""
+        if {"step", "steps"} <= set(mark):
+            steps = f"{mark['step']}/{mark['steps']} steps"
+        return self.recorded(steps, results)
 
     def weights(self, which: str) -> Path:
         """Returns the folder of the best or the last weights; the last ones if no best were kept.
@@ -72,7 +106,7 @@ class TrainingFolder(WorkFolder):
         has_best = which == "best" and (self.best / "checkpoint").exists()
         return self.best if has_best else self.checkpoints
 
-    def saved(self, which: str) -> float | None:
+    def saved_at(self, which: str) -> float | None:
         """Returns when weights were saved [s since 1970]; None if there are none.
 
         Args:

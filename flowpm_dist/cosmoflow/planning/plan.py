@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+from typing_extensions import override
+
 from flowpm_dist.cosmoflow.planning.checks import plan_problems
 from flowpm_dist.cosmoflow.planning.completion import dataset_of, with_dataset, with_preset
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
+from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
 from flowpm_dist.cosmoflow.planning.options import (
     DERIVED,
     SOURCES,
@@ -268,6 +271,10 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         middle = CosmologyOptions.model_construct(**self.middle)
         of_maps = map_warnings(self.lightcone, middle, self.box_size, self.force_cells)
         return (*super().warnings, *of_maps)
+
+    @override
+    def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
+        return check_training_mesh(self, ranks, source=source, shape=shape)
 
     def _completed(self) -> Self:
         """Returns the plan with a value for every option that follows from others."""

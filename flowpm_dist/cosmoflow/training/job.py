@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from flowpm_dist.cosmoflow.planning.folder import FRESH, TrainedError, TrainingFolder, errors_in
+from typing_extensions import override
+
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
-    check_training_mesh,
     training_bytes,
     training_demand,
 )
@@ -19,10 +20,8 @@ from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
-from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
-from flowpm_dist.simulation.demand import Demand
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.session import TrainingOutcome
@@ -34,24 +33,19 @@ ENOUGH = 20
 class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
     """A training that was checked and can begin."""
 
-    name = "train"
-    help = "Train a network that finds parameters in volumes or maps, simulated as it learns."
-    asks = "What to simulate and learn."
-    example = "flowpm-dist train run.toml --ranks 4"
-    mesh_example = "replica:2,row:2"
-    counted = "training"
+    command = Command(
+        "train",
+        "Train a network that finds parameters in volumes or maps, simulated as it learns.",
+        run_file="What to simulate and learn.",
+        example="flowpm-dist train run.toml --ranks 4",
+        mesh_example="replica:2,row:2",
+        steps="training",
+    )
     options_type, folder_type = TrainingPlan, TrainingFolder
-    folder: TrainingFolder
 
-    @classmethod
-    def choose_mesh(
-        cls, options: TrainingPlan, ranks: int, *, source: Path, shape: str | None = None
-    ) -> str:
-        """See `Job.choose_mesh`."""
-        return check_training_mesh(options, ranks, source=source, shape=shape)
-
+    @override
     def check(self) -> None:
-        """See `Job.check`.
+        """Check the weights to start from, then as every job does.
 
         Raises:
             TrainedError: there are no weights to start from, they are in the folder itself, or they
@@ -60,7 +54,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         """
         self._check_start()
         super().check()
-        if self.resume and self.options.simulates:
+        if self.request.resume and self.options.simulates:
             SavedTraining(self.folder, self.options, complete=False).check_held_out()
 
     def _check_start(self) -> None:
@@ -69,7 +63,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         Of arrays, also that they have seen none that are held out here.
         """
         start = self.options.training.start_from
-        continues = self.resume and (self.folder.checkpoints / "checkpoint").exists()
+        continues = self.request.resume and (self.folder.checkpoints / "checkpoint").exists()
         if start is None or continues:
             return
         if start.resolve() == self.folder.path.resolve():
@@ -92,83 +86,54 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
                 )
 
     @property
+    @override
     def is_complete(self) -> bool:
-        """Whether there is nothing left to do, and the last checkpoint is there."""
         mark = self.folder.mark()
         done = mark.get("step")
         if not (super().is_complete and isinstance(done, int)):
             return False
-        kept = (self.folder.checkpoints / f"step-{done}.index").exists()
-        return kept and (done >= self.options.training.steps or bool(mark.get("ended_early")))
+        is_saved = (self.folder.checkpoints / f"step-{done}.index").exists()
+        return is_saved and (done >= self.options.training.steps or bool(mark.get("ended_early")))
 
-    def complete_message(self) -> str:
-        """See `Job.complete_message`."""
-        done, steps = self.folder.mark().get("step"), self.options.training.steps
-        early = "" if done == steps else f", of {steps}, as validations got no better"
-        return f"The training in {self.folder.path} is complete: {done} steps{early}."
-
+    @override
     def describe(self) -> str:
-        """Returns a line that says what will be trained."""
         config = self.options
         weights = config.declaration.parameters(config.width, config.channels, config.outputs)
-        kept = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
+        buffer = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
         count = "" if config.declaration.is_keras else f"{weights:,} weights, "
         network = f"{config.network.name}, {count}mesh {self.mesh}"
-        if not kept:
+        if not buffer:
             return network
-        what = "volumes" if config.lightcone is None else "universes' maps"
-        return f"{network}; {config.simulated.buffer} {what} kept: {human_size(kept)} on each rank"
+        samples = "volumes" if config.lightcone is None else "universes' maps"
+        size = f"{human_size(buffer)} on each rank"
+        return f"{network}; {config.simulated.buffer} {samples} kept: {size}"
 
     @property
-    def demand(self) -> Demand:
-        """See `Job.demand`."""
-        return training_demand(self.options, self.mesh)
+    @override
+    def costs(self) -> Costs:
+        plan, done = self.options, 0
+        if self.request.resume:
+            done = int(str(self.folder.mark().get("step", 0)))
+        # For maps, the cells of the simulated box, which cost more than those of the maps.
+        cells = plan.cells if plan.lightcone is None else math.prod(plan.grid)
+        left = (plan.training.steps - done) * plan.training.batch
+        samples = Pieces(self._rate_name, cells, left)
+        disk = training_bytes(plan, self.folder)
+        return Costs(training_demand(plan, self.mesh), disk, (samples,))
 
     @property
-    def disk(self) -> int:
-        """See `Job.disk`."""
-        return training_bytes(self.options, self.folder)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """See `Job.warnings`."""
-        return self.options.warnings
-
-    @property
-    def rate_name(self) -> str:
-        """See `Job.rate_name`."""
+    def _rate_name(self) -> str:
         return f"train {self.options.network.name}"
 
-    @property
-    def cells(self) -> int:
-        """Cells of a volume; for maps, the cells of the simulated box, which cost more."""
-        config = self.options
-        return config.cells if config.lightcone is None else math.prod(config.grid)
-
-    @property
-    def remaining(self) -> int:
-        """The samples of the steps that are left."""
-        done = int(str(self.folder.mark().get("step", 0))) * self.resume
-        return (self.options.training.steps - done) * self.options.training.batch
-
-    def seconds_per_piece(self, result: TrainingOutcome) -> float | None:
-        """See `Job.seconds_per_piece`."""
+    @override
+    def speeds(self, result: TrainingOutcome) -> Mapping[str, float]:
         seconds = sum(result.phases.values())
         if not seconds or result.step < ENOUGH:
-            return None
-        return seconds / self.options.training.batch
+            return {}
+        return {self._rate_name: seconds / self.options.training.batch}
 
-    def last_checkpoint(self) -> tuple[Path, str] | None:
-        """See `Job.last_checkpoint`."""
-        import tensorflow as tf
-
-        latest = tf.train.latest_checkpoint(str(self.folder.checkpoints))
-        if latest is None:
-            return None
-        return self.folder.checkpoints, f"step {latest.rpartition('-')[2]}"
-
+    @override
     def work(self, progress: Progress) -> TrainingOutcome:
-        """See `Job.work`."""
         from flowpm_dist.cosmoflow.training.session import TrainingSession
         from flowpm_dist.cosmoflow.volumes.record_writer import stage_files
         from meshimpl.process_mesh import ProcessMesh
@@ -177,10 +142,12 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         if mesh.rank == 0 and self.options.files:
             self.folder.keep_checksums(self.options.checksums())
         stage_files(self.options, mesh, progress)
-        return TrainingSession(self.options, mesh, self.folder, progress).run(resume=self.resume)
+        return TrainingSession(self.options, mesh, self.folder, progress).run(
+            resume=self.request.resume
+        )
 
+    @override
     def report(self, outcome: TrainingOutcome) -> str:
-        """Returns where to look, and the figures that come first."""
         path, seconds = self.folder.path, sum(outcome.phases.values())
         shares = sorted(outcome.phases.items(), key=lambda item: -item[1])
         where = ", ".join(f"{name} {100 * s / seconds:.0f} %" for name, s in shares if s) or "-"
@@ -202,22 +169,3 @@ Training in {path}:
 
 {outcome.step} of {outcome.steps} steps: {", ".join(losses)}{rate}.
 Next: flowpm-dist evaluate {path}"""
-
-    @classmethod
-    def record(cls, path: Path) -> RunRecord | None:
-        """See `Job.record`."""
-        folder = TrainingFolder(path)
-        mark = folder.mark()
-        results: dict[str, Any] = {}
-        rows = read_rows(folder.metrics)
-        for name in ("loss", "validation_loss"):
-            values = [float(row[name]) for row in rows if row.get(name)]
-            if values:
-                results[name.replace("_", " ")] = values[-1]
-        fresh = sorted((folder.path / FRESH).glob("*/evaluation"))
-        folders = [*fresh, *map(folder.evaluation, ("test", "validation"))]
-        results |= next(filter(None, map(errors_in, folders)), {})
-        steps = f"{len(rows)} steps" if rows else ""
-        if {"step", "steps"} <= set(mark):
-            steps = f"{mark['step']}/{mark['steps']} steps"
-        return record_of_work(folder, steps, results)

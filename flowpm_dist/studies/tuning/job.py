@@ -17,11 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
-from flowpm_dist.jobs.job import PROGRAM, Job, StopError
+from flowpm_dist.jobs.job import PROGRAM, Command, Costs, Job, StopError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord, read_rows, record_of_work
+from flowpm_dist.jobs.results import RunRecord, read_rows
 from flowpm_dist.jobs.run_file import flat, write_run_file
 from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
@@ -74,6 +76,20 @@ class TuneFolder(WorkFolder):
         self.trials, self.repeats = self.path / "trials", self.path / "repeats"
         self.storage = self.path / "storage"
 
+    @override
+    def saved(self) -> str:
+        return f"the trials in {self.path} are kept: go on with --resume"
+
+    @override
+    def record(self) -> RunRecord | None:
+        mark, rows = self.mark(), read_rows(self.path / TRIALS)
+        counted = sum(row["state"] in COUNTED for row in rows)
+        best: Any = mark.get("best") or {}
+        values = {"best": best["name"], **best["values"]} if best else {}
+        if mark.get("beats") is not None:
+            values["beats the defaults"] = as_written(mark["beats"])
+        return self.recorded(f"{counted} trials" if rows else "", values)
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -93,16 +109,14 @@ class Tuned:
 class TuneJob(Job[TuneOptions, Tuned]):
     """A tuning that was checked and can begin."""
 
-    name = "tune"
-    help = "Search for the values of a run file's keys with which a training learns best."
-    asks = "What to tune, and between which values."
-    example = "flowpm-dist tune tune.toml --output tuned"
+    command = Command(
+        "tune",
+        "Search for the values of a run file's keys with which a training learns best.",
+        run_file="What to tune, and between which values.",
+        example="flowpm-dist tune tune.toml --output tuned",
+        starts_jobs=True,
+    )
     options_type, folder_type = TuneOptions, TuneFolder
-    unit = "trial"
-    starts_jobs = True
-    demand = None
-    cells = 1
-    folder: TuneFolder
 
     def check(self) -> None:
         """Checks optuna, the subject with each value of the space, and the folder.
@@ -112,12 +126,12 @@ class TuneJob(Job[TuneOptions, Tuned]):
         """
         check.check_optuna()
         self.judge, self._subject = check.checked_subject(
-            self.options, self.run_file, self.folder.path
+            self.options, self.request.run_file, self.folder.path
         )
         super().check()
 
+    @override
     def describe(self) -> str:
-        """Returns a line that says what will be tuned."""
         tune = self.options.tune
         ranks = f" on {tune.ranks} ranks" if tune.ranks > 1 else ""
         keys = len(self.options.space)
@@ -129,44 +143,31 @@ class TuneJob(Job[TuneOptions, Tuned]):
         )
 
     @property
-    def disk(self) -> int:
-        """The largest size of the files [bytes]; an ended trial keeps only tables and pictures."""
-        tune = self.options.tune
+    @override
+    def costs(self) -> Costs:
+        tune, subject = self.options.tune, self._subject
+        # An ended trial keeps only tables and pictures.
         whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
-        return FIGURES_AND_TABLES + whole * (0 if self._subject is None else self._subject.disk)
+        disk = FIGURES_AND_TABLES + whole * (0 if subject is None else subject.costs.disk)
+        ranks, cores, warnings = tune.ranks * tune.workers, launch.available_cores(), []
+        if is_on_one_host():
+            if ranks > cores:
+                share_of = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
+                warnings.append(f"{share_of}: {ranks} ranks share {cores} cores here")
+            try:
+                check_memory(subject, tune.workers)
+            except TooLargeError as error:
+                warnings.append(str(error))
+        return Costs(None, disk, ranks=ranks, warnings=tuple(warnings))
 
     @property
+    @override
     def is_complete(self) -> bool:
         """Whether there is nothing left to do, also if more trials are asked for than were made."""
         mark = self.folder.mark()
         return super().is_complete and all(
             int(str(mark.get(key, 0))) >= getattr(self.options.tune, key) for key in ENOUGH
         )
-
-    @property
-    def most_ranks(self) -> int:
-        """The number of ranks of all workers of this host."""
-        return self.options.tune.ranks * self.options.tune.workers
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings if workers share cores, or do not fit into the memory of this host."""
-        tune, cores = self.options.tune, launch.available_cores()
-        if not is_on_one_host():
-            return ()
-        warnings = []
-        if self.most_ranks > cores:
-            share_of = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"
-            warnings.append(f"{share_of}: {self.most_ranks} ranks share {cores} cores here")
-        try:
-            check_memory(self._subject, tune.workers)
-        except TooLargeError as error:
-            warnings.append(str(error))
-        return tuple(warnings)
-
-    def saved(self) -> str:
-        """Returns what a user can do whose tuning was stopped."""
-        return f"the trials in {self.folder.path} are kept: go on with --resume"
 
     def work(self, progress: Progress) -> Tuned:
         """Makes the trials and the repeats that no other worker makes, and writes the results.
@@ -179,7 +180,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         options, folder, tune = self.options, self.folder, self.options.tune
         stop = StopSignals()
         with alone(folder.repeats):
-            write_run_file(folder.run_file, self.resolved)
+            write_run_file(folder.run_file, options.resolved())
             folder.keep_checksums(options.checksums())
             if folder.is_complete:  # more trials or seeds are asked for
                 folder.write_mark(complete=False)
@@ -230,7 +231,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         tune, folder = self.options.tune, self.folder
         name = f"{socket.gethostname()}-{os.getpid()}"
         failed = threading.Event()
-        words = [self.name, str(folder.run_file), "--output", str(folder.path), "--resume"]
+        words = [self.command.name, str(folder.run_file), "--output", str(folder.path), "--resume"]
         command = [*PROGRAM, *words, "--set", "tune.workers=1"]
         logs = folder.path / "workers"
 
@@ -322,8 +323,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 with decoration(name, warn):
                     save_figure(draw(), self.folder.path / name)
 
+    @override
     def report(self, result: Tuned) -> str:
-        """Returns where to look, the best values, and whether they beat the defaults."""
         path, verdict, metric = self.folder.path, result.verdict, self.judge.metric
         lines = []
         for each in result.candidates:
@@ -341,18 +342,6 @@ Tuning in {path}: {len(result.records)} trials, {counts}
 {chr(10).join(repeated)}
 Best: {verdict.name}, {_shown(verdict.values)}
 {verdict.sentence}"""
-
-    @classmethod
-    def record(cls, path: Path) -> RunRecord | None:
-        """Returns the entry of a tuning in `flowpm-dist runs`; None if there is none."""
-        folder = TuneFolder(path)
-        mark, rows = folder.mark(), read_rows(path / TRIALS)
-        counted = sum(row["state"] in COUNTED for row in rows)
-        best: Any = mark.get("best") or {}
-        values = {"best": best["name"], **best["values"]} if best else {}
-        if mark.get("beats") is not None:
-            values["beats the defaults"] = as_written(mark["beats"])
-        return record_of_work(folder, f"{counted} trials" if rows else "", values)
 
 
 def _shown(values: Mapping[str, Any]) -> str:

@@ -236,10 +236,11 @@ def check_memory(job: Job[Any, Any] | None, workers: int) -> None:
     Raises:
         TooLargeError: it has not. What a script, which is no job, needs is not known.
     """
-    if job is None or job.demand is None:
+    if job is None or (demand := job.costs.demand) is None:
         return
-    host, needed = launch.host_memory(), job.estimate.on_host
-    job.demand.check(job.estimate, host)
+    host, estimate = launch.host_memory(), demand.estimate()
+    demand.check(estimate, host)
+    needed = estimate.on_host
     if needed * workers > host.limit:
         raise TooLargeError(
             f"tune.workers = {workers}: so many runs at once need about "
