@@ -13,6 +13,8 @@ import pytest
 from commands import flowpm, flowpm_here, folder_with, plain
 
 import flowpm_dist as fpm
+from flowpm_dist.corrections.options import SPACING
+from flowpm_dist.corrections.scores import verdict
 from flowpm_dist.emulate.job import CONVERGED, EmulationJob
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.evolution.corrections import (
@@ -23,7 +25,7 @@ from flowpm_dist.evolution.corrections import (
     file_of,
     load_correction,
 )
-from flowpm_dist.jobs.job import Request
+from flowpm_dist.jobs.job import Request, read_record
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.lensing import SourcePlane
@@ -145,12 +147,38 @@ def check_estimates():
 
     def seconds(folder, **more):
         request = Request(Path("run.toml"), 1, Path(folder), **more)
-        return EmulationJob.plan(request).estimate.seconds
+        return EmulationJob.plan(request).costs.estimate.seconds
 
     assert seconds("next") == pytest.approx(5 * 2 + 3 * 10)
     assert seconds("whole", resume=True) == 0
     shutil.rmtree("whole/truth/001-a_1.0000")
     assert seconds("whole", resume=True) == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("corrected", "losses", "said"),
+    [
+        ([1.02, 1.03, 1.01], (2e-2, 1e-2), "better than no correction: error of P 0.11 -> 0.02"),
+        ([1.20, 1.23, 1.21], (2e-2, 1e-2), "worse than no correction"),
+        ([1.02, 1.03, 1.01], (1e-2, 2e-2), "worse than no correction"),  # phases are worse
+        ([1.02, 1.20, 1.01], (2e-2, 1e-2), "not decided against no correction"),
+        ([1.02], (2e-2, 1e-2), "not decided against no correction: error of P 0.1 -> 0.02"),
+    ],
+)
+def test_the_verdict_compares_each_universe_with_itself(corrected, losses, said):
+    rows = [
+        {
+            "universe": f"seed {universe}", SPACING: 4.0, "a": a, "k [h/Mpc]": 0.1,
+            "P plain": (1.10, 1.12, 1.11)[universe], "P corrected": ratio,
+            "1 - r plain": losses[0], "1 - r corrected": losses[1],
+        }
+        for universe, ratio in enumerate(corrected)
+        for a in (0.5, 1.0)
+    ]  # fmt: skip
+    text = verdict(rows)
+    assert text.startswith(said)
+    if corrected == [1.02, 1.03, 1.01]:  # the differences are -0.08, -0.09 and -0.10
+        assert f"by -0.09 +- {0.01 / np.sqrt(3):.1g}" in text
 
 
 @pytest.fixture
@@ -236,6 +264,9 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     assert float(row["loss"]) == pytest.approx(loss, rel=1e-3)
     scores = read_rows(Path("whole/scores.csv"))
     assert {"redshift space P plain", "redshift space 1 - r corrected"} <= set(scores[0])
+    words = "not decided against no correction: error of P "
+    assert whole.scores["verdict"].startswith(words)  # of one universe
+    assert read_record(Path("whole")).results["against no correction"] == whole.scores["verdict"]
 
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, sigma8=0.81)
     sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction=whole)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from flowpm_dist.corrections.loss import TERMS, Compared, Loss, Pair
 from flowpm_dist.corrections.options import LearningOptions
-from flowpm_dist.corrections.scores import Row, means_at, range_of, score_rows
+from flowpm_dist.corrections.scores import Row, means_at, range_of, score_rows, verdict
 from flowpm_dist.evolution.corrections import LPT_ONLY, Correction, StateCorrection
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import constructed
@@ -151,8 +151,8 @@ class Learner:
     Attributes:
         options: the options, with the defaults of the correction's kind.
         correction: the correction with the lowest loss of the universes held out so far, with its
-            range and its scores: "loss", "loss of plain runs", and "shown", means at some
-            wavenumbers.
+            range and its scores: "loss", "loss of plain runs", "verdict" in a sentence, and
+            "shown", means at some wavenumbers.
         rows: the scores of that correction for each universe held out, time and wavenumber.
         steps: the numbers of the correction; `steps.arrays()` and `steps.restore()` are for
             checkpoints.
@@ -310,6 +310,7 @@ class Learner:
         scores = {
             "loss": self._loss.mean(corrected),
             "loss of plain runs": self._loss.mean(self._plain_held_out),
+            "verdict": verdict(self.rows),
             "shown": means_at(self.rows),
         }
         self.correction = dataclasses.replace(

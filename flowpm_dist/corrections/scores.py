@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from flowpm_dist.corrections.loss import Compared, Pair
 from flowpm_dist.corrections.options import SPACING
@@ -16,6 +17,9 @@ SPACES = ("", "redshift space ")
 """Beginnings of the names of scores, of the spaces in `Compared`."""
 SHOWN = (0.5, 1.0)
 """Wavenumbers whose scores are shown [h/Mpc]."""
+
+RUNS = ("plain", "corrected")
+"""Ends of the names of scores, of the runs."""
 
 Row = Mapping[str, Any]
 
@@ -39,7 +43,7 @@ def score_rows(pair: Pair, k: np.ndarray, plain: Compared, corrected: Compared) 
                 **{
                     f"{prefix}{name} {run}": float(value[t, space, i])
                     for space, prefix in enumerate(SPACES[: plain.power.shape[1]])
-                    for run, compared in (("plain", plain), ("corrected", corrected))
+                    for run, compared in zip(RUNS, (plain, corrected), strict=True)
                     for name, value in (
                         ("P", compared.power),
                         ("1 - r", 1.0 - compared.correlation),
@@ -61,6 +65,50 @@ def means_at(rows: Sequence[Row], wavenumbers: Sequence[float] = SHOWN) -> list[
             values = {name: float(np.mean([row[name] for row in here])) for name in numbers}
             means.append({SPACING: cell, "a": a, "k [h/Mpc]": k, **values})
     return means
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """Returns whether universes are nearer to the truth with a correction than without.
+
+    The error of a universe is the root mean square of P over the truth's minus 1, over all its bins
+    and times, and the mean of 1 - r. Each universe is compared with itself. The correction is
+    better where the mean difference of P's error is below 0 by more than Student's t allows at 95 %
+    and the mean difference of 1 - r is not above 0 by more; worse where one of them is above; else
+    it is not decided, as always with one universe.
+
+    Args:
+        rows: of `score_rows`, of all universes held out.
+    """
+    count = len({(row["universe"], row[SPACING]) for row in rows})
+    signs, texts = [], []
+    for name, column, mean in (("error of P", "P", _rms_from_one), ("1 - r", "1 - r", np.mean)):
+        plain, corrected = (_of_universes(rows, f"{column} {run}", mean) for run in RUNS)
+        change, text = corrected - plain, f"{name} {plain.mean():.2g} -> {corrected.mean():.2g}"
+        sign = 0
+        if count > 1:
+            error = np.std(change, ddof=1) / np.sqrt(count)
+            if abs(change.mean()) > error * stdtrit(count - 1, 0.975):
+                sign = int(np.sign(change.mean()))
+            text += f" (by {change.mean():+.2g} +- {error:.1g})"
+        signs.append(sign)
+        texts.append(text)
+    word = "worse than" if 1 in signs else "better than" if signs[0] < 0 else "not decided against"
+    universes = f"{count} universe{'s' * (count > 1)} held out"
+    return f"{word} no correction: {', '.join(texts)}, in {universes}"
+
+
+def _rms_from_one(ratio: np.ndarray) -> float:
+    return float(np.sqrt(np.mean((ratio - 1.0) ** 2)))
+
+
+def _of_universes(
+    rows: Sequence[Row], column: str, mean: Callable[[np.ndarray], Any]
+) -> np.ndarray:
+    """Returns the mean of a column of each universe."""
+    values: dict[Any, list[float]] = {}
+    for row in rows:
+        values.setdefault((row["universe"], row[SPACING]), []).append(row[column])
+    return np.array([mean(np.array(each)) for each in values.values()])
 
 
 def range_of(pairs: Sequence[Pair], structure: str) -> Range:

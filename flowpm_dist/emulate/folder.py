@@ -69,5 +69,6 @@ class EmulationFolder(WorkFolder):
     def record(self) -> RunRecord | None:
         rows = read_rows(self.iterations)
         scores = read_json(self.correction).get("scores", {})
-        results = {} if "loss" not in scores else {"loss held out": scores["loss"]}
+        names = {"loss": "loss held out", "verdict": "against no correction"}
+        results = {names[key]: scores[key] for key in names if key in scores}
         return self.recorded(f"{len(rows)} iterations" if rows else "", results)

@@ -107,4 +107,5 @@ Correction, a {self.options.emulate.kind}, in {path}:
   scores.csv          each universe held out; run.toml: the run with all its settings
 
 Mean of the universes held out:
-{chr(10).join(lines)}"""
+{chr(10).join(lines)}
+The correction is {result["verdict"]}."""

@@ -82,8 +82,8 @@ class EmulationSession:
         if self.mesh.rank == 0:
             self._write()
             self.folder.write_mark(complete=True, iteration=self._learner.steps.done)
-            if not scores["loss"] < scores["loss of plain runs"]:
-                self.progress.warn("the correction is no better than plain runs")
+            if scores["verdict"].startswith("worse"):
+                self.progress.warn(f"the correction is {scores['verdict']}")
             self._draw()
             with decoration("learning.png", self.progress.warn):
                 from flowpm_dist.emulate.figures import learning_figure
