@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from run_files import RUN
 from flowpm_dist.cli.batch import gpus_of_a_node, seconds_of
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.simulate.folder import SimulationFolder
+from flowpm_dist.simulation.demand import human_time
 from flowpm_dist.studies.rows import array_rows
 from meshimpl.launch import find_mpirun
 
@@ -176,6 +179,34 @@ def test_what_is_complete_is_left_out_of_an_array(here, monkeypatch):
     done |= set(range(5))
     found = flowpm_here(*requested)
     assert found.returncode == 2 and "the work is complete" in found.stderr
+
+
+def test_what_it_costs_elsewhere(here, monkeypatch):
+    """A dry run needs no room here; its time follows from the cores of the nearest measurement."""
+    monkeypatch.setenv("FLOWPM_CACHE", str(here / "cache"))
+    full = shutil._ntuple_diskusage(2**40, 2**40, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    refused = flowpm_here("submit", "simulate", "run.toml", *SIZE)
+    assert refused.returncode == 2 and "has 0 bytes free, the run needs about" in refused.stderr
+    dry = ("submit", "simulate", "run.toml", *SIZE, "--dry-run")
+    said = flowpm_here(*dry).stdout.splitlines()
+    assert said[1].startswith("disk: at most ") and said[2].startswith("time: not known")
+    # 2 steps of 16^3 cells; 4 cores took 1 s for a cell, and 16 have 2 threads for each of 8 ranks.
+    far, near = (
+        json.dumps({"work": "simulate", "ranks": n, "threads": 2, "host": "a"}) for n in (1, 2)
+    )
+    (here / "cache").mkdir(exist_ok=True)
+    rates = {"no json": {}, far: {"512": 9.0}, near: {"4000": 1.0}}
+    (here / "cache" / "rates.json").write_text(json.dumps(rates))
+    said = flowpm_here(*dry, "--threads", "2", "--array", "initial.seed=0-2").stdout.splitlines()
+    expected = f"time: about {human_time(2 * 16**3 * 4 / 16)} each, if the speed grows"
+    assert said[2] == f"{expected} with the cores from a with 4 cores, a box of 4,000 cells"
+    one = flowpm_here(*dry).stdout.splitlines()[1].partition("most ")[2].split()
+    assert float(said[1].partition("most ")[2].split()[0]) == pytest.approx(
+        3 * float(one[0]), rel=0.01
+    )
+    said = flowpm_here(*dry, "--gpus-per-rank", "1").stdout.splitlines()
+    assert said[2].startswith("memory of a GPU: about ") and said[3].startswith("time: not known")
 
 
 def test_seconds_of_a_time_limit():

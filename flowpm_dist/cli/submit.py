@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +19,7 @@ from flowpm_dist.io.files import WriteError, human_size, write_text
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
 from flowpm_dist.jobs.run_file import Settings, write_run_file
+from flowpm_dist.simulation.cost import process_bytes
 from flowpm_dist.simulation.demand import Estimate, human_time
 from flowpm_dist.studies.rows import Rows
 from meshimpl import launch
@@ -128,13 +129,19 @@ def submit(
             at_once=at_once,
             workers=workers,
         )
-        works = _tried(job, paths[0]) if job.kind is None else _planned(job, job.kind, paths[0])
+        works = []
+        if job.kind is None:
+            _try(job, paths[0])
+        else:
+            works = _planned(job, job.kind, paths[0], elsewhere=dry_run)
         job = _without_complete(job, works)
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         _write(path, job.script())
         if workers and not works[0].request.resume:  # so that the workers can join each other in it
             _begin_folder(works[0])
     print(f"{path}: {_described(job)}")
+    for line in _costs(job, [work for work in works if not work.is_complete]):
+        print(line)
     if not dry_run:
         _submit(path)
 
@@ -199,7 +206,7 @@ def _check_datasets(job: batch.BatchJob, run_file: Path) -> None:
     job.rows.planned(job.results, plan)
 
 
-def _tried(job: batch.BatchJob, first: Path) -> list[Any]:
+def _try(job: batch.BatchJob, first: Path) -> None:
     """Lets a command check what it would be given, in an array for its first job.
 
     Raises:
@@ -219,11 +226,16 @@ def _tried(job: batch.BatchJob, first: Path) -> list[Any]:
         message = done.stderr.strip().removeprefix("error: ")
         usage = f"submit {job.command}: {message}"
         raise UserError(usage if message.startswith("Usage") else message)
-    return []
 
 
-def _planned(job: batch.BatchJob, kind: Any, run_file: Path) -> list[Any]:
+def _planned(job: batch.BatchJob, kind: Any, run_file: Path, *, elsewhere: bool) -> list[Any]:
     """Returns the work of each job, which is checked as by its own command.
+
+    Args:
+        job: the job.
+        kind: its class.
+        run_file: path of the run file.
+        elsewhere: see `Request`.
 
     Raises:
         UserError: some could not begin.
@@ -232,7 +244,9 @@ def _planned(job: batch.BatchJob, kind: Any, run_file: Path) -> list[Any]:
 
     def plan(folder: Path, settings: Settings) -> Any:
         resume = any(folder.glob(job.begun))
-        request = Request(run_file, ranks, folder, resume, mesh=job.mesh, settings=settings)
+        request = Request(
+            run_file, ranks, folder, resume, mesh=job.mesh, settings=settings, elsewhere=elsewhere
+        )
         try:
             work = kind.plan(request)
         except OutputError:
@@ -313,6 +327,33 @@ def _described(job: batch.BatchJob) -> str:
     left = job.elements - len(job.complete)
     size = f"{left} job{'s' * (left > 1)} of {size}"
     return f"{size}; {len(job.complete)} are complete" if job.complete else size
+
+
+def _costs(job: batch.BatchJob, works: Sequence[Any]) -> Iterator[str]:
+    """Yields lines on the disk space of all jobs that are left, and the time of one."""
+    if not works:
+        return
+    costs = [work.costs for work in works]
+    yield f"disk: at most {human_size(sum(each.disk for each in costs))}"
+    if job.alone:
+        return
+    if job.site.gpus_per_rank:
+        fields = max(0, max(each.estimate.memory for each in costs) - process_bytes({}))
+        yield f"memory of a GPU: about {human_size(fields)}, counted and not measured on one"
+        yield "time: not known, as speeds are kept of processors alone"
+        return
+    cores, longest = job.ranks * (job.site.threads or 1), (0.0, "")
+    for each in costs:
+        times = [pieces.scaled(cores) for pieces in each.pieces if pieces.left != 0]
+        if not times or None in times:
+            yield "time: not known, as no such job was measured"
+            return
+        longest = max(longest, (sum(seconds for seconds, _ in times), times[0][1]))
+    seconds, where = longest
+    limit = batch.seconds_of(job.time)
+    parts = f", in parts of {human_time(limit)}" if seconds > limit else ""
+    text = f"time: about {human_time(seconds)}{' each' * (len(works) > 1)}{parts}"
+    yield f"{text}, if the speed grows with the cores from {where}"
 
 
 def _submit(path: Path) -> None:

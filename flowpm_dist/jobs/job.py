@@ -43,7 +43,13 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, Settings
 from flowpm_dist.options import Problem
-from flowpm_dist.simulation.cost import STARTER, kind_of, measured_seconds, record_rate
+from flowpm_dist.simulation.cost import (
+    STARTER,
+    kind_of,
+    measured_seconds,
+    record_rate,
+    scaled_seconds,
+)
 from flowpm_dist.simulation.demand import Demand, Estimate
 from meshimpl import launch
 
@@ -76,6 +82,7 @@ class Request:
         overwrite: whether other work in the folder may be replaced.
         mesh: shape of the mesh; replaces the shape in the run file.
         settings: values that replace values in the run file.
+        elsewhere: whether the work will not be done here, so that this disk needs no room for it.
     """
 
     run_file: Path
@@ -85,6 +92,7 @@ class Request:
     overwrite: bool = False
     mesh: str | None = None
     settings: Settings = field(default_factory=dict)
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,19 @@ class Pieces:
             for name in (self.name, self.like)
         )
         return next((seconds for seconds in times if seconds is not None), None)
+
+    def scaled(self, cores: int) -> tuple[float, str] | None:
+        """Returns their duration on other hosts, see `scaled_seconds`.
+
+        Args:
+            cores: the number of cores of all ranks together.
+        """
+        if self.left is None:
+            return None
+        times = (
+            scaled_seconds(name, cores, self.cells, self.left) for name in (self.name, self.like)
+        )
+        return next((time for time in times if time is not None), None)
 
 
 @dataclass(frozen=True)
@@ -257,7 +278,8 @@ class Job(ABC, Generic[OptionsT, ResultT]):
                 files have other values than then.
         """
         request, folder, options = self.request, self.folder, self.options
-        folder.check(resume=request.resume, overwrite=request.overwrite, needed=self.costs.disk)
+        needed = 0 if request.elsewhere else self.costs.disk
+        folder.check(resume=request.resume, overwrite=request.overwrite, needed=needed)
         if not request.resume:
             return
         begun = f"the {folder.kind} in {folder.path}"

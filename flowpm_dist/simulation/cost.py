@@ -369,6 +369,36 @@ def measured_seconds(kind: str, cells: int, pieces: int) -> float | None:
     return None if rate is None else rate * cells * pieces
 
 
+def scaled_seconds(work: str, cores: int, cells: int, pieces: int) -> tuple[float, str] | None:
+    """Returns a duration on other hosts [s], if it is inversely proportional to the cores.
+
+    Args:
+        work, pieces: see `kind_of` and `measured_seconds`.
+        cores: the number of cores of all ranks together.
+        cells: number of cells of the box.
+
+    Returns:
+        The duration, and where and how the nearest box was measured; None if none was.
+    """
+    nearest: tuple[float, float, str] | None = None
+    for kind, rates in _rates().items():
+        try:
+            about = json.loads(kind)
+            if about["work"] != work:
+                continue
+            measured = about["ranks"] * about["threads"]
+            place = f"{about['host']} with {measured} core{'s' * (measured > 1)}"
+            for size, rate in rates.items():
+                distance = abs(math.log(int(size) / cells))
+                if nearest is None or distance < nearest[0]:
+                    seconds = rate * cells * pieces * measured / cores
+                    where = f"{place}, a box of {int(size):,} cells"
+                    nearest = distance, seconds, where
+        except (ValueError, KeyError, TypeError, AttributeError):  # of another version
+            continue
+    return None if nearest is None else nearest[1:]
+
+
 def record_rate(kind: str, cells: int, rate: float) -> None:
     """Keeps the speed of a job, if the file can be written.
 

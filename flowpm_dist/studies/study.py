@@ -120,7 +120,8 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         if jobs:
             self._largest = max(jobs, key=lambda job: job.costs.estimate.on_host)
         self._disk = study.repeats * sum(job.costs.disk for job in jobs)
-        check_room(self.folder.path, self.costs.disk, "the runs need at most")
+        if not self.request.elsewhere:
+            check_room(self.folder.path, self.costs.disk, "the runs need at most")
 
     @override
     def describe(self) -> str:
