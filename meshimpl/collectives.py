@@ -194,15 +194,15 @@ class Communicator:
             sent: this rank's traffic.
             combine: see `eager_collective`.
         """
-        what = f"{kind} of {x.dtype.name} {detail}".rstrip()
+        description = f"{kind} of {x.dtype.name} {detail}".rstrip()
         if not tf.executing_eagerly():
-            return guarded(collective, x, kind, self.ranks, what, sent)
+            return guarded(collective, x, kind, self.ranks, description, sent)
 
         def run(y: tf.Tensor) -> tf.Tensor:
             traffic.count(sent)
             return collective(y, kind)
 
-        return eager_collective(run, x, what, self.ranks, combine)
+        return eager_collective(run, x, description, self.ranks, combine)
 
     def allgather(self, x: tf.Tensor, axis: int = 0, *, stack: bool = False) -> tf.Tensor:
         """Returns the group's tensors, joined in group order.

@@ -153,8 +153,8 @@ class HorovodEngine:
         Raises:
             ValueError: the variable has another value than `prepare_timeline` gives it.
         """
-        if (given := os.environ.get(TIMELINE)) != DYNAMIC:
-            raise ValueError(f"{TIMELINE}={given}: unset it, so that parts can be recorded")
+        if (value := os.environ.get(TIMELINE)) != DYNAMIC:
+            raise ValueError(f"{TIMELINE}={value}: unset it, so that parts can be recorded")
         if path is not None:
             self._hvd.start_timeline(str(path))
         else:

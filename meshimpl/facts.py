@@ -46,8 +46,8 @@ def facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield from facts(sorted(value, key=repr), name)
     elif isinstance(value, functools.partial):
         yield name, _name_of(value.func)
-        given = inspect.signature(value.func).bind_partial(*value.args, **value.keywords)
-        for key, part in given.arguments.items():
+        bound = inspect.signature(value.func).bind_partial(*value.args, **value.keywords)
+        for key, part in bound.arguments.items():
             yield from facts(part, f"{name}.{key}")
     elif (parts := _parts(value)) is not None:
         if not isinstance(value, Mapping):

@@ -95,8 +95,8 @@ class LaidOutVariable:
         """A new operation in the current graph: copies the slices to the master."""
         variable = self._variable
         with separate_chain():
-            kept = tf.cast(tf.identity(self.slice), variable.master_dtype)
-            return variable.assign_to_master(self._mesh_impl.gather(kept, variable.shape))
+            value = tf.cast(tf.identity(self.slice), variable.master_dtype)
+            return variable.assign_to_master(self._mesh_impl.gather(value, variable.shape))
 
     @property
     def laid_out_tensor(self) -> LaidOutTensor:

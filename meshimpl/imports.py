@@ -60,15 +60,15 @@ def import_tensorflow() -> None:
             importlib.import_module("tensorflow")
         return
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr_copy = os.dup(2)
     with tempfile.TemporaryFile() as printed:
         os.dup2(printed.fileno(), 2)
         try:
             with without_keras():
                 importlib.import_module("tensorflow")
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
             printed.seek(0)
             lines = [line for line in printed if not _NOISE.match(line)]
             os.write(2, b"".join(lines))
@@ -94,8 +94,8 @@ def lazy_names(
         return getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
 
     def directory() -> list[str]:
-        own = vars(sys.modules[package]).items()
-        rooms = (n for n, x in own if getattr(x, "__name__", "") == f"{package}.{n}")
-        return sorted({*homes, *rooms, *(n for n, _ in own if n.startswith("__"))})
+        attributes = vars(sys.modules[package]).items()
+        rooms = (n for n, x in attributes if getattr(x, "__name__", "") == f"{package}.{n}")
+        return sorted({*homes, *rooms, *(n for n, _ in attributes if n.startswith("__"))})
 
     return get, directory

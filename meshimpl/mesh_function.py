@@ -295,8 +295,8 @@ class MeshFunction:
             slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
         ) -> list[Any]:
             with self._calling(name, "gradient of the "):
-                found = function(*slices, *[dys[i] for i in of], *readings)
-            gradients = dict(zip(wrt, found, strict=True))
+                cotangents_of_inputs = function(*slices, *[dys[i] for i in of], *readings)
+            gradients = dict(zip(wrt, cotangents_of_inputs, strict=True))
             return [gradients.get(i) for i in range(len(specs))]
 
         return vjp
@@ -308,13 +308,13 @@ class MeshFunction:
     def _forward_and_gradient(self, *slices: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
-        found = self._forward(*[tf.stop_gradient(x) for x in slices])
-        outputs, readings = found[: len(self.output_shapes)], found[len(self.output_shapes) :]
+        results = self._forward(*[tf.stop_gradient(x) for x in slices])
+        outputs, readings = results[: len(self.output_shapes)], results[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:
             check_eager(f"the gradient of the mesh function {self.__name__}")
-            found = self._vjp(slices, dys, readings)
-            return found[0] if len(found) == 1 else found
+            gradients = self._vjp(slices, dys, readings)
+            return gradients[0] if len(gradients) == 1 else gradients
 
         return outputs, gradient
 
@@ -347,13 +347,13 @@ class MeshFunction:
         """
         check_eager(f"the mesh function {self.__name__}")
         names = list(self.inputs)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if len(args) > len(names) or set(given) != set(names):
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        if len(args) > len(names) or set(arguments) != set(names):
             raise TypeError(
                 f"{self.__name__} takes {', '.join(names) or 'nothing'}; got {len(args)} by place "
                 f"and {', '.join(kwargs) or 'none'} by name"
             )
-        slices = [self.block_of(name, given[name]) for name in names]
+        slices = [self.block_of(name, arguments[name]) for name in names]
         with self._calling(self.__name__, ""):
             outputs = self._differentiable(*slices)
         return outputs[0] if self._single else tuple(outputs)
@@ -399,13 +399,14 @@ def block_of(
     block, whole = impl.slice_shape(shape), shape.to_integer_list
     tensor = isinstance(value, (tf.Tensor, tf.Variable))
     value = value if tensor else np.asanyarray(value)
-    given = list(value.shape)
-    if given == whole and whole != block:
+    value_shape = list(value.shape)
+    if value_shape == whole and whole != block:
         begin = impl.slice_begin(shape, impl.mesh.rank)
         value = value[tuple(slice(b, b + n) for b, n in zip(begin, block, strict=True))]
-    elif given != block:
+    elif value_shape != block:
         raise ValueError(
-            f"{name} has shape {given}; this rank's block is {block} and the whole array {whole}"
+            f"{name} has shape {value_shape}; this rank's block is {block} and the whole array "
+            f"{whole}"
         )
     if not tensor:
         value = np.asarray(value, dtype=dtype.as_numpy_dtype)

@@ -77,9 +77,9 @@ def lines_of(axes: Sequence[tuple[str, int]]) -> list[Lines]:
     along the first axes, such as a replica. Other planes have no set of their own (`Plane`): each
     set of a rank costs a round of negotiation in every cycle, whether it is used or not.
     """
-    found, block = set(), 1
+    lines, block = set(), 1
     for _, size in reversed(axes):
         if size > 1:
-            found |= {Lines(block, size), Lines(1, block * size)}
+            lines |= {Lines(block, size), Lines(1, block * size)}
         block *= size
-    return sorted(found)
+    return sorted(lines)

@@ -66,7 +66,7 @@ class MeshVariables:
     ) -> None:
         self._name, self._impl = name, impl
         self._declared = {variable.name: variable for variable in variables}
-        self.slices = {variable.name: kept.slice for variable, kept in variables.items()}
+        self.slices = {variable.name: slices.slice for variable, slices in variables.items()}
         """This rank's slice of each variable, by name."""
 
     def initialise(self) -> None:
@@ -89,10 +89,10 @@ class MeshVariables:
                 self.slices[name].assign(tf.cast(value, variable.slice_dtype))
             else:
                 groups = self._impl.mesh.world.meetings
-                what = f"{self._name}, where variable {name} gets its first value,"
+                activity = f"{self._name}, where variable {name} gets its first value,"
                 seed = int(tf.random.uniform([], maxval=2**31 - 1, dtype=tf.int32))
                 draw = functools.partial(self._first_value, name, seed)
-                self._lay_out(name, build_together(groups, what, draw))
+                self._lay_out(name, build_together(groups, activity, draw))
 
     def _first_value(self, name: str, seed: int) -> tf.Tensor | None:
         """Returns a variable's whole initial value on rank 0."""
@@ -120,12 +120,12 @@ class MeshVariables:
 
         They are the caller's, such as for `tf.train.Checkpoint`; the function keeps slices only.
         """
-        found = {}
+        masters = {}
         for name, variable in self._declared.items():
-            kept = tf.cast(self.slices[name], variable.master_dtype)
-            whole = self._impl.gather(kept, variable.shape)
-            found[name] = tf.Variable(whole, trainable=variable.trainable, name=name)
-        return found
+            master_slice = tf.cast(self.slices[name], variable.master_dtype)
+            whole = self._impl.gather(master_slice, variable.shape)
+            masters[name] = tf.Variable(whole, trainable=variable.trainable, name=name)
+        return masters
 
     def take(self, masters: Mapping[str, Any]) -> None:
         """Takes whole arrays, by name, such as a checkpoint was restored to; rank 0's count.
@@ -164,9 +164,9 @@ class MeshVariables:
                 Parts that were written are removed.
         """
         mesh, parts = self._impl.mesh, Path(f"{path}_parts")
-        groups, what = mesh.world.meetings, f"saving the variables of {self._name}"
+        groups, activity = mesh.world.meetings, f"saving the variables of {self._name}"
         try:
-            wrote = succeed_together(groups, what, lambda: self._write(parts))
+            wrote = succeed_together(groups, activity, lambda: self._write(parts))
             ranks = np.flatnonzero(mesh.world.allgather(tf.constant([wrote])))
 
             def merge() -> None:
@@ -177,7 +177,7 @@ class MeshVariables:
                         delete_old_dirs=True,
                     )
 
-            succeed_together(groups, f"{what}, merged", merge)
+            succeed_together(groups, f"{activity}, merged", merge)
         except Exception:
             if mesh.rank == 0:
                 shutil.rmtree(parts, ignore_errors=True)
@@ -215,8 +215,10 @@ class MeshVariables:
             ValueError: it is no such checkpoint, or has other variables or shapes.
             CollectiveError: that is so on another rank; nothing has changed.
         """
-        what = f"restoring the variables of {self._name}"
-        values = succeed_together(self._impl.mesh.world.meetings, what, lambda: self._read(path))
+        activity = f"restoring the variables of {self._name}"
+        values = succeed_together(
+            self._impl.mesh.world.meetings, activity, lambda: self._read(path)
+        )
         for name, value in values.items():
             self.slices[name].assign(value)
 

@@ -122,8 +122,8 @@ def place_devices(here: launch.RankEnvironment | None = None, *, shared: bool = 
             ) from error
 
 
-_KEPT: dict[Any, dict[Any, Any]] = {}
-"""See `ProcessMesh.kept`."""
+_CACHES: dict[Any, dict[Any, Any]] = {}
+"""See `ProcessMesh.cache`."""
 
 
 class ProcessMesh:
@@ -177,7 +177,7 @@ class ProcessMesh:
     def _communicators(self) -> dict[tuple[str, ...], Communicator]:
         numbers = np.arange(self.size).reshape(self.shape)
         registered = {lines.of(self.rank) for lines in lines_of(self.axes)}
-        found: dict[tuple[str, ...], Communicator] = {}
+        communicators: dict[tuple[str, ...], Communicator] = {}
         for count in range(1, len(self.axes) + 1):
             for names in itertools.combinations(self.names, count):
                 place = [
@@ -186,21 +186,21 @@ class ProcessMesh:
                 ]
                 mine = tuple(numbers[tuple(place)].ravel().tolist())
                 if len(mine) == 1 or mine in registered:
-                    found[names] = Communicator(mine, self.rank)
+                    communicators[names] = Communicator(mine, self.rank)
                 else:
-                    lines = tuple(found[name,] for name in names)
-                    found[names] = Plane(mine, self.rank, lines)
-        return found
+                    lines = tuple(communicators[name,] for name in names)
+                    communicators[names] = Plane(mine, self.rank, lines)
+        return communicators
 
     @property
-    def kept(self) -> dict[Any, Any]:
+    def cache(self) -> dict[Any, Any]:
         """Objects that callers store for the life of this process, such as lowered functions.
 
         All meshes of the same layout share them, so that a function that was lowered for one
         simulation is used again by the next. Callers limit what they keep, all ranks in the same
         order.
         """
-        return _KEPT.setdefault((self._layout, self.rank), {})
+        return _CACHES.setdefault((self._layout, self.rank), {})
 
     def communicator(self, *names: str) -> Communicator:
         """Returns the ranks that differ from this one only in the named axes (in any order)."""
@@ -308,8 +308,8 @@ class ProcessMesh:
         count = int(self.world.broadcast(tf.constant(array.size, tf.int64)))
         if not count:
             return np.zeros(0, array.dtype)
-        own = array if self.rank == 0 else np.zeros(count, array.dtype)
-        return self.world.broadcast(tf.constant(own)).numpy()
+        sent = array if self.rank == 0 else np.zeros(count, array.dtype)
+        return self.world.broadcast(tf.constant(sent)).numpy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProcessMesh, (self.axes,)

@@ -108,7 +108,7 @@ def _gather_rows(mine: bytes, ranks: Ranks) -> list[bytes]:
 def eager_collective(
     collective: Callable[[tf.Tensor], tf.Tensor],
     x: tf.Tensor,
-    what: str,
+    description: str,
     ranks: Ranks,
     combine: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tf.Tensor:
@@ -119,7 +119,7 @@ def eager_collective(
     Args:
         collective: makes one operation of the engine.
         x: input of the operation.
-        what: such as "allreduce of float32 [3]"; the caller's line is added.
+        description: such as "allreduce of float32 [3]"; the caller's line is added.
         ranks: the group.
         combine: computes the result from the inputs of all ranks, stacked along a new first axis;
             used in place of `collective` if the input is small.
@@ -127,15 +127,15 @@ def eager_collective(
     Raises:
         CollectiveError: another rank is elsewhere.
     """
-    what = f"{what} at {caller()}"
+    description = f"{description} at {caller()}"
 
     def run(y: tf.Tensor) -> tf.Tensor:
         size = y.shape.num_elements() * y.dtype.size
         if combine is None or size * len(ranks) > max(MAX_INLINE_BYTES, _ROW * len(ranks)):
-            meet(ranks, what)
+            meet(ranks, description)
             return collective(y)
         mine = y.numpy()
-        rows = meet(ranks, what, mine.tobytes())
+        rows = meet(ranks, description, mine.tobytes())
         stacked = np.frombuffer(rows.tobytes(), mine.dtype).reshape(len(ranks), *mine.shape)
         # Read on the host: from a GPU it would have to come back.
         with tf.device("CPU:0"):
@@ -164,16 +164,16 @@ def build_together(groups: Sequence[Ranks], name: str, build: Callable[[], Any])
     global _next_build
     if not groups:
         return build()
-    what, number = f"the first call of the mesh function {name}", _next_build
+    activity, number = f"the first call of the mesh function {name}", _next_build
     for ranks in groups:
-        numbers = meet(ranks, what, number.to_bytes(8, "little"))
+        numbers = meet(ranks, activity, number.to_bytes(8, "little"))
         number = int(np.frombuffer(numbers.tobytes(), np.uint64).max())
     _next_build = number + 1
     plan = Plan(f"{re.sub(r'[^A-Za-z0-9]+', '_', name).strip('_')}_{number}")
     with planned(plan), at(f"building {name}", alone=True):
         built, failure, trouble = _tried(build, f"{name} could not be built")
     for ranks in groups:
-        rows = meet(ranks, f"{what}, now built", bytes([bool(trouble)]) + plan.digest())
+        rows = meet(ranks, f"{activity}, now built", bytes([bool(trouble)]) + plan.digest())
         if rows[:, 0].any():
             trouble = next(filter(None, _gather_texts(trouble, ranks)))
         elif (rows != rows[0]).any():

@@ -50,9 +50,9 @@ def alltoall(size: int, ranks: int) -> Traffic:
     return Traffic(1, ranks - 1, size * (ranks - 1) // ranks)
 
 
-def to_each(sizes: Sequence[int], own: int) -> Traffic:
-    """Returns what rank number `own` sends, of so many bytes for each rank of its group."""
-    others = [int(size) for rank, size in enumerate(sizes) if rank != own and size]
+def to_each(sizes: Sequence[int], this_rank: int) -> Traffic:
+    """Returns what rank number `this_rank` sends, of so many bytes for each rank of its group."""
+    others = [int(size) for rank, size in enumerate(sizes) if rank != this_rank and size]
     return Traffic(1, len(others), sum(others))
 
 

@@ -224,9 +224,9 @@ class Box:
         See `ProcessMesh.check_equal`.
         """
         if self.mesh.size > 1:
-            own = {"grid": self.grid, "box_size": self.size, "precision": self.dtype.name}
-            own |= {"batch": self.batch, "mesh": str(self.mesh)}
-            self.mesh.check_equal(what, **own, **inputs)
+            properties = {"grid": self.grid, "box_size": self.size, "precision": self.dtype.name}
+            properties |= {"batch": self.batch, "mesh": str(self.mesh)}
+            self.mesh.check_equal(what, **properties, **inputs)
 
     def function(self, build: Callable[..., Any], **inputs: Any) -> MeshFunction:
         """A mesh function on this box; inputs are shapes (of the box's dtype) or (shape, dtype)."""
@@ -280,11 +280,11 @@ def cached_on_mesh(maxsize: int) -> Callable[[Of[P, T]], Of[P, T]]:
     def decorate(function: Of[P, T]) -> Of[P, T]:
         @functools.wraps(function)
         def cached(box: Box, *args: P.args, **kwargs: P.kwargs) -> T:
-            kept = box.mesh.kept
-            if function not in kept:
-                kept[function] = functools.lru_cache(maxsize)(function)
-            found: T = kept[function](box, *args, **kwargs)
-            return found
+            caches = box.mesh.cache
+            if function not in caches:
+                caches[function] = functools.lru_cache(maxsize)(function)
+            result: T = caches[function](box, *args, **kwargs)
+            return result
 
         return cached
 

@@ -254,8 +254,8 @@ def dropout(
     def drop(block: tf.Tensor, step: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
         keys = [tf.stack([step, (number << 40) + i]) for i in tf.unstack(ids)]
         draws = [tf.random.stateless_uniform([features.size], key) for key in keys]
-        kept = tf.cast(tf.stack(draws) >= rate, block.dtype)
-        return block * kept / (1 - rate)
+        mask = tf.cast(tf.stack(draws) >= rate, block.dtype)
+        return block * mask / (1 - rate)
 
     return layer(drop, [x, seed, samples], mtf.Shape([batch, features]), name=name)
 

@@ -160,8 +160,8 @@ def layer(function: Callable[..., Any], inputs: Sequence[Any], shape: Any, *, na
 
         outputs = [(inputs[i].shape, inputs[i].dtype) for i in wrt]
         products = on_blocks(product, [*inputs, *cotangents], outputs, name=f"{name}_gradient")
-        found = dict(zip(wrt, products, strict=True))
-        return [found.get(i) for i in range(len(inputs))]
+        by_input = dict(zip(wrt, products, strict=True))
+        return [by_input.get(i) for i in range(len(inputs))]
 
     return local(function, inputs, [(shape, inputs[0].dtype)], adjoint=adjoint, name=name)[0]
 
