@@ -123,8 +123,8 @@ class Threads(Kernels):
 
 
 def _geometry(lattice: Lattice, batch: int) -> Geometry:
-    step = lattice.own[0] // lattice.particles[0] if lattice.is_whole else 0
-    parts = lattice.own, step, lattice.halo, lattice.mesh_block, lattice.per_cell
+    step = lattice.inner_block[0] // lattice.particles[0] if lattice.is_whole else 0
+    parts = lattice.inner_block, step, lattice.halo, lattice.mesh_block, lattice.per_cell
     return Geometry(batch, lattice.particles, *parts)
 
 

@@ -287,7 +287,7 @@ def test_places(kind: Any, mesh_factor: float) -> None:
 def test_wrapping_and_mass(kind: Any, lattice: Any) -> None:
     """Where everything wraps, whole boxes make no difference and nothing is lost."""
     k, c = kind(), Case(lattice)
-    boxes = np.array([3e5, -2e5, 1e4]).round() * np.array(CELL) * np.array(c.g.own)
+    boxes = np.array([3e5, -2e5, 1e4]).round() * np.array(CELL) * np.array(c.g.inner_block)
     near, far = k.paint(c.g, c.s)[0], k.paint(c.g, c.s + boxes)[0]
     np.testing.assert_allclose(far, near, rtol=0, atol=1e-8)
     assert float(tf.reduce_sum(near)) == pytest.approx(BATCH * np.prod(PARTICLES), rel=1e-13)

@@ -236,13 +236,11 @@ def misfits(
         "row": (grid[0], "cells of x"),
         "col": (grid[1], "cells of y"),
     }
-    for axis, (count, things) in cut.items():
+    for axis, (count, noun) in cut.items():
         size = axes.get(axis, 1)
         if count % size:
             fits = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-            wrong.append(
-                f"{axis}:{size} does not divide the {count} {things}; sizes that do: {fits}"
-            )
+            wrong.append(f"{axis}:{size} does not divide the {count} {noun}; sizes that do: {fits}")
     if not wrong and (problem := mesh_factor_problem(mesh_factor, grid, axes)):
         wrong.append(f"mesh_factor {problem}")
     if not wrong and (problem := pyramid_problem(pyramid, finer_grid(grid, mesh_factor), axes)):

@@ -72,10 +72,10 @@ class Field:
         if not isinstance(self.block, tf.Tensor):
             keep_in_units(self, block="")
         space = self.box.local_batch + self.box.block
-        given = tuple(self.block.shape)
-        if given[: len(space)] != space or len(given) > len(space) + 1:
+        shape = tuple(self.block.shape)
+        if shape[: len(space)] != space or len(shape) > len(space) + 1:
             raise ValueError(
-                f"a block of shape {given} does not fit the box, whose blocks are {space}"
+                f"a block of shape {shape} does not fit the box, whose blocks are {space}"
             )
 
     @property
@@ -116,16 +116,16 @@ class Field:
         Raises:
             ValueError: the box has another grid, batch or set of ranks.
         """
-        own = self.box
-        kinds = [(b.grid, b.batch, b.mesh.world.ranks) for b in (own, box)]
+        here = self.box
+        kinds = [(b.grid, b.batch, b.mesh.world.ranks) for b in (here, box)]
         if kinds[0] != kinds[1]:
             described = (
                 f"grid {b.grid}, {'one universe' if b.batch is None else f'a batch of {b.batch}'}, "
                 f"mesh {b.mesh} of the ranks {', '.join(map(str, b.mesh.world.ranks))}"
-                for b in (own, box)
+                for b in (here, box)
             )
             raise ValueError("a field of {} cannot be laid out as {}".format(*described))
-        block = _moved(self.block, own, box)
+        block = _moved(self.block, here, box)
         if block.dtype.is_floating:
             block = tf.cast(block, box.dtype)
         return Field(block, box, self.window)
@@ -201,14 +201,14 @@ class Field:
             if len(self._trailing) != len(other._trailing):
                 fields = zip(operands, (self, other), strict=True)
                 operands = tuple(b if f._trailing else b[..., tf.newaxis] for b, f in fields)
-            kept = self.window if by_field and other.window == self.window else None
-            return Field(operation(*operands), self.box, kept)
+            window = self.window if by_field and other.window == self.window else None
+            return Field(operation(*operands), self.box, window)
         operand = self._operand(other)
         if operand is NotImplemented:
             return NotImplemented
         cells = operand.shape[len(self.box.local_batch) :].num_elements()
-        kept = self.window if by_number and cells <= len("xyz") else None
-        return Field(operation(self.block, operand), self.box, kept)
+        window = self.window if by_number and cells <= len("xyz") else None
+        return Field(operation(self.block, operand), self.box, window)
 
     def _operand(self, value: Any) -> Any:
         """Returns an operand that is no field as a tensor that broadcasts to the block.

@@ -290,8 +290,8 @@ def convolve_adjoint(
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])
     inputs = [components] if coefficients is None else [components, coefficients, field]
-    found = ConvolveOperation(inputs, shape, box, filters, True, half).outputs
-    return found[0] if coefficients is None else list(found)
+    cotangents = ConvolveOperation(inputs, shape, box, filters, True, half).outputs
+    return cotangents[0] if coefficients is None else list(cotangents)
 
 
 def to_spectrum(field: Any) -> Any:

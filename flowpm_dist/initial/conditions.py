@@ -129,8 +129,8 @@ def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
     """
 
     def amplitude(k: Any) -> tf.Tensor:
-        own = in_unit("power.without_growth(k)", power.without_growth(k), "(Mpc/h)^3")
-        spectrum = own / (box.volume / box.cells)
+        values = in_unit("power.without_growth(k)", power.without_growth(k), "(Mpc/h)^3")
+        spectrum = values / (box.volume / box.cells)
         positive = spectrum > 0  # the mean mode: its derivative by the parameters is 0, not NaN
         root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
         return tf.where(positive, root, tf.zeros_like(root))
@@ -202,8 +202,8 @@ def _in_chunks(
                     tape.watch(tensors)
                     values = traced(tf.constant(k))
                 cotangent, zero = tf.cast(dy, tf.float64), tf.UnconnectedGradients.ZERO
-                found = tape.gradient(values, tensors, cotangent, unconnected_gradients=zero)
-                total = [a + b for a, b in zip(total, found, strict=True)]
+                gradients = tape.gradient(values, tensors, cotangent, unconnected_gradients=zero)
+                total = [a + b for a, b in zip(total, gradients, strict=True)]
             return total
 
         return evaluated(), gradient

@@ -130,10 +130,10 @@ def second_order_source(
     hessian: Hessian = {}
 
     def second(i: int, j: int) -> Any:
-        found = in_turn(linear, i, j)
+        component = in_turn(linear, i, j)
         if keep:
-            hessian[i, j] = found
-        return found
+            hessian[i, j] = component
+        return component
 
     xx, yy = second(0, 0), second(1, 1)
     if keep:

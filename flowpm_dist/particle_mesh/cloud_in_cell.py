@@ -251,8 +251,8 @@ class MaxDisplacement:
             )
 
         def build(_: Any, displacement: Any) -> Any:
-            (own,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
-            return maximum_over_ranks(own)
+            (reach,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
+            return maximum_over_ranks(reach)
 
         self._reach = box.function(build, displacement=box.vector_shape)
 

@@ -103,14 +103,14 @@ class Gravity:
             assert basis is not None
             return basis(tf.sqrt(kx**2 + ky**2 + kz**2) / nyquist)
 
-        given = None if basis is None else terms
+        basis_terms = None if basis is None else terms
         if self._differences:
-            return Filter(inverse, terms=given)
+            return Filter(inverse, terms=basis_terms)
 
         def along(axis: int) -> Kernel:
             return lambda *k: -without_nyquist(k[axis], axis, mesh) * inverse(*k)
 
-        return [Filter(along(axis), imaginary=True, terms=given) for axis in range(3)]
+        return [Filter(along(axis), imaginary=True, terms=basis_terms) for axis in range(3)]
 
     @property
     def is_symmetric(self) -> bool:

@@ -183,12 +183,13 @@ class TwoMeshes:
     @property
     def short_range(self) -> BlockMap:
         """The short-range potential with its halo, of the density with its own."""
-        wide, kept = (
+        wide, narrow = (
             [*halo.values(), 0] for halo in (self._density_halo, self._widths(self.width))
         )
-        starts = [w - k for w, k in zip(wide, kept, strict=True)]
+        starts = [w - k for w, k in zip(wide, narrow, strict=True)]
         before, after = (
-            [n + 2 * h for n, h in zip(self.mesh.block, halo, strict=True)] for halo in (wide, kept)
+            [n + 2 * h for n, h in zip(self.mesh.block, halo, strict=True)]
+            for halo in (wide, narrow)
         )
         lengths = [fft_length(n) if w else n for n, w in zip(before, wide, strict=True)]
         k = _wavenumbers(lengths, self.mesh)
@@ -309,8 +310,10 @@ class Spread:
         factor = self.pyramid.factor
         spline = functools.reduce(np.convolve, [np.ones(factor)] * ORDER) / factor ** (ORDER - 1)
         at = np.arange(factor) - factor * u + self.pyramid.stencil
-        found = np.where((at >= 0) & (at < len(spline)), spline[np.clip(at, 0, len(spline) - 1)], 0)
-        return tf.constant(found.reshape([factor] + [1] * (3 - self.axis)), dtype)
+        weights = np.where(
+            (at >= 0) & (at < len(spline)), spline[np.clip(at, 0, len(spline) - 1)], 0
+        )
+        return tf.constant(weights.reshape([factor] + [1] * (3 - self.axis)), dtype)
 
     def forward(self, block: tf.Tensor) -> tf.Tensor:
         """Returns the fine block of a coarse one."""

@@ -62,8 +62,8 @@ class Lattice:
         if min(self.particles) < 1 or self.mesh_factor < 1:
             raise ValueError(f"an empty lattice: {self.particles}, refined by {self.mesh_factor}")
         if any(abs(self.mesh_factor * n - m) > TOLERANCE for n, m in self._lengths):
-            what = f"refined by {self.mesh_factor}, has no whole number of cells along each axis"
-            raise ValueError(f"a block of {self.particles} particles, {what}")
+            misfit = f"refined by {self.mesh_factor}, has no whole number of cells along each axis"
+            raise ValueError(f"a block of {self.particles} particles, {misfit}")
         if min(self.halo) < 0:
             raise ValueError(f"halo {self.halo} is negative")
         if not all(math.isfinite(side) and side > 0 for side in self.cell):
@@ -73,10 +73,10 @@ class Lattice:
 
     @property
     def _lengths(self) -> Iterator[tuple[int, int]]:
-        return zip(self.particles, self.own, strict=True)
+        return zip(self.particles, self.inner_block, strict=True)
 
     @property
-    def own(self) -> Triple:
+    def inner_block(self) -> Triple:
         """The number of cells of the block without its halo along each axis."""
         x, y, z = (round(self.mesh_factor * n) for n in self.particles)
         return x, y, z
@@ -84,13 +84,13 @@ class Lattice:
     @property
     def mesh_block(self) -> Triple:
         """The number of cells of the padded block along each axis."""
-        x, y, z = (n + 2 * h for n, h in zip(self.own, self.halo, strict=True))
+        x, y, z = (n + 2 * h for n, h in zip(self.inner_block, self.halo, strict=True))
         return x, y, z
 
     @property
     def is_whole(self) -> bool:
         """Whether every lattice place is a whole number of cells."""
-        return self.own[0] % self.particles[0] == 0
+        return self.inner_block[0] % self.particles[0] == 0
 
     def places(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the cell of each lattice place along an axis, and the rest, without the halo.
@@ -99,7 +99,7 @@ class Lattice:
             The cells, int64 [n], and the distances from there to the places, float64 [n] [Mpc/h].
         """
         n = self.particles[axis]
-        cells, rest = np.divmod(np.arange(n) * self.own[axis], n)
+        cells, rest = np.divmod(np.arange(n) * self.inner_block[axis], n)
         return cells, rest / (n * self.per_cell[axis])
 
     @property

@@ -99,7 +99,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
                 per_cell = tf.constant(geometry.per_cell, tf.float64)
             return {
                 "per_cell": per_cell,
-                "lattice": [*geometry.particles, *geometry.own, *geometry.halo],
+                "lattice": [*geometry.particles, *geometry.inner_block, *geometry.halo],
             }
         case Slabs():
             return _of_maps(geometry, [geometry.pixel], weights, [geometry.pixels] * 2) | {
@@ -170,10 +170,10 @@ class Compiled(Kernels):
                 arguments[name] = [] if arguments[name] is None else [arguments[name]]
         operation = getattr(self._ops, f"flowpm_{kernel}")
         weights = arguments["amounts"].shape[-1] if "amounts" in arguments else 0
-        found = operation(**arguments, **_attributes(geometry, weights))
+        results = operation(**arguments, **_attributes(geometry, weights))
         if kernel == "paint_vjp":
-            return found.ds, found.dweights[0] if found.dweights else None
-        return tuple(found) if isinstance(found, tuple) else found
+            return results.ds, results.dweights[0] if results.dweights else None
+        return tuple(results) if isinstance(results, tuple) else results
 
 
 def _choice() -> str:

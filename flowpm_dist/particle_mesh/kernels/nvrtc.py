@@ -32,8 +32,8 @@ class GpuCodeError(RuntimeError):
 def _library() -> ctypes.CDLL:
     spec = importlib.util.find_spec("nvidia.cuda_nvrtc") if _has("nvidia") else None
     folders = spec.submodule_search_locations or [] if spec else []
-    found = [path for folder in folders for path in Path(folder).glob("lib/libnvrtc.so.*")]
-    for name in [*map(str, sorted(found)), "libnvrtc.so"]:
+    libraries = [path for folder in folders for path in Path(folder).glob("lib/libnvrtc.so.*")]
+    for name in [*map(str, sorted(libraries)), "libnvrtc.so"]:
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -45,19 +45,19 @@ def _has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _check(status: int, what: str) -> None:
+def _check(status: int, activity: str) -> None:
     if status != 0:
         text = _library().nvrtcGetErrorString
         text.restype = ctypes.c_char_p
-        raise GpuCodeError(f"{what}: {text(status).decode()}")
+        raise GpuCodeError(f"{activity}: {text(status).decode()}")
 
 
-def _bytes_of(program: ctypes.c_void_p, what: str) -> bytes:
-    """Returns what NVRTC has as `what` of a program."""
+def _bytes_of(program: ctypes.c_void_p, kind: str) -> bytes:
+    """Returns what NVRTC has as `kind` of a program."""
     size = ctypes.c_size_t()
-    _check(getattr(_library(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)), what)
+    _check(getattr(_library(), f"nvrtcGet{kind}Size")(program, ctypes.byref(size)), kind)
     buffer = ctypes.create_string_buffer(size.value)
-    _check(getattr(_library(), f"nvrtcGet{what}")(program, buffer), what)
+    _check(getattr(_library(), f"nvrtcGet{kind}")(program, buffer), kind)
     return buffer.raw
 
 

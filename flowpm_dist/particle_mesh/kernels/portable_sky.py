@@ -47,8 +47,8 @@ def paint_vjp(
             tape.watch(sources)
             maps = part(fields, factors, amounts)
         zeros, dpart = tf.UnconnectedGradients.ZERO, tf.reshape(dout, maps.shape)
-        found = tape.gradient(maps, sources, dpart, unconnected_gradients=zeros)
-        total = [a + b for a, b in zip(total, found, strict=True)]
+        gradients = tape.gradient(maps, sources, dpart, unconnected_gradients=zeros)
+        total = [a + b for a, b in zip(total, gradients, strict=True)]
     *dfields, dfactors, damounts = total
     return dfields, tf.cast(dfactors, tf.float64), tf.cast(damounts, tf.float64)
 
@@ -217,8 +217,8 @@ def _direction(sphere: Healpix, place: tf.Tensor) -> tuple[tf.Tensor, list[tf.Te
     off, away = across > 0, x**2 + y**2 + z**2 > 0
     theta = tf.atan2(across, tf.where(away, z, tf.ones_like(z)))
     phi = tf.atan2(y, tf.where(off, x, tf.ones_like(x)))
-    found = sphere.corners(theta.numpy(), phi.numpy())
-    return _root(x**2 + y**2 + z**2), found.weights(theta, phi), found.pixels
+    corners = sphere.corners(theta.numpy(), phi.numpy())
+    return _root(x**2 + y**2 + z**2), corners.weights(theta, phi), corners.pixels
 
 
 def _root(square: tf.Tensor) -> tf.Tensor:
@@ -245,11 +245,13 @@ def _amounts(
     along = distance / geometry.step
     node = np.minimum(along.numpy().astype(np.int64), nodes - 2)
     share = tf.minimum(along - node, 1.0)
-    given = tf.cast(amounts, tf.float64)
-    lower, upper = (tf.gather(given, node + i, axis=1, batch_dims=1) for i in (0, 1))
-    found = lower + share[..., tf.newaxis] * (upper - lower)
+    table = tf.cast(amounts, tf.float64)
+    lower, upper = (tf.gather(table, node + i, axis=1, batch_dims=1) for i in (0, 1))
+    interpolated = lower + share[..., tf.newaxis] * (upper - lower)
     if geometry.power:
-        found = tf.math.divide_no_nan(found, distance[..., tf.newaxis] ** geometry.power)
+        interpolated = tf.math.divide_no_nan(
+            interpolated, distance[..., tf.newaxis] ** geometry.power
+        )
     borders = geometry.borders
     low = tf.maximum(distance - 0.5 * geometry.depth, near)
     high = tf.minimum(distance + 0.5 * geometry.depth, far)
@@ -265,4 +267,4 @@ def _amounts(
             continue
         part = tf.where(here, part, tf.zeros_like(part))
         for w in range(weights):
-            yield shell * weights + w, found[..., w] * part
+            yield shell * weights + w, interpolated[..., w] * part
