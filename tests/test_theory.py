@@ -198,7 +198,7 @@ def test_the_table_of_parameters_is_the_cosmology():
     assert set(affecting("growth")) <= set(affecting("background"))
     for name, row in PARAMETERS.items():
         assert row.required == (name in {"Omega_m", "Omega_b", "h", "n_s"})
-        assert row.affects and row.what and row.symbol
+        assert row.affects and row.range_text and row.symbol
         assert row.default is None or row.holds(row.default)
 
 

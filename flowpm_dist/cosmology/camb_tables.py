@@ -58,11 +58,11 @@ def camb_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
     """
     with contextlib.suppress(ImportError):
         import camb  # noqa: F401  (imported here, not in two threads at once)
-    given = {name: float(cosmology[name]) for name in SHAPE if cosmology.get(name) is not None}
+    parameters = {name: float(cosmology[name]) for name in SHAPE if cosmology.get(name) is not None}
 
     def compute() -> None:
         with contextlib.suppress(Exception):
-            camb_spline(**given)
+            camb_spline(**parameters)
 
     thread = threading.Thread(target=compute, name="CAMB")
     thread.start()

@@ -46,22 +46,22 @@ def universe_problems(
         sections[name] = "cosmology" if drawn is None else "priors"
         ends[name] = drawn if drawn is not None else () if fixed is None else (fixed,)
 
-    def problem(name: str, what: str) -> Problem:
+    def problem(name: str, message: str) -> Problem:
         shown = list(ends[name]) if len(ends[name]) > 1 else ends[name][0]
-        return Problem(f"{sections[name]}.{name}", f"= {shown}: {what}")
+        return Problem(f"{sections[name]}.{name}", f"= {shown}: {message}")
 
     wrong = list(conflicts(ends))
-    yield from (problem(name, what) for name, what in wrong)
+    yield from (problem(name, message) for name, message in wrong)
     corners = [] if wrong else list(itertools.product(*(ends[name] for name in GROWTH)))
     a = np.linspace(0.02, A_MAX, 100)
     with arrays_within():
         worlds = [Background(dict(zip(GROWTH, corner, strict=True))) for corner in corners]
         if any(np.any(world.a3_e2(a) <= 0) for world in worlds):
-            what = f"with the other parameters the expansion would end before a = {A_MAX:g}"
-            yield problem("Omega_k", what)
+            message = f"with the other parameters the expansion would end before a = {A_MAX:g}"
+            yield problem("Omega_k", message)
     if ends["Omega_b"] and min(ends["Omega_b"]) == 0 and cosmology.transfer == "camb":
-        what = 'transfer = "camb" needs baryons, above 0; or use transfer = "eisenstein-hu"'
-        yield problem("Omega_b", what)
+        message = 'transfer = "camb" needs baryons, above 0; or use transfer = "eisenstein-hu"'
+        yield problem("Omega_b", message)
 
 
 if TYPE_CHECKING:  # the keys follow from the table of parameters
@@ -94,16 +94,16 @@ else:
         for name in KEYS:
             row, default = PARAMETERS[name], None if name in REQUIRED else PARAMETERS[name].default
             if name in REQUIRED and complete:
-                fields[name] = _number(row), Field(description=row.what)
+                fields[name] = _number(row), Field(description=row.range_text)
             elif not complete:
                 number = _number(row) if default is not None else _number(row) | None
-                fields[name] = number, Field(default, description=row.what)
+                fields[name] = number, Field(default, description=row.range_text)
         return fields
 
     def _priors(names: Iterable[str]) -> dict[str, Any]:
         """Returns the fields of a section with priors of these parameters, by name."""
         rows = {name: PARAMETERS[name] for name in names}
-        return {n: (Pair[_number(row)] | None, limits(row.what)) for n, row in rows.items()}
+        return {n: (Pair[_number(row)] | None, limits(row.range_text)) for n, row in rows.items()}
 
     _TRANSFER = Field(default="eisenstein-hu", description='"eisenstein-hu" or "camb"')
     PartialCosmologyOptions = create_model(

@@ -47,7 +47,7 @@ class ParameterRow:
     """A row of the table of parameters.
 
     Attributes:
-        what: the range in words, as in "must be ...".
+        range_text: the range in words, as in "must be ...".
         limits: the limits by the names of their comparisons: gt, ge, lt or le.
         symbol: for figures.
         affects: what it changes.
@@ -59,7 +59,7 @@ class ParameterRow:
         required: whether it must be given.
     """
 
-    what: str
+    range_text: str
     limits: dict[str, Any]
     symbol: str
     affects: frozenset[str]
@@ -74,8 +74,8 @@ class ParameterRow:
         return all(getattr(operator, name)(value, end) for name, end in self.limits.items())
 
 
-def _row(what: str, limits: dict[str, Any], symbol: str, affects: str, **more: Any) -> Any:
-    return {"row": ParameterRow(what, limits, symbol, frozenset(affects.split()), **more)}
+def _row(range_text: str, limits: dict[str, Any], symbol: str, affects: str, **more: Any) -> Any:
+    return {"row": ParameterRow(range_text, limits, symbol, frozenset(affects.split()), **more)}
 
 
 @contextmanager
@@ -193,7 +193,7 @@ class Cosmology:
         numbers = {name: known_value(getattr(self, name)) for name in self.names}
         for name, number in numbers.items():
             if number is not None and not PARAMETERS[name].holds(number):
-                raise ValueError(f"{name} must be {PARAMETERS[name].what}; got {number:g}")
+                raise ValueError(f"{name} must be {PARAMETERS[name].range_text}; got {number:g}")
         for name, rule in conflicts({n: () if v is None else (v,) for n, v in numbers.items()}):
             raise ValueError(f"{name} = {numbers[name]:g}: {rule}")
 
@@ -228,10 +228,10 @@ class Cosmology:
         from flowpm_dist.cosmology.astropy_bridge import parameters_from_astropy
 
         if "n_s" not in parameters or not any(name in parameters for name in AMPLITUDES):
-            given = ", ".join(parameters) or "neither"
+            names = ", ".join(parameters) or "neither"
             raise ValueError(
                 "astropy's cosmologies have no spectrum of initial fluctuations: give n_s, and A_s "
-                f"or sigma8, as keywords (given: {given})"
+                f"or sigma8, as keywords (given: {names})"
             )
         return cls(**{**parameters_from_astropy(cosmology, parameters), **parameters})
 
@@ -326,12 +326,12 @@ def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]
     if matter and curvature:
         low, high = -min(matter) - 1e-12, 1 - max(matter) + 1e-12  # rounding
         if min(curvature) < low or max(curvature) > high:
-            what = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
-            yield "Omega_k", f"{what}: there would be no big bang, or dark energy below 0"
+            message = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
+            yield "Omega_k", f"{message}: there would be no big bang, or dark energy below 0"
     w0, wa = ends.get("w0"), ends.get("wa")
     if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY + 1e-12:  # up to rounding of the sum
-        what = f"w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would matter early"
-        yield "wa", f"{what}; w0 = {shown('w0')}"
+        message = f"w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would matter early"
+        yield "wa", f"{message}; w0 = {shown('w0')}"
 
 
 def _scalar(name: str, value: Any) -> Parameter:

@@ -109,8 +109,8 @@ class StepOptions(Options):
 
 
 def _checked(a_start: float, a_stop: float, steps: int, spacing: str) -> StepOptions:
-    given = {"a_start": a_start, "a_stop": a_stop, "steps": steps, "spacing": spacing}
-    return constructed(StepOptions, given)
+    keys = {"a_start": a_start, "a_stop": a_stop, "steps": steps, "spacing": spacing}
+    return constructed(StepOptions, keys)
 
 
 def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
@@ -119,8 +119,8 @@ def scale_factor_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     Raises:
         ValueError: `StepOptions` does not allow these values.
     """
-    given = _checked(a_start, a_stop, steps, "a")
-    return np.linspace(given.a_start, given.a_stop, given.steps + 1)
+    options = _checked(a_start, a_stop, steps, "a")
+    return np.linspace(options.a_start, options.a_stop, options.steps + 1)
 
 
 def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
@@ -129,9 +129,9 @@ def logarithmic_steps(a_start: float, a_stop: float, steps: int) -> np.ndarray:
     Raises:
         ValueError: `StepOptions` does not allow these values.
     """
-    given = _checked(a_start, a_stop, steps, "log a")
-    edges = np.geomspace(given.a_start, given.a_stop, given.steps + 1)
-    edges[[0, -1]] = given.a_start, given.a_stop
+    options = _checked(a_start, a_stop, steps, "log a")
+    edges = np.geomspace(options.a_start, options.a_stop, options.steps + 1)
+    edges[[0, -1]] = options.a_start, options.a_stop
     return edges
 
 
@@ -145,8 +145,8 @@ def growth_steps(cosmology: Universe, a_start: float, a_stop: float, steps: int)
     """
     from flowpm_dist.cosmology.theory import theory_of
 
-    given = _checked(a_start, a_stop, steps, "D")
-    a_start, a_stop, steps = given.a_start, given.a_stop, given.steps
+    options = _checked(a_start, a_stop, steps, "D")
+    a_start, a_stop, steps = options.a_start, options.a_stop, options.steps
     growth = theory_of(cosmology).growth
     first, last = (float(growth.d1(a)) for a in (a_start, a_stop))
     wanted = np.linspace(first, last, steps + 1)[1:-1]

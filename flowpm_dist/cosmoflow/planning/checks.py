@@ -76,7 +76,7 @@ def _of_parameters(plan: TrainingPlan) -> Iterator[Problem]:
             twice = f"is given, and cosmology.{name}, too: fix it, or give it a prior"
             yield Problem(f"priors.{name}", twice)
         elif name in REQUIRED and not fixed and name not in varied:
-            missing = f"is missing: fix it at {PARAMETERS[name].what}, or give it a range in "
+            missing = f"is missing: fix it at {PARAMETERS[name].range_text}, or give it a range in "
             yield Problem(f"cosmology.{name}", f"{missing}[priors]")
     fixed_or_varied = [f"cosmology.{name}" for name in reversed(AMPLITUDES)]
     fixed_or_varied += [f"priors.{name}" for name in AMPLITUDES if name in VARIABLE]
