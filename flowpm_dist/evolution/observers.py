@@ -110,28 +110,28 @@ class Observers(Observer):
 
     @override
     def measurements(self, kick: int) -> list[Measurement]:
-        found: list[Measurement] = []
+        measurements: list[Measurement] = []
         begin = 0
         for number, each in enumerate(self._all):
-            own = slice(begin, begin + len(each.inputs))
+            inputs = slice(begin, begin + len(each.inputs))
             begin += len(each.inputs)
             if kick in each.kicks:
-                found += [
-                    functools.partial(_measure, number, own, measurement)
+                measurements += [
+                    functools.partial(_measure, number, inputs, measurement)
                     for measurement in each.measurements(kick)
                 ]
-        return found
+        return measurements
 
     def results(self, measured: Measured) -> list[Any]:
         """Returns the results of each."""
-        return [each.results(own) for each, own in self._parts(measured)]
+        return [each.results(part) for each, part in self._parts(measured)]
 
     @override
     def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
         return {
             f"{number}_{name}": value
-            for number, (each, own) in enumerate(self._parts(measured))
-            for name, value in each.pack(own).items()
+            for number, (each, part) in enumerate(self._parts(measured))
+            for name, value in each.pack(part).items()
         }
 
     @override
@@ -139,8 +139,8 @@ class Observers(Observer):
         measured: Measured = {}
         for number, each in enumerate(self._all):
             begin = f"{number}_"
-            own = {n.removeprefix(begin): v for n, v in packed.items() if n.startswith(begin)}
-            measured |= {(number, name): value for name, value in each.unpack(own).items()}
+            part = {n.removeprefix(begin): v for n, v in packed.items() if n.startswith(begin)}
+            measured |= {(number, name): value for name, value in each.unpack(part).items()}
         return measured
 
     def _parts(self, measured: Measured) -> Iterator[tuple[Observer, Measured]]:
@@ -150,13 +150,13 @@ class Observers(Observer):
 
 def _measure(
     number: int,
-    own: slice,
+    columns: slice,
     measurement: Measurement,
     moment: Moment,
     inputs: Sequence[tf.Tensor],
 ) -> Measured:
     """Returns a measurement of one of several observers, by pairs of its number and the name."""
-    return {(number, name): value for name, value in measurement(moment, inputs[own]).items()}
+    return {(number, name): value for name, value in measurement(moment, inputs[columns]).items()}
 
 
 def add_to(measured: Measured, more: Measured) -> None:
@@ -189,11 +189,11 @@ def measurements_vjp(
             x, before, after, *lpt = sources[:count]
             measured = measurement(Moment(x, before, after, tuple(lpt)), sources[count:])
         along = [cotangents[name] for name in measured]
-        found = tape.gradient(list(measured.values()), sources, output_gradients=along)
+        gradients = tape.gradient(list(measured.values()), sources, output_gradients=along)
         del tape, measured
         slopes = [
             one if other is None else other if one is None else one + other
-            for one, other in zip(slopes, found, strict=True)
+            for one, other in zip(slopes, gradients, strict=True)
         ]
     x, before, after, *lpt = (
         tf.zeros_like(t) if slope is None else slope

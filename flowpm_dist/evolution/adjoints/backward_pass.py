@@ -23,9 +23,9 @@ class BackwardPass:
     """The backward pass from a final state."""
 
     def __init__(
-        self, nbody: NBody, plan: EvolutionPlan, final: Particles, kept: dict[int, Particles]
+        self, nbody: NBody, plan: EvolutionPlan, final: Particles, recorded: dict[int, Particles]
     ) -> None:
-        self._nbody, self._plan, self._kept = nbody, plan, kept
+        self._nbody, self._plan, self._recorded = nbody, plan, recorded
         self._x, self._v = final.displacement, final.velocity
         self._dlpt = [tf.zeros_like(psi) for psi in plan.lpt]
         self._kicks = plan.kick_numbers
@@ -83,9 +83,9 @@ class BackwardPass:
         after = self._v
         if lpt:
             self._v = combine([self._v, *lpt], _undone(c[..., 2:4]))
-        kept = self._kept.get(number)
-        if kept is not None:
-            self._x = kept.displacement
+        recorded = self._recorded.get(number)
+        if recorded is not None:
+            self._x = recorded.displacement
         label = f"in the backward pass of step {operation.step}, a = {operation.a:.4g}"
         painted, coefficients = nbody.painted(self._x, label), coefficients_in(c)
         field = gravity.field(painted, *coefficients)
@@ -96,7 +96,7 @@ class BackwardPass:
         if observer is not None and kick in observer.kicks:
             before = after
             if observer.needs_before:
-                before = self._undone_kick(field, c) if kept is None else kept.velocity
+                before = self._undone_kick(field, c) if recorded is None else recorded.velocity
             moment = Moment(self._x, before, after, lpt)
             slopes_of = self._measurements_vjp(observer, kick, moment)
             dx, dv, slope_before = (
@@ -107,16 +107,16 @@ class BackwardPass:
             del moment, before, slopes_of
         del after
         slopes = self._lpt_slopes(dv, c)
-        decay = c[..., :1] if kept is None else tf.ones_like(c[..., :1])
+        decay = c[..., :1] if recorded is None else tf.ones_like(c[..., :1])
         used = tf.concat([decay, c[..., 1:2]], axis=-1)
         self._v, dfield, dx, sums = gravity.kick_adjoint(field, self._x, self._v, dv, dx, used)
-        found = gravity.field_adjoint(dfield, *needed)
-        dpainted, *of_coefficients = found if needed else [found]
+        cotangents = gravity.field_adjoint(dfield, *needed)
+        dpainted, *of_coefficients = cotangents if needed else [cotangents]
         dx = gravity.paint_adjoint(dpainted, self._x, dx)
-        del dpainted, found, needed
+        del dpainted, cotangents, needed
         along = sums[..., 0]
-        if kept is not None:
-            self._v = kept.velocity
+        if recorded is not None:
+            self._v = recorded.velocity
             along = _inner(dv, self._v)
         if (c[..., 0].numpy() != 1).any():
             dv = dv * broadcast_per_universe(c[..., 0])

@@ -59,11 +59,11 @@ class ReversibleAdjoint(Adjoint):
         lpt, observed = tuple(more[:terms]), tuple(more[terms:])
         here = replace(plan, factors=factors, lpt=lpt, observed=observed)
         chosen = kicks_to_keep(here, self.max_error_growth)
-        kept: dict[int, Particles] = {}
+        recorded: dict[int, Particles] = {}
 
         def keep(number: int, before: Particles) -> None:
             if number in chosen:
-                kept[number] = before
+                recorded[number] = before
 
         first = [Particles(x, v)]
         del x, v
@@ -79,7 +79,7 @@ class ReversibleAdjoint(Adjoint):
 
         def carry(*tensors: tf.Tensor) -> list[tf.Tensor]:
             dx, dv, *rest = tensors[: 2 + len(names)]
-            back = BackwardPass(nbody, here, final, kept)
+            back = BackwardPass(nbody, here, final, recorded)
             return back.carry(dx, dv, dict(zip(names, rest, strict=True)))
 
         once = once_differentiable(carry, "an evolution by the adjoint method")
@@ -123,9 +123,9 @@ def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
                 v = (v + (c1 * x if kind == "kick" else 0.0)) / c0
         return x, v
 
-    kept: list[int] = []
+    recorded: list[int] = []
     if not kicks:
-        return kept
+        return recorded
     zero = np.zeros(len(factors))
     with np.errstate(divide="ignore", invalid="ignore"):
         x, v = undone(zero + 1.0, zero, kicks[-1] + 1, len(plan.operations))
@@ -135,7 +135,7 @@ def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
             small = (x <= max_error_growth * scales[i]).all()
             stays_small = (before[0] <= max_error_growth * scales[earlier]).all()
             if not (small and stays_small):
-                kept.append(kicks[i])
+                recorded.append(kicks[i])
                 before = zero + scales[i], zero
             x, v = before
-    return kept
+    return recorded

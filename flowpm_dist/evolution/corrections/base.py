@@ -309,8 +309,10 @@ class StateCorrection(Correction):
 
     @override
     def numbers(self) -> np.ndarray:
-        own = super().numbers()
-        return own if self.force is None else np.concatenate([own, self.force.numbers()])
+        parameters = super().numbers()
+        return (
+            parameters if self.force is None else np.concatenate([parameters, self.force.numbers()])
+        )
 
     @override
     def about(self) -> dict[str, Any]:
@@ -363,7 +365,7 @@ def _made_from(about: Mapping[str, Any], path: Path) -> Correction:
     if trained is not None:
         ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}
         names = ("a", "cell", "times")
-        ends = {name: tuple(found) for name in names if (found := trained.get(name)) is not None}
+        ends = {name: tuple(limits) for name in names if (limits := trained.get(name)) is not None}
         trained = Range(**{**trained, **ends, "cosmology": ranges})
     if isinstance(theta, str):
         theta = np.frombuffer(base64.b64decode(theta, validate=True), "<f8")

@@ -60,9 +60,9 @@ class PotentialFilter(ForceCorrection):
     name: ClassVar[str] = "potential-filter"
 
     def __post_init__(self) -> None:
-        size, given = sum((inputs + 1) * outputs for inputs, outputs in _shapes()), self.theta.shape
-        if tuple(given) != (size,):
-            raise ValueError(f"theta has shape {tuple(given)}; a {self.name} has {size} numbers")
+        size, shape = sum((inputs + 1) * outputs for inputs, outputs in _shapes()), self.theta.shape
+        if tuple(shape) != (size,):
+            raise ValueError(f"theta has shape {tuple(shape)}; a {self.name} has {size} numbers")
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:

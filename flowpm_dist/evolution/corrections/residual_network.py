@@ -52,9 +52,9 @@ class ResidualNetwork(StateCorrection):
     name: ClassVar[str] = "residual-network"
 
     def __post_init__(self) -> None:
-        size, given = sum(map(math.prod, _shapes().values())), self.theta.shape
-        if tuple(given) != (size,):
-            raise ValueError(f"theta has shape {tuple(given)}; a {self.name} has {size} numbers")
+        size, shape = sum(map(math.prod, _shapes().values())), self.theta.shape
+        if tuple(shape) != (size,):
+            raise ValueError(f"theta has shape {tuple(shape)}; a {self.name} has {size} numbers")
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:

@@ -297,10 +297,10 @@ def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: a time lies before the first kick.
     """
-    found = np.searchsorted(kicks, times, side="right") - 1
-    if (found < 0).any():
+    last = np.searchsorted(kicks, times, side="right") - 1
+    if (last < 0).any():
         raise ValueError("a time lies before the first force is known: start the run earlier")
-    return found
+    return last
 
 
 def followed_by_velocity(schedule: Schedule, factors: Any) -> Schedule:
