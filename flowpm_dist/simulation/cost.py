@@ -350,8 +350,8 @@ def measured_rate(kind: str, cells: int) -> float | None:
         cells: number of cells of its box.
     """
     near = {}
-    found = _rates().get(kind)
-    for size, rate in (found if isinstance(found, dict) else {}).items():
+    rates = _rates().get(kind)
+    for size, rate in (rates if isinstance(rates, dict) else {}).items():
         ratio = max(int(size) / cells, cells / int(size))
         if ratio <= COMPARABLE:
             near[ratio] = rate

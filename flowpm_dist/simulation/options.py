@@ -166,16 +166,16 @@ class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
     @override
     def problems(self) -> Iterator[Problem]:
         if self.exchange == "float16" and self.precision == "float64":
-            what = 'goes with precision = "float32", not with "float64"'
-            yield self.problem("exchange", what)
+            message = 'goes with precision = "float32", not with "float64"'
+            yield self.problem("exchange", message)
         yield from self._pyramid_problems()
         if self.integrator.uses_lpt and self.lpt_order < 2:
             name = type(self.integrator).__name__
             yield self.problem("lpt_order", f"{name} follows LPT of order 2; must be 2 or 3")
         if self.correction is not None and self.correction.trained is not None:
             force = dict(self.part(ForceOptions))
-            for key, what in self.correction.trained.other_force(**force):
-                yield self.problem(key, what)
+            for key, message in self.correction.trained.other_force(**force):
+                yield self.problem(key, message)
         state = self.state_correction
         if state is not None and state.of_lpt and self.lpt_order != 2:
             yield self.problem(

@@ -86,12 +86,12 @@ class Outputs(Observer):
         self._inputs, self._times, self._on_output = inputs, times, on_output
         local, edges = inputs.cosmologies, inputs.edges.tolist()
         integrator = inputs.options.integrator
-        found = local.of_growths(
+        interpolations = local.of_growths(
             lambda theory: integrator.interpolation(theory.growth, edges, times)
         )
-        self._at = found[0].kicks
+        self._at = interpolations[0].kicks
         self.kicks = frozenset(self._at)
-        factors = local.stack([interpolation.factors for interpolation in found])
+        factors = local.stack([interpolation.factors for interpolation in interpolations])
         self._parameters = local.tensors() if on_output else ()
         noise = inputs.source.white_noise if on_output else None
         correction = inputs.options.state_correction if on_output else None
@@ -118,7 +118,7 @@ class Outputs(Observer):
             return {(i, 0): x, (i, 1): v}
         made = self._on_output(self._state(i, Particles(x, v), self._inputs_from(inputs)))
         measured: Measured = {}
-        kept = []
+        leaves = []
         for j, leaf in enumerate(tf.nest.flatten(made)):
             if isinstance(leaf, State):
                 raise TypeError("on_output returned a State: call run without on_output for states")
@@ -135,8 +135,8 @@ class Outputs(Observer):
                     "flows through it; return its tensors, in lists, tuples or dictionaries",
                     stacklevel=2,
                 )
-            kept.append(leaf)
-        self._made.setdefault(i, tf.nest.pack_sequence_as(made, kept))
+            leaves.append(leaf)
+        self._made.setdefault(i, tf.nest.pack_sequence_as(made, leaves))
         return measured
 
     def results(self, measured: Measured) -> list[Any]:
@@ -176,8 +176,8 @@ class Outputs(Observer):
         source = self._inputs.source
         if self._has_theta:
             assert options.correction is not None
-            own = options.correction.with_theta(tensors[1])
-            options = options.model_copy(update={"correction": own})
+            correction = options.correction.with_theta(tensors[1])
+            options = options.model_copy(update={"correction": correction})
         if tensors[count:]:
             source = replace(source, white_noise=tensors[count])
         read = replace(self._inputs, cosmologies=local, source=source, options=options)
@@ -262,7 +262,7 @@ class Corrected(Observer):
         return [functools.partial(self._measure, kick)] if kick in self.kicks else []
 
     def _measure(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
-        (theta, styles, motions, *own), row = inputs, self._rows[kick]
+        (theta, styles, motions, *others), row = inputs, self._rows[kick]
         motion = tf.cast(motions[..., row, :, :], self._box.dtype)
         moved, rates = tf.unstack(motion[..., : len(moment.moving) - 1], axis=-2)
         x = combine(moment.moving, tf.concat([tf.ones_like(moved[..., :1]), moved], axis=-1))
@@ -271,10 +271,10 @@ class Corrected(Observer):
         added = (velocity - v) / broadcast_per_universe(rates[..., 0])  # to the scheme's velocity
         since = broadcast_per_universe(moved[..., 0]) * added
         displacement = moment.displacement + (there - x - since)
-        seen = Moment(displacement, moment.before + added, moment.after + added, moment.lpt)
+        corrected = Moment(displacement, moment.before + added, moment.after + added, moment.lpt)
         measured: Measured = {}
         for measurement in self._observer.measurements(kick):
-            add_to(measured, measurement(seen, own))
+            add_to(measured, measurement(corrected, others))
         return measured
 
     def results(self, measured: Measured) -> Any:
@@ -314,7 +314,7 @@ def _motion(
         last, factors = integrator.since_kick(growth, edges, t)
         columns = tf.unstack(factors, axis=-1)[1:]
     slopes = [tape.gradient(each, t, unconnected_gradients="zero") for each in columns]
-    own = tf.constant(np.equal(last, kicks), t.dtype)
+    is_last = tf.constant(np.equal(last, kicks), t.dtype)
     to_canonical = times * momentum_factor(growth, times)  # a^2 dx/dt = a^3 E dx/da
-    moved, rates = [own * each for each in columns], [to_canonical * slope for slope in slopes]
+    moved, rates = [is_last * each for each in columns], [to_canonical * slope for slope in slopes]
     return tf.stack([tf.stack(moved, axis=-1), tf.stack(rates, axis=-1)], axis=-2)

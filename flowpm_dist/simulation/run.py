@@ -98,8 +98,8 @@ class Start:
         if field is not None and (fields := _batch_of(field, rank, box)) is not None:
             counts["fields"] = fields
         if len(set(counts.values())) > 1:
-            given = ", ".join(f"{n} {name}" for name, n in counts.items())
-            raise ValueError(f"a batch of which size? Given are {given}")
+            numbers = ", ".join(f"{n} {name}" for name, n in counts.items())
+            raise ValueError(f"a batch of which size? Given are {numbers}")
         return next(iter(counts.values()), None)
 
 

@@ -158,8 +158,8 @@ class Simulation:
         return as_html(self, self._facts)
 
     def _facts(self) -> dict[str, object]:
-        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
-        others = {**given, "halo": self.halo, "integrator": name_of(self.options.integrator)}
+        options = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        others = {**options, "halo": self.halo, "integrator": name_of(self.options.integrator)}
         first, last, steps = self.edges[0], self.edges[-1], len(self.edges) - 1
         return {
             **self.box_of_replicas.facts(),
@@ -176,7 +176,7 @@ class Simulation:
     @property
     def theory(self) -> Theory:
         """The theory of the simulation's own cosmology: background, growth, power, distances."""
-        return self._cosmologies.own.theories[0]
+        return self._cosmologies.default.theories[0]
 
     @property
     def halo(self) -> Literal["auto"] | int:
@@ -240,10 +240,10 @@ class Simulation:
         ):
             other.options = options.model_copy(update={"correction": correction})
             return other
-        given = options.model_fields_set - options.brought
+        explicit = options.model_fields_set - options.brought
         if correction is None:
-            given |= set(options.brought)
-        chosen = {name: getattr(options, name) for name in given}
+            explicit |= set(options.brought)
+        chosen = {name: getattr(options, name) for name in explicit}
         other.options = constructed(SolverOptions, {**chosen, "correction": correction})
         other._warn()
         return other
@@ -260,12 +260,12 @@ class Simulation:
         """
         axes, cells = dict(self._mesh.axes), math.prod(self._grid)
         options = self.options.model_copy(update={"halo": self.halo})
-        own = simulation_bytes(options, self._grid, axes, outputs=outputs)
+        memory = simulation_bytes(options, self._grid, axes, outputs=outputs)
         ranks, steps = self._mesh.size, len(self.edges) - 1
         return Estimate(
             ranks=ranks,
             together=launch.ranks_on_host(ranks),
-            memory=process_bytes(axes, "simulate") + own,
+            memory=process_bytes(axes, "simulate") + memory,
             seconds=measured_seconds(kind_of("simulate", ranks), cells, steps),
         )
 
@@ -422,8 +422,8 @@ class Simulation:
             makers = [_states_at(chosen, on_output)]
         self.warn_of_times(self.edges[-1:] if outputs is None else chosen)
         start = Start(seed, white_noise, particles, cosmology, paired)
-        inputs, given = self._read(start, observe=makers, resume=resume is not None)
-        begin, lpt = first_particles(inputs, given, resume)
+        inputs, first = self._read(start, observe=makers, resume=resume is not None)
+        begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
         done, timings = evolve_particles(begin, lpt, inputs, clock, progress, observers, after_step)

@@ -290,10 +290,10 @@ class State:
         Raises:
             ValueError: the state has another scale factor, grid, box size or cosmology.
         """
-        for own in self._inputs.cosmologies.cosmologies:
-            if cosmology is not None and own.numbers() != cosmology.numbers():
+        for simulated in self._inputs.cosmologies.cosmologies:
+            if cosmology is not None and simulated.numbers() != cosmology.numbers():
                 raise ValueError(
-                    f"the particles are of {own.numbers()}, the simulation is of "
+                    f"the particles are of {simulated.numbers()}, the simulation is of "
                     f"{cosmology.numbers()}: give run(cosmology=...) as well if that is meant"
                 )
         if (self.box.grid, self.box.size) != (box.grid, box.size):
@@ -445,8 +445,8 @@ class State:
         """
         mesh_factor, shift = in_unit("mesh_factor", mesh_factor), in_unit("shift", shift)
         weights = in_unit("weights", weights)
-        given = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
-        self.box.check_equal("a density", weighted=weights is not None, **given)
+        arguments = {"mesh_factor": mesh_factor, "redshift_space": redshift_space, "shift": shift}
+        self.box.check_equal("a density", weighted=weights is not None, **arguments)
         box = self.box.finer(mesh_factor)
         displacement = self._displacement_to(redshift_space).block
         if isinstance(weights, Field):

@@ -142,39 +142,43 @@ class CosmologyFactory:
 
     def __init__(self, cosmology: Cosmology, theory_of: TheoryOf) -> None:
         self.cosmology = cosmology
-        self.own = LocalCosmologies.of([cosmology], False, theory_of)
+        self.default = LocalCosmologies.of([cosmology], False, theory_of)
 
-    def local(self, given: Cosmology | Sequence[Cosmology] | None, box: Box) -> LocalCosmologies:
+    def local(
+        self, cosmologies: Cosmology | Sequence[Cosmology] | None, box: Box
+    ) -> LocalCosmologies:
         """Returns the cosmologies of this rank's universes.
 
         Args:
-            given: instead of the first one; one, or one for each universe of the box.
+            cosmologies: instead of the first one; one, or one for each universe of the box.
             box: of one universe, or a batch.
 
         Raises:
             ValueError: as `of_this_rank`; or the first one is to be differentiated by, which was
                 evaluated long ago.
         """
-        if given is None:
+        if cosmologies is None:
             parameters = [getattr(self.cosmology, name) for name in self.cosmology.names]
             if is_watched([p for p in parameters if isinstance(p, (tf.Tensor, tf.Variable))]):
                 raise ValueError(
                     "to differentiate by a cosmology, give it to run(cosmology=...): the "
                     "simulation's own was evaluated when it was made"
                 )
-            if self._own_is_outdated():
+            if self._default_is_outdated():
                 raise ValueError(
                     "to differentiate by a theory of your own, make the simulation under the tape: "
                     "the simulation's own theory was evaluated when it was made"
                 )
-            return self.own if box.batch is None else self.own.repeated(box.local_batch[0])
-        several = [given] if isinstance(given, Cosmology) else list(given)
-        batched, first = box.batch is not None, self.own.theories[0]
-        return LocalCosmologies.of(of_this_rank(several, box), batched, self.own.theory_of, first)
+            return self.default if box.batch is None else self.default.repeated(box.local_batch[0])
+        several = [cosmologies] if isinstance(cosmologies, Cosmology) else list(cosmologies)
+        batched, first = box.batch is not None, self.default.theories[0]
+        return LocalCosmologies.of(
+            of_this_rank(several, box), batched, self.default.theory_of, first
+        )
 
-    def _own_is_outdated(self) -> bool:
+    def _default_is_outdated(self) -> bool:
         """Returns whether a tape watches what the first theory was made of, but not its growth."""
-        theory = self.own.theories[0]
+        theory = self.default.theories[0]
         if type(theory) is Theory:
             return False
         parts = theory.background.a3_e2, theory.growth.d1
@@ -208,8 +212,9 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
             together = tf.stack([tf.cast(value, tf.float64) for value in values])
             shared[name] = replicated(box.mesh, together)
     first, local = box.batch_offset, (box.local_batch or (1,))[0]
-    own = range(first, first + local) if len(cosmologies) > 1 else [0]
-    found = [
-        cosmologies[i].replace(**{name: values[i] for name, values in shared.items()}) for i in own
+    numbers = range(first, first + local) if len(cosmologies) > 1 else [0]
+    universes = [
+        cosmologies[i].replace(**{name: values[i] for name, values in shared.items()})
+        for i in numbers
     ]
-    return found if len(cosmologies) > 1 else found * local
+    return universes if len(cosmologies) > 1 else universes * local
