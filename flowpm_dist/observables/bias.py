@@ -142,15 +142,15 @@ def bias_with(names: Collection[str], named: Any = None) -> Bias | None:
         ValueError: the custom scheme has other parameters, or no scheme has these.
     """
     if named is not None:
-        found = python_object(named)
-        own = cast(Bias, found if isinstance(found, Bias) else found())
-        if missing := set(own.parameters) ^ set(names):
-            parameters = ", ".join(own.parameters) or "none"
+        custom = python_object(named)
+        made = cast(Bias, custom if isinstance(custom, Bias) else custom())
+        if missing := set(made.parameters) ^ set(names):
+            parameters = ", ".join(made.parameters) or "none"
             raise ValueError(
                 f"bias_scheme {named!r} has the parameters {parameters}; bias must have a value "
                 f"for each (differing: {', '.join(sorted(missing))})"
             )
-        return own
+        return made
     for scheme in SCHEMES:
         if names and set(names) <= set(scheme.parameters):
             return scheme()

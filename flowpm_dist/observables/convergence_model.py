@@ -77,8 +77,8 @@ class ConvergenceModel(UniverseModel):
         """
         response = self.matter_response(parameters) * self.window() * self._sight
         if "Omega_m" in parameters:
-            own = as_float64(self.simulation.cosmology.Omega_m)
-            ratio = as_float64(parameters["Omega_m"]) / own
+            simulated = as_float64(self.simulation.cosmology.Omega_m)
+            ratio = as_float64(parameters["Omega_m"]) / simulated
             response = response * self.factor(ratio, parameters)
         return self.for_chains(response, parameters)
 

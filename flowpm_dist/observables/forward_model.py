@@ -53,14 +53,14 @@ class ForwardModel(UniverseModel):
         bias: Mapping[str, float] | None = None,
         bias_scheme: type[Bias] | Bias | str | None = None,
     ) -> None:
-        given = {
+        keys = {
             "structure": structure,
             "redshift_space": redshift_space,
             "bias": dict(bias or {}) if bias or bias_scheme else None,
             "bias_scheme": bias_scheme,
         }
-        given = {key: value for key, value in given.items() if value is not None}
-        options = constructed(TracerOptions, given)
+        keys = {key: value for key, value in keys.items() if value is not None}
+        options = constructed(TracerOptions, keys)
         super().__init__(simulation, structure)
         self.axis, self.bias = redshift_space, dict(options.bias or {})
         self._scheme = bias_with(self.bias, bias_scheme)

@@ -67,11 +67,11 @@ def file_problems(
         if shape not in (tuple(grid), (*grid, 1)):
             yield Problem(key, f"= {path}: shape {shape}; must be box.grid = {tuple(grid)}")
         if sides is not None and not np.allclose(size, sides, rtol=1e-4):
-            what = f"its box has {list(sides)} Mpc/h; must be box.size = {list(size)}"
-            yield Problem(key, f"= {path}: {what}")
+            message = f"its box has {list(sides)} Mpc/h; must be box.size = {list(size)}"
+            yield Problem(key, f"= {path}: {message}")
         if a is not None and volume.a is not None and not np.isclose(a, volume.a, rtol=1e-4):
-            what = f"is at scale factor {volume.a:g}; the last step must be there, not at {a:g}"
-            yield Problem(key, f"= {path}: {what}")
+            message = f"is at scale factor {volume.a:g}; the last step must be there, not at {a:g}"
+            yield Problem(key, f"= {path}: {message}")
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Observations:
         mask, sigma, data = (values.get(key) for key in ("mask", "sigma", "file"))
         mask = np.ones(shape) if mask is None else mask
         observed = mask > 0
-        given = self._options.value("sigma")
-        sigma = np.full(shape, given) if isinstance(given, float) else sigma
+        noise = self._options.value("sigma")
+        sigma = np.full(shape, noise) if isinstance(noise, float) else sigma
         sigma = None if sigma is None else np.where(observed, sigma, 1.0)
         if data is not None:
             data = np.where(observed, data, self._options.unobserved)
@@ -169,8 +169,8 @@ class Observations:
             for key, bad, must in self._bad(values, observed):
                 if key not in wrong and bad.any():
                     x, y, z = np.argwhere(bad)[0].tolist()
-                    what = f"{values[key][x, y, z]:g} at {[start + x, y, z]}; {must}"
-                    wrong[key] = f"= {self._volumes[key].where} is {what}"
+                    message = f"{values[key][x, y, z]:g} at {[start + x, y, z]}; {must}"
+                    wrong[key] = f"= {self._volumes[key].where} is {message}"
             data = values.get("file")
             observed_cells += int(np.count_nonzero(observed))
             expected += float(
@@ -184,7 +184,7 @@ class Observations:
             wrong["mask"] = f"= {self._volumes['mask'].where} is 0 everywhere: nothing is observed"
         if "file" in self._volumes and not wrong:
             wrong |= self._unreasonable(total, observed_cells, expected, variance)
-        return {KEYS[name]: what for name, what in wrong.items()}
+        return {KEYS[name]: message for name, message in wrong.items()}
 
     def _bad(
         self, values: dict[str, Any], observed: np.ndarray
@@ -209,10 +209,10 @@ class Observations:
 
     def _noise(self, values: dict[str, Any]) -> np.ndarray | None:
         """Returns the standard deviation of the noise of a density; None where there is none."""
-        given, mask = values.get("sigma", self._options.value("sigma")), values.get("mask")
-        if given is None:
+        sigma, mask = values.get("sigma", self._options.value("sigma")), values.get("mask")
+        if sigma is None:
             return None
-        loud = spread_of(self._max_noise_amplitude * given, np.ones(1) if mask is None else mask)
+        loud = spread_of(self._max_noise_amplitude * sigma, np.ones(1) if mask is None else mask)
         return np.broadcast_to(loud, values["file"].shape)
 
     def _unreasonable(
@@ -233,15 +233,17 @@ class Observations:
             if low - tolerance <= mean <= high + tolerance:
                 return {}
             hint = "; if it is an overdensity, add 1" if abs(mean) < low else ""
-            what = f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
+            message = (
+                f"has mean {mean:.4g} over the observed cells; must be a density of mean about 1"
+            )
             limits = f"from {low - tolerance:.3g} to {high + tolerance:.3g}"
-            return {"file": f"= {where} {what}, {limits}{hint}"}
-        mean, given = total / expected, self._mean_count
-        tolerance = FAR / (expected * given) ** 0.5
-        if low - tolerance <= mean / given <= high + tolerance:
+            return {"file": f"= {where} {message}, {limits}{hint}"}
+        mean, mean_count = total / expected, self._mean_count
+        tolerance = FAR / (expected * mean_count) ** 0.5
+        if low - tolerance <= mean / mean_count <= high + tolerance:
             return {}
-        what = f"{where} has a mean of {mean:.4g} per observed cell"
-        return {"mean_count": f"= {given:g}: {what}; must be about that"}
+        message = f"{where} has a mean of {mean:.4g} per observed cell"
+        return {"mean_count": f"= {mean_count:g}: {message}; must be about that"}
 
 
 def _read(volume: Volume, place: tuple[slice, ...]) -> np.ndarray:

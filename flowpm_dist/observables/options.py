@@ -117,8 +117,8 @@ class ObservationOptions(Options):
     @property
     def line_of_sight(self) -> LineOfSight | None:
         """The line of sight; None if all directions are equivalent."""
-        found: LineOfSight | None = self.value("redshift_space")
-        return found
+        axis: LineOfSight | None = self.value("redshift_space")
+        return axis
 
     @property
     def channels(self) -> int:
@@ -183,8 +183,8 @@ class ObservationOptions(Options):
         """
         for name in priors:
             of_likelihood = likelihood is not None and name not in (*BIASES, "amplitude")
-            if not of_likelihood and (what := self.lacks(name)) is not None:
-                yield Problem(f"priors.{name}", what)
+            if not of_likelihood and (message := self.lacks(name)) is not None:
+                yield Problem(f"priors.{name}", message)
 
     def step_problems(
         self, first: float | None, last: float | None, *, uses_lpt: bool
@@ -196,14 +196,14 @@ class ObservationOptions(Options):
             uses_lpt: whether the integrator follows LPT of order 2.
         """
         if self.structure == "1lpt" and uses_lpt:
-            what = "follows LPT of order 2, but structure 1lpt makes no steps: use fastpm"
-            yield Problem("evolution.integrator", what)
+            message = "follows LPT of order 2, but structure 1lpt makes no steps: use fastpm"
+            yield Problem("evolution.integrator", message)
 
     def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
         """Yields a problem if there is a section [lightcone], which this kind does not use."""
         if light_cone is not None:
-            what = f'is given, but observation.kind = "{self.kind}": must be "convergence", or '
-            yield Problem("lightcone", f"{what}leave it out")
+            message = f'is given, but observation.kind = "{self.kind}": must be "convergence", or '
+            yield Problem("lightcone", f"{message}leave it out")
 
 
 class CellOptions(TracerOptions, ObservationOptions):
@@ -254,12 +254,12 @@ class CellOptions(TracerOptions, ObservationOptions):
         yield from super().step_problems(first, last, uses_lpt=uses_lpt)
         if self.redshifts is None or last is None:
             return
-        key, given, end = "observation.redshifts", list(self.redshifts), 1.0 / last - 1.0
-        if abs(given[-1] - end) > SAME_VALUE * (1.0 + end):
-            what = f"= {given}: the last must be the redshift at the end of the simulation, {end:g}"
-            yield Problem(key, what)
-        if self.structure not in UNEVOLVED and first and 1.0 / (1.0 + given[0]) < first:
-            yield Problem(key, f"= {given}: the steps begin at redshift {1.0 / first - 1.0:g}")
+        key, redshifts, end = "observation.redshifts", list(self.redshifts), 1.0 / last - 1.0
+        if abs(redshifts[-1] - end) > SAME_VALUE * (1.0 + end):
+            message = f"= {redshifts}: the last must be the redshift at the end of the simulation"
+            yield Problem(key, f"{message}, {end:g}")
+        if self.structure not in UNEVOLVED and first and 1.0 / (1.0 + redshifts[0]) < first:
+            yield Problem(key, f"= {redshifts}: the steps begin at redshift {1.0 / first - 1.0:g}")
 
 
 class DensityOptions(CellOptions):
@@ -318,8 +318,8 @@ class ConvergenceMapOptions(ObservationOptions):
     @override
     def problems(self) -> Iterator[Problem]:
         if self.structure != "pm":
-            what = 'a light cone needs the steps of the particle mesh; must be "pm"'
-            yield self.problem("structure", what)
+            message = 'a light cone needs the steps of the particle mesh; must be "pm"'
+            yield self.problem("structure", message)
 
     @property
     @override
@@ -345,8 +345,8 @@ class ConvergenceMapOptions(ObservationOptions):
     def light_cone_problems(self, light_cone: Any) -> Iterator[Problem]:
         """Yields a problem unless there is a light cone with the noise of shapes."""
         if light_cone is None:
-            what = 'is missing: with kind = "convergence" it describes the maps, as for simulate'
-            yield Problem("lightcone", what)
+            message = 'is missing: with kind = "convergence" it describes the maps, as for simulate'
+            yield Problem("lightcone", message)
         elif light_cone.shape_noise is None:
             allowed = type(light_cone).model_fields["shape_noise"].description
             yield Problem("lightcone.shape_noise", f"is missing: must be {allowed}")
@@ -368,8 +368,8 @@ Observation = Annotated[
 def lacking(section: str, name: str, instead_of: str | None = None) -> str:
     """Returns what is wrong with the prior of a parameter that has no value in its section."""
     how = f"in the place of {instead_of}" if instead_of else "too"
-    what = f"is given, but {section} has no {name}: give it there, {how}: the mock's value, or "
-    return f"{what}the expected one"
+    message = f"is given, but {section} has no {name}: give it there, {how}: the mock's value, or "
+    return f"{message}the expected one"
 
 
 def _no_parameter(name: str, nuisances: Iterable[str]) -> str:
@@ -396,8 +396,8 @@ def observation_of(keys: Mapping[str, Any]) -> ObservationOptions:
     try:
         return ObservationSection.model_validate(table).observation
     except ValidationError as error:
-        found = problems_of(ObservationSection, table, error)
-        raise ValueError("; ".join(map(str, found))) from None
+        problems = problems_of(ObservationSection, table, error)
+        raise ValueError("; ".join(map(str, problems))) from None
 
 
 class NuisanceRanges(Options):

@@ -50,19 +50,19 @@ class ObservationRecord:
 
     def keys(self) -> dict[str, Any]:
         """Returns the options, and the ranges as "nuisances"; reads no file."""
-        found = self.options.model_dump(mode="json", exclude_none=True)
+        keys = self.options.model_dump(mode="json", exclude_none=True)
         drawn = {name: list(ends) for name, ends in self.nuisances.items()}
-        return found | ({"nuisances": drawn} if drawn else {})
+        return keys | ({"nuisances": drawn} if drawn else {})
 
     def table(self) -> dict[str, Any]:
         """Returns the record as JSON can hold it, see `of_table`; reads the files."""
-        sums = {key: found for key in self.options.files if (found := self._checksum(key))}
+        sums = {key: value for key in self.options.files if (value := self._checksum(key))}
         return self.keys() | ({"checksums": sums} if sums else {})
 
     def _checksum(self, key: str) -> str | None:
         """Returns the checksum of a file's values; None where it cannot be read."""
-        if found := self.checksums.get(key):
-            return found
+        if recorded := self.checksums.get(key):
+            return recorded
         try:
             return checksum(open_volume(self.options.files[key]).array)
         except (VolumeError, OSError, ValueError, RuntimeError):
@@ -100,23 +100,23 @@ class ObservationRecord:
 
         A parameter that is drawn here may have any value in its range in the data.
         """
-        own, other = self.options, data.options
-        found: list[str] = []
+        options, other = self.options, data.options
+        differences: list[str] = []
 
         def compare(key: str, here: Any, there: Any) -> None:
             """Compares two numbers or ranges of them."""
             if here is None or there is None or not _holds(here, there):
-                found.append(_difference(key, here, there))
+                differences.append(_difference(key, here, there))
 
         def compare_amplitudes(name: str) -> None:
             compare(name, self._range(1.0, name), data._range(1.0, name))
 
-        bias, bias_there = (options.value("bias") or {} for options in (own, other))
+        bias, bias_there = (each.value("bias") or {} for each in (options, other))
         for name in dict.fromkeys([*bias, *bias_there]):
             here = self.nuisances.get(name, bias.get(name))
             compare(f"bias {name}", here, data.nuisances.get(name, bias_there.get(name)))
-        for key in dict.fromkeys([*type(own).model_fields, *type(other).model_fields]):
-            here, there = own.value(key), other.value(key)
+        for key in dict.fromkeys([*type(options).model_fields, *type(other).model_fields]):
+            here, there = options.value(key), other.value(key)
             if key == "redshifts":  # a tuple is a range here
                 here, there = (None if each is None else list(each) for each in (here, there))
             if key in AMPLITUDES and isinstance(here, float) and isinstance(there, float):
@@ -124,14 +124,14 @@ class ObservationRecord:
                 compare(key, self._range(here, name), data._range(there, name))
             elif key == "redshifts" and here and there:
                 if len(here) != len(there) or not np.allclose(here, there, rtol=0, atol=SAME_VALUE):
-                    found.append(_difference(key, here, there))
+                    differences.append(_difference(key, here, there))
             elif key != "bias" and not self._same_values(data, key):
-                found.append(_difference(key, here, there))
+                differences.append(_difference(key, here, there))
             elif key == "sigma" and here is not None:
                 compare_amplitudes(AMPLITUDES[key])
-        if own.kind == other.kind == "density":
+        if options.kind == other.kind == "density":
             compare_amplitudes("amplitude")
-        return found
+        return differences
 
     def _same_values(self, data: ObservationRecord, key: str) -> bool:
         """Returns whether a key has the same value; of two files, the same values in all cells."""
@@ -168,10 +168,10 @@ class ObservationRecord:
         Raises:
             ObservationError: they are not; the message says in what they differ.
         """
-        if found := self.differences(data):
+        if differences := self.differences(data):
             raise ObservationError(
-                f"{what} is of another observation than the training: {'; '.join(found)}. Train a "
-                "network for it, with that [observation]"
+                f"{what} is of another observation than the training: "
+                f"{'; '.join(differences)}. Train a network for it, with that [observation]"
             )
 
 

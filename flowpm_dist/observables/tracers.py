@@ -86,8 +86,8 @@ class TracerOptions(Options):
 
     @override
     def problems(self) -> Iterator[Problem]:
-        bias, own = self.bias, self.bias_scheme is not None
-        if bias is not None and not own:
+        bias, with_scheme = self.bias, self.bias_scheme is not None
+        if bias is not None and not with_scheme:
             unknown = [name for name in bias if name not in BIASES]
             if unknown:
                 hint = nearest(unknown[0], BIASES)
@@ -103,11 +103,11 @@ class TracerOptions(Options):
                     "large scales",
                 )
         if self.structure == "linear":
-            what = "linear theory on the grid moves no particles; take 1lpt, 2lpt or pm, or"
+            message = "linear theory on the grid moves no particles; take 1lpt, 2lpt or pm, or"
             if self.redshift_space is not None:
-                yield self.problem("redshift_space", f"{what} leave it out")
-            if bias and not own and "b" not in bias:
-                yield self.problem("bias", f"{what} give b")
+                yield self.problem("redshift_space", f"{message} leave it out")
+            if bias and not with_scheme and "b" not in bias:
+                yield self.problem("bias", f"{message} give b")
 
     @property
     def is_positive_without_noise(self) -> bool:

@@ -209,14 +209,14 @@ class UniverseModel(abc.ABC):
 
     def cosmology(self, parameters: Parameters) -> Cosmology | list[Cosmology] | None:
         """Returns the cosmology of parameters, one for each chain; None for the simulation's."""
-        own = self.simulation.cosmology
-        chosen = {name: x for name, x in parameters.items() if name in own.names}
+        simulated = self.simulation.cosmology
+        chosen = {name: x for name, x in parameters.items() if name in simulated.names}
         if not chosen:
             return None
         if next(iter(chosen.values())).shape.rank == 0:
-            return own.replace(**chosen)
+            return simulated.replace(**chosen)
         rows = zip(*(tf.unstack(x) for x in chosen.values()), strict=True)
-        return [own.replace(**dict(zip(chosen, row, strict=True))) for row in rows]
+        return [simulated.replace(**dict(zip(chosen, row, strict=True))) for row in rows]
 
     def __call__(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
         """Returns the observation of the universe of white noise, see `run_and_observe`.
@@ -239,13 +239,13 @@ class UniverseModel(abc.ABC):
         That is None where the simulation's own sigma8 or A_s is not among them, and for a custom
         structure or with a correction, which may use it otherwise.
         """
-        own = self.simulation.cosmology
-        name = next(name for name in AMPLITUDES if getattr(own, name) is not None)
+        simulated = self.simulation.cosmology
+        name = next(name for name in AMPLITUDES if getattr(simulated, name) is not None)
         known = self.structure in STRUCTURES and self.simulation.options.correction is None
         if name not in parameters or not known:
             return parameters, None
         others = {key: value for key, value in parameters.items() if key != name}
-        ratio = tf.cast(parameters[name], tf.float64) / as_float64(getattr(own, name))
+        ratio = tf.cast(parameters[name], tf.float64) / as_float64(getattr(simulated, name))
         return others, ratio if name == "sigma8" else tf.sqrt(ratio)
 
     def matter_response(self, parameters: Parameters) -> tf.Tensor:

@@ -164,9 +164,9 @@ def efficiency_of_planes(
         distances: distances of the cosmology.
         stacklevel: stack level of the warning, 1 for the caller.
     """
-    found = lensing_efficiency(sources, planes.chi, distances)
+    efficiency = lensing_efficiency(sources, planes.chi, distances)
     if not tf.executing_eagerly():
-        return found
+        return efficiency
     last = planes.edges[-1:]
     left = tf.get_static_value(tf.stop_gradient(lensing_efficiency(sources, last, distances)))
     behind = np.flatnonzero(left[:, 0] > MOST_EFFICIENCY_LEFT)
@@ -178,7 +178,7 @@ def efficiency_of_planes(
             "out",
             stacklevel=1 + stacklevel,
         )
-    return found
+    return efficiency
 
 
 def plane_weights(

@@ -121,15 +121,15 @@ def ray_trace(
     lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
 
     @tf.custom_gradient
-    def trace(*given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+    def trace(*tensors: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         """Returns the rays at the sources [source, ..., 6], position and Jacobian.
 
         Args:
-            given: for each plane delta [plane, x, y], strength and chi [plane], and efficiency
+            tensors: for each plane delta [plane, x, y], strength and chi [plane], and efficiency
                 [source, plane]; and the rays at the observer [..., 6].
         """
         # A tape would keep all that is computed here, were its inputs watched.
-        delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in given)
+        delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in tensors)
         count, (read, _) = delta.shape[0], _readers(sky)
 
         def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ def ray_trace(
 
         def gradient(dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
             return once_differentiable(functools.partial(_return, sky), "ray tracing")(
-                dy, *sums, *given
+                dy, *sums, *tensors
             )
 
         return rays - total, gradient
@@ -170,7 +170,7 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
     _, read_with_gradient = _readers(sky)
 
     def undo(
-        k: tf.Tensor, sums: list[tf.Tensor], cotangents: list[tf.Tensor], found: list[Any]
+        k: tf.Tensor, sums: list[tf.Tensor], cotangents: list[tf.Tensor], of_planes: list[Any]
     ) -> tuple[Any, ...]:
         (first, second), (d_first, d_second, d_rays) = sums, cotangents
         kappa, met = strength[k] * delta[k], rays - first + second / chi[k]
@@ -188,16 +188,18 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
             -tf.tensordot(dy, added, len(added.shape)),
         )
         cotangents = [d_first - d_met, d_second + d_met / chi[k], d_rays + d_met]
-        found = [array.write(k, value) for array, value in zip(found, of_plane, strict=True)]
-        return k - 1, [first, second], cotangents, found
+        of_planes = [
+            array.write(k, value) for array, value in zip(of_planes, of_plane, strict=True)
+        ]
+        return k - 1, [first, second], cotangents, of_planes
 
     nothing = tf.zeros_like(rays)
     arrays = [tf.TensorArray(delta.dtype, count) for _ in range(4)]
     start = (tf.constant(count - 1), list(sums), [nothing, nothing, tf.reduce_sum(dy, 0)], arrays)
-    _, _, cotangents, found = tf.while_loop(
+    _, _, cotangents, of_planes = tf.while_loop(
         lambda k, *_: k >= 0, undo, start, parallel_iterations=1
     )
-    d_delta, d_strength, d_chi, d_efficiency = (array.stack() for array in found)
+    d_delta, d_strength, d_chi, d_efficiency = (array.stack() for array in of_planes)
     return d_delta, d_strength, d_chi, tf.transpose(d_efficiency), cotangents[2]
 
 
@@ -211,11 +213,11 @@ def _readers(sky: FlatSky) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
 
     def read(maps: tf.Tensor, rays: tf.Tensor) -> tf.Tensor:
-        found = bilinear(maps, rays[..., :2], sky)
+        values = bilinear(maps, rays[..., :2], sky)
         first, second = rays[..., 2:4], rays[..., 4:]  # rows of A
-        u11, u12, u22 = (found[..., i, tf.newaxis] for i in (2, 3, 4))
+        u11, u12, u22 = (values[..., i, tf.newaxis] for i in (2, 3, 4))
         rows = [u11 * first + u12 * second, u12 * first + u22 * second]
-        return tf.concat([found[..., :2], *rows], axis=-1)
+        return tf.concat([values[..., :2], *rows], axis=-1)
 
     def gradient(maps: tf.Tensor, rays: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, ...]:
         with tf.GradientTape() as tape:

@@ -35,8 +35,8 @@ def shear(kappa: Any, fov: Any) -> tuple[tf.Tensor, tf.Tensor]:
         Two tensors like kappa [1].
     """
     kappa = tf.convert_to_tensor(in_unit("kappa", kappa))
-    found = filter_maps(kappa, FlatSky.of(kappa, fov), _SHEAR)
-    return found[..., 0], found[..., 1]
+    components = filter_maps(kappa, FlatSky.of(kappa, fov), _SHEAR)
+    return components[..., 0], components[..., 1]
 
 
 def convergence(gamma1: Any, gamma2: Any, fov: Any) -> tuple[tf.Tensor, tf.Tensor]:

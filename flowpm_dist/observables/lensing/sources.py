@@ -182,9 +182,9 @@ class SourceDistribution(Sources):
         inside = (z >= limits[0]) & (z <= limits[-1])
         z = tf.clip_by_value(z, limits[0], limits[-1])
         total = tf.reduce_sum(self._cells(limits, distances)[0])
-        found = self.unshifted(z - as_float64(self.shift), cell) / total
+        unshifted = self.unshifted(z - as_float64(self.shift), cell) / total
         rate = distances.background.e(a) / HUBBLE_DISTANCE
-        return tf.where(inside, found * rate, tf.zeros_like(found))
+        return tf.where(inside, unshifted * rate, tf.zeros_like(unshifted))
 
     @override
     def farthest(self, distances: Distances) -> tf.Tensor:
@@ -251,8 +251,8 @@ class SmailDistribution(SourceDistribution):
     ) -> None:
         z0, z_max = in_unit("z0", z0, "redshift"), in_unit("z_max", z_max, "redshift")
         alpha, beta = in_unit("alpha", alpha), in_unit("beta", beta)
-        given = {"z0": z0, "alpha": alpha, "beta": beta, "z_max": z_max}
-        for name, value in given.items():
+        parameters = {"z0": z0, "alpha": alpha, "beta": beta, "z_max": z_max}
+        for name, value in parameters.items():
             _check(name, value, lambda number: 0 < number < np.inf, "a finite number above 0")
         self.z0, self.alpha, self.beta = z0, alpha, beta
         self.edges = smail_edges(z_max)
@@ -323,11 +323,11 @@ def _shift(shift: Parameter) -> Parameter:
 
 
 def _check(
-    name: str, value: Any, holds: Callable[[Any], Any], what: str = "a number above 0"
+    name: str, value: Any, holds: Callable[[Any], Any], requirement: str = "a number above 0"
 ) -> None:
     known = tf.get_static_value(as_float64(value))
     if known is not None and not holds(known):
-        raise ValueError(f"{name} must be {what}: got {known:g}")
+        raise ValueError(f"{name} must be {requirement}: got {known:g}")
 
 
 C1_RHO_CRIT = 0.0134

@@ -94,9 +94,9 @@ class Layers:
     @classmethod
     def of(cls, box: Box, end: float, seed: int) -> Layers:
         """Returns the layers up to a distance; arguments as for `tiles`."""
-        found = tuple(tiles(box, end, seed))
+        copies = tuple(tiles(box, end, seed))
         tile, index, distances, depths = [], [], [], []
-        for number, each in enumerate(found):
+        for number, each in enumerate(copies):
             axis, sense = each.axes[2], each.senses[2]
             n, depth = box.grid[axis], box.size[axis] / box.grid[axis]
             distance = each.begin + (np.arange(n) + 0.5) * depth
@@ -105,7 +105,7 @@ class Layers:
             index.append(((each.first_layer + sense * np.arange(n)) % n)[near])
             distances.append(distance[near])
             depths.append(np.full(near.sum(), depth))
-        return cls(found, *map(np.concatenate, (tile, index, distances, depths)))
+        return cls(copies, *map(np.concatenate, (tile, index, distances, depths)))
 
     @property
     def edges(self) -> np.ndarray:
@@ -178,10 +178,10 @@ class FlatGeometry(Geometry):
         a = theory.line_of_sight.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
-    def slab_edges(self, given: np.ndarray) -> np.ndarray:
+    def slab_edges(self, width: np.ndarray) -> np.ndarray:
         """See `Geometry.slab_edges`: the nearest whole number of layers for a width."""
         layers = self.layers
-        numbers = plane_of_layers(len(layers.distances), float(layers.depths[0]), float(given))
+        numbers = plane_of_layers(len(layers.distances), float(layers.depths[0]), float(width))
         ends = np.append(np.flatnonzero(np.diff(numbers)), len(numbers) - 1)
         return np.append(0.0, layers.edges[ends + 1])
 
@@ -200,9 +200,12 @@ class FlatGeometry(Geometry):
                 kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
             return kicks, factors, one if amounts_of is None else amounts_of(theory)
 
-        found = self.inputs.cosmologies.of_growths(of_theory)
-        inputs = tf.stack([f for _, f, _ in found]), tf.stack([w for _, _, w in found])
-        return inputs, _crossings([kicks for kicks, _, _ in found])
+        of_universes = self.inputs.cosmologies.of_growths(of_theory)
+        inputs = (
+            tf.stack([f for _, f, _ in of_universes]),
+            tf.stack([w for _, _, w in of_universes]),
+        )
+        return inputs, _crossings([kicks for kicks, _, _ in of_universes])
 
     @override
     def paint(
@@ -213,18 +216,18 @@ class FlatGeometry(Geometry):
         factors = tf.concat([tf.ones_like(factors[..., :1]), factors], -1)
         largest = np.abs(factors.numpy()[:, crossing.layers]).max((0, 1))
         reach = self.reach(moment.moving, largest)
-        own = self._own(crossing, reach)
+        layers = self._own(crossing, reach)
         near, far = (crossing.layers[[0, -1]] + 0.5) * self.step
         first, shells = self.shells(near, far, reach)
         slabs = Slabs(
-            places=own.places,
-            directions=own.directions,
-            distances=own.distances,
+            places=layers.places,
+            directions=layers.directions,
+            distances=layers.distances,
             pixel=self.sky.fov / self.sky.pixels,
             pixels=self.sky.pixels,
             **shells,
         )
-        moved = tf.gather(factors, own.times, axis=1)
+        moved = tf.gather(factors, layers.times, axis=1)
         others = (tf.cast(x, self.box.dtype) for x in (moved, amounts))
         return self.painted("paint_sky", slabs, moment, crossing.universes, others, first)
 
@@ -266,10 +269,10 @@ class FlatGeometry(Geometry):
                 ends = begin or -np.inf, end  # all that is in front of us is in the first copy
                 directions.append([origins[1], senses[1], origins[0], senses[0], senses[2], *ends])
                 numbers += layers[run].tolist()
-        found = np.array(numbers, int)
+        times = np.array(numbers, int)
         return OwnLayers(
-            np.clip(found, 0, count),
-            (found + 0.5) * step,
+            np.clip(times, 0, count),
+            (times + 0.5) * step,
             np.array(places, np.int32).reshape(-1, 6),
             np.array(directions, float).reshape(-1, 7),
         )
@@ -279,25 +282,25 @@ class FlatGeometry(Geometry):
         theory = self.inputs.cosmologies.theories[0]
         self._a = a = self._times(theory).numpy()
         with reaching(a[-1]):
-            found = self.integrator.interpolation(theory.growth, self.steps, a.tolist())
+            interpolation = self.integrator.interpolation(theory.growth, self.steps, a.tolist())
         # Factors of the velocities before and after the kick, and of the LPT fields.
-        self._moved, velocities = np.moveaxis(found.factors.numpy(), 1, 0)
+        self._moved, velocities = np.moveaxis(interpolation.factors.numpy(), 1, 0)
         # a dx/dt is the canonical velocity over a.
         self._speed = velocities * (HUBBLE / a)[:, np.newaxis]
         self.paint_between(np.array([0.0, self.end]), 0)
-        return _crossings([found.kicks])
+        return _crossings([interpolation.kicks])
 
     @override
     def record(
         self, crossing: LayerCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         largest = np.abs(self._moved[crossing.layers, : len(fields)]).max(0)
-        own = self._own(crossing, self.reach([displacement, *fields], np.append(1.0, largest)))
-        for place, directions in zip(own.places, own.directions, strict=True):
+        slabs = self._own(crossing, self.reach([displacement, *fields], np.append(1.0, largest)))
+        for place, directions in zip(slabs.places, slabs.directions, strict=True):
             for i in range(place[4]):
                 of_layer = (*(slice(None),) * int(place[2]), place[3] + i)
                 planes = [field[of_layer] for field in (displacement, *fields)]
-                layer, distance = own.times[place[5] + i], own.distances[place[5] + i]
+                layer, distance = slabs.times[place[5] + i], slabs.distances[place[5] + i]
                 for piece in pieces((*planes[0].shape[:2], 1)):
                     parts = [plane[piece] for plane in planes]
                     yield from self._piece(layer, distance, place, directions, piece, parts)
@@ -324,17 +327,17 @@ class FlatGeometry(Geometry):
         axes = int(place[1]), int(place[0]), int(place[2])
         senses = directions[3], directions[1], directions[4]
         origins = directions[2], directions[0]
-        own, *others = planes
+        displacement, *others = planes
         moved, speed = (
             sum(c * plane for c, plane in zip(factors[layer], others, strict=False))
             for factors in (self._moved, self._speed)
         )
-        moved = placed(own + moved, self.box.size)
+        moved = placed(displacement + moved, self.box.size)
         distance = undisplaced + senses[2] * moved[..., axes[2]]
         across = []
         for axis, sense, origin in zip(axes, senses, origins, strict=False):
             first = axis == min(axes[:2])
-            begin, count = piece[0 if first else 1].start, own.shape[0 if first else 1]
+            begin, count = piece[0 if first else 1].start, displacement.shape[0 if first else 1]
             lattice = (begin + np.arange(count)) * self.box.cell[axis]
             lattice = lattice[:, np.newaxis] if first else lattice[np.newaxis]
             length = self.box.size[axis]

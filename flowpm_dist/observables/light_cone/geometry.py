@@ -110,11 +110,11 @@ class Geometry(abc.ABC):
         return self.box.cells / self.box.volume * self.sky.pixel_area
 
     @abc.abstractmethod
-    def slab_edges(self, given: np.ndarray) -> np.ndarray:
+    def slab_edges(self, width: np.ndarray) -> np.ndarray:
         """Returns the distances between which slabs of matter lie [slab + 1] [Mpc/h].
 
         Args:
-            given: the same, or the width of all of them [Mpc/h].
+            width: the same, or the width of all of them [Mpc/h].
 
         Raises:
             ValueError: they reach beyond z_max, or there are too many.
@@ -241,8 +241,8 @@ class Geometry(abc.ABC):
             fields = [tf.gather(field, universes) for field in fields]
 
         @tf.custom_gradient
-        def maps_of(*given: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
-            arguments = given[:count], given[count], given[count + 1]
+        def maps_of(*tensors: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
+            arguments = tensors[:count], tensors[count], tensors[count + 1]
 
             def gradient(dmaps: tf.Tensor) -> list[tf.Tensor]:
                 moved, *rest = paint_vjp(*arguments, dmaps)

@@ -178,14 +178,14 @@ class LightCone:
         Raises:
             ValueError: a width that is not above 0, or edges that do not increase from 0 or more.
         """
-        given = np.asarray(in_unit("width", width, "Mpc/h"), np.float64)
-        if given.ndim == 0 and not 0 < given < np.inf:
-            raise ValueError(f"width = {given}: planes of matter need a width above 0 [Mpc/h]")
-        if given.ndim and isinstance(self.sky, FlatField):
+        edges = np.asarray(in_unit("width", width, "Mpc/h"), np.float64)
+        if edges.ndim == 0 and not 0 < edges < np.inf:
+            raise ValueError(f"width = {edges}: planes of matter need a width above 0 [Mpc/h]")
+        if edges.ndim and isinstance(self.sky, FlatField):
             raise ValueError("planes of the flat sky have one width, not edges")
-        if given.ndim and (len(given) < 2 or given[0] < 0 or not (np.diff(given) > 0).all()):
+        if edges.ndim and (len(edges) < 2 or edges[0] < 0 or not (np.diff(edges) > 0).all()):
             raise ValueError("edges of shells must increase from 0 or more, and be two at least")
-        return functools.partial(_plane_painter, self, given)
+        return functools.partial(_plane_painter, self, edges)
 
     def particles_observer(self, files: LightConeFiles) -> ObserverOf:
         """Returns the observer of `particles`, which writes to the files of this rank."""

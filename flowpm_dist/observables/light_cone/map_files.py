@@ -75,9 +75,9 @@ def cone_table(cone: ConvergenceOptions) -> dict[str, Any]:
     return table
 
 
-def differences(own: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def differences(here: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Returns the keys in which two results of `cone_table` differ."""
-    return [key for key in dict.fromkeys([*own, *other]) if own.get(key) != other.get(key)]
+    return [key for key in dict.fromkeys([*here, *other]) if here.get(key) != other.get(key)]
 
 
 def differences_from_file(cone: ConvergenceOptions, attributes: Mapping[str, Any]) -> list[str]:
@@ -90,17 +90,17 @@ def differences_from_file(cone: ConvergenceOptions, attributes: Mapping[str, Any
         cone: the light cone.
         attributes: attributes of the maps.
     """
-    own = cone.to_table()
-    found = [key for key in ("z_max", "alignment") if own.get(key) != attributes.get(key)]
+    table = cone.to_table()
+    differing = [key for key in ("z_max", "alignment") if table.get(key) != attributes.get(key)]
     named = [
-        {**dumped, "name": s.name} for dumped, s in zip(own["sources"], cone.sources, strict=True)
+        {**dumped, "name": s.name} for dumped, s in zip(table["sources"], cone.sources, strict=True)
     ]
     here, there = (
         [{k: v for k, v in each.items() if k != "file" and v is not None} for each in sources]
         for sources in (named, attributes.get("sources") or [])
     )
     if here != there:
-        found.append("sources")
+        differing.append("sources")
     if attributes.get("approximation", "Born") != "Born":
-        found.append("ray_tracing")
-    return found
+        differing.append("ray_tracing")
+    return differing

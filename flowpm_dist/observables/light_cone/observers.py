@@ -144,13 +144,13 @@ def _maps(
         meaning: in words.
     """
     flat = [*"xy"] if isinstance(sky, FlatField) else []
-    own = (kind, *(flat or ["pixel"]))
-    axes = (*leading_axes(maps, len(own)), *own)
-    found = {name: LabelledArray(maps.numpy(), axes, "1", meaning)}
+    pixel_axes = (kind, *(flat or ["pixel"]))
+    axes = (*leading_axes(maps, len(pixel_axes)), *pixel_axes)
+    arrays = {name: LabelledArray(maps.numpy(), axes, "1", meaning)}
     if isinstance(sky, FlatField):
         centres = np.array(sky.centres)
-        found |= {x: LabelledArray(centres, (x,), "deg", "centre of the pixel") for x in flat}
-    return found
+        arrays |= {x: LabelledArray(centres, (x,), "deg", "centre of the pixel") for x in flat}
+    return arrays
 
 
 T = TypeVar("T")
@@ -316,8 +316,8 @@ class PlanePainter(MapPainter):
         given: see `Geometry.slab_edges`.
     """
 
-    def __init__(self, geometry: Geometry, given: np.ndarray) -> None:
-        self._edges = geometry.slab_edges(given)
+    def __init__(self, geometry: Geometry, width: np.ndarray) -> None:
+        self._edges = geometry.slab_edges(width)
         super().__init__(geometry, len(self._edges) - 1, self._edges)
 
     @override

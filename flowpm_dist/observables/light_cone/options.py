@@ -121,8 +121,8 @@ class SkyOptions(Options, abc.ABC):
         """
         if steps.last is not None and steps.last < 1:
             key = "edges" if steps.edges else "a_stop"
-            what = f"ends the run at a = {steps.last:g}: a light cone to an observer today needs"
-            yield Problem(f"evolution.{key}", f"{what} a = 1")
+            message = f"ends the run at a = {steps.last:g}: a light cone to an observer today needs"
+            yield Problem(f"evolution.{key}", f"{message} a = 1")
         of_box = () if chi_max is None else self.box_problems(size, chi_max)
         for problem in (*self.begin_problems(steps.first or 0.0), *of_box):
             yield Problem(f"lightcone.{problem.key}", problem.what)
@@ -258,8 +258,8 @@ class FullSky(SkyOptions):
         x, y, z = self.place(size, (1, 1, 1))
         if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
             sides = " x ".join(f"{side:g}" for side in size)
-            what = f"at {x:g}, {y:g}, {z:g} Mpc/h: must be in the box of {sides} Mpc/h"
-            yield Problem("observer", what)
+            message = f"at {x:g}, {y:g}, {z:g} Mpc/h: must be in the box of {sides} Mpc/h"
+            yield Problem("observer", message)
         boxes = self.volume(chi_max) / math.prod(size)
         if boxes > MOST_BOXES:
             larger = rounded_up((boxes / MOST_BOXES) ** (1 / 3))

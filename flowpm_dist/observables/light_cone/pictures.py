@@ -156,9 +156,9 @@ def mollweide(values: np.ndarray, width: int) -> np.ndarray:
     latitude = np.arcsin((2 * auxiliary + np.sin(2 * auxiliary)) / np.pi)
     longitude = -np.pi * x / (2 * across)
     theta = np.broadcast_to(np.pi / 2 - latitude, inside.shape)[inside]
-    found = np.full(inside.shape, np.nan)
-    found[inside] = sphere.interpolated(values, theta, longitude[inside])
-    return found
+    pixels = np.full(inside.shape, np.nan)
+    pixels[inside] = sphere.interpolated(values, theta, longitude[inside])
+    return pixels
 
 
 def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:

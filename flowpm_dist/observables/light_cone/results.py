@@ -71,12 +71,12 @@ def observers_of(options: LensingOptions, files: LightConeFiles | None = None) -
         options: the light cone.
         files: this rank's files of particles; None for none.
     """
-    cone, found = LightCone(options), []
+    cone, observers = LightCone(options), []
     if not options.ray_tracing:
-        found.append(cone.convergence_observer(*options.population()))
+        observers.append(cone.convergence_observer(*options.population()))
     if options.matter_width is not None:
-        found.append(cone.planes_observer(options.matter_width))
-    return found if files is None else [*found, cone.particles_observer(files)]
+        observers.append(cone.planes_observer(options.matter_width))
+    return observers if files is None else [*observers, cone.particles_observer(files)]
 
 
 def write_light_cone_results(
@@ -203,17 +203,17 @@ def _flat_maps(
 ) -> dict[str, LabelledArray]:
     """Returns maps of lensing on the flat sky, with noise, and the angles of their pixels."""
     if born is not None:
-        found = dict(zip(("kappa", "gamma1", "gamma2"), (born.kappa, *born.shear()), strict=True))
+        maps = dict(zip(("kappa", "gamma1", "gamma2"), (born.kappa, *born.shear()), strict=True))
     else:
         assert planes is not None
         sources, _ = options.population()
         rays = ray_trace(planes.delta, planes.planes, sources, cosmology, options.fov)
-        found = {key: getattr(rays, key) for key in ("kappa", "gamma1", "gamma2", "rotation")}
+        maps = {key: getattr(rays, key) for key in ("kappa", "gamma1", "gamma2", "rotation")}
     noisy = ""
     if options.shape_noise is not None:
-        drawn = options.noise(options.shape_noise.seed, 2, found["kappa"].dtype)
-        found["gamma1"] += drawn[:, 0]
-        found["gamma2"] += drawn[:, 1]
+        drawn = options.noise(options.shape_noise.seed, 2, maps["kappa"].dtype)
+        maps["gamma1"] += drawn[:, 0]
+        maps["gamma2"] += drawn[:, 1]
         noisy = ", with the noise of shapes"
     meanings = {
         "kappa": ("1", "convergence"),
@@ -224,7 +224,7 @@ def _flat_maps(
     centres = np.array(options.centres)
     return {
         key: LabelledArray(_transposed(values.numpy()), ("source", "y", "x"), *meanings[key])
-        for key, values in found.items()
+        for key, values in maps.items()
     } | {
         axis: LabelledArray(centres, (axis,), "deg", "centres of the pixels") for axis in ("x", "y")
     }
@@ -234,11 +234,11 @@ def _matter(
     planes: DensityPlanes, delta: np.ndarray, name: str, axes: tuple[str, ...]
 ) -> dict[str, LabelledArray]:
     """Returns the overdensity of planes or shells, each of which is a `name`, and their edges."""
-    edges, what = np.asarray(planes.planes.edges), "shells" if name == "shell" else "slabs"
-    between = f"comoving distances between which the {what} lie"
+    edges, parts = np.asarray(planes.planes.edges), "shells" if name == "shell" else "slabs"
+    between = f"comoving distances between which the {parts} lie"
     return {
         f"{name}s": LabelledArray(
-            delta, (name, *axes), "1", f"overdensity of the matter of {what}"
+            delta, (name, *axes), "1", f"overdensity of the matter of {parts}"
         ),
         f"{name}_edges": LabelledArray(edges, ("edge",), "Mpc/h", between),
     }
@@ -286,16 +286,16 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
     if isinstance(options, FullSkyLensingOptions):
         nside, harmonics = options.nside, spherical_harmonics(kappa)
         edges = spherical_octave_edges(nside)
-        found = [
+        measured = [
             harmonic_power(harmonics[i], harmonics[j], nside, edges, window="bilinear")
             for i, j in pairs
         ]
     else:
         fov, edges = options.fov, octave_edges(options.fov, options.pixels)
-        found = [
+        measured = [
             angular_power(kappa[i], fov, edges, other=kappa[j], window="bilinear") for i, j in pairs
         ]
-    ell = found[0].ell
+    ell = measured[0].ell
 
     def in_bins(theory: Theory) -> np.ndarray:
         """Returns means of theory over the modes of bins, for each pair of sources."""
@@ -321,8 +321,8 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
     return ConvergenceSpectra(
         pairs,
         ell,
-        found[0].modes,
-        np.stack([spectrum.power for spectrum in found]),
+        measured[0].modes,
+        np.stack([spectrum.power for spectrum in measured]),
         in_bins(theories[0]),
         in_bins(theories[1]),
         fine,

@@ -71,10 +71,10 @@ class LensedSky(SkyOptions):
             elif max_redshift > self.z_max * (1 + Z_TOLERANCE):
                 cut = ", or cut them with their own z_max" if source.smail else ""
                 cut = ", or end the table there" if source.file else cut
-                what = (
+                message = (
                     f"reach to z = {max_redshift:.4g}, beyond z_max = {self.z_max:g}: increase it"
                 )
-                yield Problem(key, f"{what}{cut}")
+                yield Problem(key, f"{message}{cut}")
             if source.redshift is not None and self.alignment is not None:
                 yield Problem(key, "are at one redshift: an alignment needs smail or file")
 
@@ -162,8 +162,8 @@ class FlatLensingOptions(ConvergenceOptions):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.alignment is not None and self.ray_tracing:
-            what = "cannot be combined with ray_tracing: leave one of them out"
-            yield Problem("alignment", what)
+            message = "cannot be combined with ray_tracing: leave one of them out"
+            yield Problem("alignment", message)
 
     @property
     def matter_width(self) -> float | None:
@@ -201,8 +201,8 @@ class FullSkyLensingOptions(LensedSky, FullSky):
             if self.shells:
                 self.shell_count(self.shell_width, chi_max)
         except ValueError as error:
-            key, _, what = str(error).partition(" ")
-            yield Problem(key, what)
+            key, _, message = str(error).partition(" ")
+            yield Problem(key, message)
 
     @property
     def matter_width(self) -> float | None:
@@ -252,5 +252,5 @@ def map_warnings(
     """
     half = 0.5 * distance_of(max(source.max_redshift for source in cone.sources), cosmology)
     cell = max(side / n for side, n in zip(size, cells, strict=True))
-    found = cone.fine_pixels_warning(half, cell), cone.wide_field_warning()
-    return tuple(f"lightcone.{each}" for each in found if each)
+    warnings = cone.fine_pixels_warning(half, cell), cone.wide_field_warning()
+    return tuple(f"lightcone.{each}" for each in warnings if each)

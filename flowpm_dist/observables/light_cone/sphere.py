@@ -96,17 +96,17 @@ class SphereGeometry(Geometry):
         self.depth = float(np.cbrt(np.prod(self.box.cell)))
         self._observer = sky.place(self.box.size, self.box.grid)
 
-    def slab_edges(self, given: np.ndarray) -> np.ndarray:
+    def slab_edges(self, width: np.ndarray) -> np.ndarray:
         """See `Geometry.slab_edges`: the nearest whole number of shells for a width."""
         end = self.end
-        if not given.ndim:
-            return np.linspace(0.0, end, self.sky.shell_count(float(given), end) + 1)
-        if given[-1] > end * (1 + 1e-9):
+        if not width.ndim:
+            return np.linspace(0.0, end, self.sky.shell_count(float(width), end) + 1)
+        if width[-1] > end * (1 + 1e-9):
             raise ValueError(
-                f"shells up to {given[-1]:g} Mpc/h: must end at z_max = {self.sky.z_max:g} or "
+                f"shells up to {width[-1]:g} Mpc/h: must end at z_max = {self.sky.z_max:g} or "
                 f"before, at most {end:.6g} Mpc/h"
             )
-        return given
+        return width
 
     def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
         """See `Geometry.slabs`: particles count 1."""
@@ -124,17 +124,17 @@ class SphereGeometry(Geometry):
             bounds, kicks, factors = self._segments(theory, np.array([near, far]))
             return bounds, kicks, factors, one if amounts_of is None else amounts_of(theory)
 
-        found = self.inputs.cosmologies.of_growths(of_theory)
+        of_universes = self.inputs.cosmologies.of_growths(of_theory)
         groups: dict[int, list[int]] = {}
-        for universe, each in enumerate(found):
+        for universe, each in enumerate(of_universes):
             groups.setdefault(id(each), []).append(universe)
         inputs: list[tf.Tensor] = []
         crossings: dict[int, list[SphereCrossing]] = {}
         for group, same in enumerate(groups.values()):
-            bounds, kicks, factors, amounts = found[same[0]]
+            bounds, kicks, factors, amounts = of_universes[same[0]]
             inputs += [factors, amounts]
-            for kick, own in _by_kick(kicks):
-                crossing = SphereCrossing(bounds, group, np.array(same), own)
+            for kick, segments in _by_kick(kicks):
+                crossing = SphereCrossing(bounds, group, np.array(same), segments)
                 crossings.setdefault(kick, []).append(crossing)
         return tuple(inputs), crossings
 
@@ -162,9 +162,9 @@ class SphereGeometry(Geometry):
             return np.array(kicks), factors
 
         distances = theory.line_of_sight
-        edges, kicks, found = polynomials(since_kick, distances, ends, self.sky.earliest)
-        own = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
-        return edges, kicks, tf.concat([own, found[:, 1:]], 1)
+        edges, kicks, polynomial = polynomials(since_kick, distances, ends, self.sky.earliest)
+        of_displacement = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
+        return edges, kicks, tf.concat([of_displacement, polynomial[:, 1:]], 1)
 
     def _ball(self, crossing: SphereCrossing, reach: float) -> tuple[int, Ball]:
         """Returns this rank's particles of a crossing, and the number of the first of their shells.
@@ -173,12 +173,12 @@ class SphereGeometry(Geometry):
             crossing: the crossing.
             reach: displacement along an axis that no particle exceeds [Mpc/h].
         """
-        box, own, bounds = self.box, crossing.segments, crossing.bounds
+        box, segments, bounds = self.box, crossing.segments, crossing.bounds
         depth, reach = self.depth, math.sqrt(3.0) * reach
-        near, far = bounds[own.start], bounds[own.stop]
-        if own.start == 0:
+        near, far = bounds[segments.start], bounds[segments.stop]
+        if segments.start == 0:
             near = max(near - reach, 0.0)
-        if own.stop == len(bounds) - 1:
+        if segments.stop == len(bounds) - 1:
             far += reach
         # Others cannot come into the shells.
         near = max(near, self._edges[0] - reach - depth)
@@ -186,7 +186,7 @@ class SphereGeometry(Geometry):
         first, shells = self.shells(near, far, reach)
         return first, Ball(
             copies=copies_between(box, self._observer, near, far),
-            edges=bounds[own.start : own.stop + 1],
+            edges=bounds[segments.start : segments.stop + 1],
             near=near,
             far=far,
             first=box.offset,
@@ -225,22 +225,24 @@ class SphereGeometry(Geometry):
         def states(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
             """Places are smooth between these kicks, and between those that change velocities."""
             with reaching(tf.reduce_min(a)):
-                found = self.integrator.interpolation(theory.growth, self.steps, a.numpy().tolist())
+                interpolation = self.integrator.interpolation(
+                    theory.growth, self.steps, a.numpy().tolist()
+                )
                 since, _ = self.integrator.since_kick(theory.growth, self.steps, a)
-            columns = tf.reshape(found.factors, [len(found.kicks), -1])
-            numbers = np.array(found.kicks) + np.array(since)
-            kicks = tf.constant(found.kicks, tf.float64)
+            columns = tf.reshape(interpolation.factors, [len(interpolation.kicks), -1])
+            numbers = np.array(interpolation.kicks) + np.array(since)
+            kicks = tf.constant(interpolation.kicks, tf.float64)
             return numbers, tf.concat([columns, a[:, tf.newaxis], kicks[:, tf.newaxis]], axis=1)
 
         distances = theory.line_of_sight
         ends = np.array([0.0, self.end])
         self.paint_between(ends, 0)
-        bounds, _, found = polynomials(states, distances, ends, self.sky.earliest)
-        coefficients, none = found.numpy(), np.zeros(1, int)
+        bounds, _, polynomial = polynomials(states, distances, ends, self.sky.earliest)
+        coefficients, none = polynomial.numpy(), np.zeros(1, int)
         kicks = np.rint(coefficients[:, -1, 0]).astype(int)
         return {
-            kick: [SphereCrossing(bounds, 0, none, own, coefficients[own, :-1])]
-            for kick, own in _by_kick(kicks)
+            kick: [SphereCrossing(bounds, 0, none, segments, coefficients[segments, :-1])]
+            for kick, segments in _by_kick(kicks)
         }
 
     @override
@@ -259,13 +261,13 @@ class SphereGeometry(Geometry):
                 )
             )
             for rows, columns in pieces(shape):
-                own, other = x[rows], y[columns]
-                across = np.square(own)[:, np.newaxis] + np.square(other)
+                along_x, along_y = x[rows], y[columns]
+                across = np.square(along_x)[:, np.newaxis] + np.square(along_y)
                 squares = across[..., np.newaxis] + np.square(z)
                 inside = (squares >= ball.near**2) & (squares < ball.far**2)
                 i, j, k = np.nonzero(inside)
                 if len(i):
-                    lattice = np.stack([own[i], other[j], z[k]], axis=-1)
+                    lattice = np.stack([along_x[i], along_y[j], z[k]], axis=-1)
                     values = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
                     chi = np.sqrt(squares[inside])
                     yield self._chosen(ball.edges, crossing.recorded, lattice, chi, values)
@@ -292,12 +294,12 @@ class SphereGeometry(Geometry):
         values = np.zeros((coefficients.shape[1], len(u)))
         for power in range(DEGREE, -1, -1):
             values = values * u + coefficients[:, :, power].T[:, segment]
-        own, *others = fields
+        displacement, *others = fields
         moved, speed = (
             sum(c[:, np.newaxis] * field for c, field in zip(values[begin:], others, strict=False))
             for begin in (0, FIELDS)
         )
-        place = lattice + placed(own + moved, self.box.size)
+        place = lattice + placed(displacement + moved, self.box.size)
         observed = ~(np.linalg.norm(place, axis=-1) >= self.end)
         a = values[-1, observed]
         # a dx/dt is the canonical velocity over a.
@@ -307,8 +309,8 @@ class SphereGeometry(Geometry):
 def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
     """Yields each kick and the slice of the segments, which follow one another, that have it."""
     for kick in sorted(set(kicks.tolist())):
-        own = np.flatnonzero(kicks == kick)
-        yield kick, slice(int(own[0]), int(own[-1]) + 1)
+        segments = np.flatnonzero(kicks == kick)
+        yield kick, slice(int(segments[0]), int(segments[-1]) + 1)
 
 
 def copies_between(
@@ -369,8 +371,8 @@ def polynomials(
     edges = _refined(borders, ends)
     middle, half = 0.5 * (edges[1:] + edges[:-1]), 0.5 * np.diff(edges)
     points = middle[:, np.newaxis] + half[:, np.newaxis] * _POINTS
-    numbers, found = of_times(times(points.ravel()))
-    values = tf.reshape(found, [len(middle), DEGREE + 1, -1])
+    numbers, at_points = of_times(times(points.ravel()))
+    values = tf.reshape(at_points, [len(middle), DEGREE + 1, -1])
     coefficients = tf.einsum("pq,nqf->nfp", _TO_COEFFICIENTS, values)
     return edges, numbers.reshape(len(middle), -1)[:, 0], coefficients
 
@@ -396,13 +398,13 @@ def _borders(kicks_of: Callable[[np.ndarray], np.ndarray], early: float, late: f
 
 def _refined(borders: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Returns edges of segments that are not too wide; they include borders between the ends."""
-    kept = list(ends)
+    bounds = list(ends)
     for edge in borders:
-        if np.abs(np.array(kept) - edge).min() > SAME_EDGE:
-            kept.append(edge)
-    kept.sort()
+        if np.abs(np.array(bounds) - edge).min() > SAME_EDGE:
+            bounds.append(edge)
+    bounds.sort()
     parts = [
         np.linspace(low, high, max(1, int(np.ceil((high - low) / WIDEST))), endpoint=False)
-        for low, high in itertools.pairwise(kept)
+        for low, high in itertools.pairwise(bounds)
     ]
-    return np.concatenate([*parts, kept[-1:]])
+    return np.concatenate([*parts, bounds[-1:]])
