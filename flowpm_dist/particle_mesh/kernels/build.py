@@ -116,8 +116,8 @@ def build(library: Path, objects: Path) -> None:
 def _stamp(path: Path) -> tuple[int, int] | None:
     """Returns what changes when a file is replaced; None if there is none."""
     with suppress(OSError):
-        status = path.stat()
-        return status.st_ino, status.st_mtime_ns
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
     return None
 
 
