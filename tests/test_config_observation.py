@@ -380,6 +380,10 @@ def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_p
     assert plan.warnings == ()
     fine = TrainingPlan.load(write(tmp_path, MAPS.replace("pixels = 6", "pixels = 64")))
     assert "would show as much" in fine.warnings[0]
+    enough = int(fine.warnings[0].partition("; pixels = ")[2].partition(" ")[0])
+    for pixels, count in ((enough * 6 // 5, 0), (enough * 13 // 10 + 1, 1)):
+        other = TrainingPlan.load(write(tmp_path, MAPS.replace("pixels = 6", f"pixels = {pixels}")))
+        assert len(other.warnings) == count
     assert dataset_memory(fine, fine.grid, {}) > dataset_memory(plan, plan.grid, {})
     long = TrainingPlan.load(write(tmp_path, MAPS.replace("256.0", "[256.0, 256.0, 512.0]")))
     assert long.input_shape == plan.input_shape  # a box need not be a cube

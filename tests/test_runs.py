@@ -181,7 +181,7 @@ def test_a_list_of_runs_has_their_states_and_results(two, here):
     assert rows["runs/stopped"].startswith("training stopped 3/8 steps")
     assert rows["runs/stopped"].endswith("loss 0.25, validation loss 0.6")
     assert rows["runs/found"].startswith("reconstruction complete")
-    assert rows["runs/found"].endswith("sigma8 0.8125")
+    assert rows["runs/found"].endswith("sigma8 where the posterior is highest 0.8125")
     assert rows["runs/set"].startswith("dataset stopped")
     assert rows["runs/judged"].startswith("evaluation complete 4 samples 20")
     assert rows["runs/judged"].endswith("RMSE of sigma8 / mean's 0.25")
@@ -250,6 +250,8 @@ def test_a_run_leaves_a_page_that_needs_nothing_else(two):
         np.array(rows, float), rel=1e-4
     )
     assert "Warnings" not in page.text
+    assert "4,096 particles, 3 steps, mesh row:1,col:1" in page.text[:6]
+    assert "The density of a slab through the box, relative to the mean. (density.png)" in page.text
 
 
 def test_a_page_that_compares_has_what_differs_side_by_side(two, here):

@@ -230,6 +230,14 @@ def test_a_correction_brings_its_force(tmp_path):
     assert filtered.with_correction(None).options.deconvolve
 
 
+@pytest.mark.parametrize(("change", "outside"), [(1.0, 0), (1.008, 0), (1.012, 1)])
+def test_a_parameter_near_the_range_of_a_correction_is_inside_it(change, outside):
+    trained = load_correction("default-2").trained
+    name, (_, high) = next(iter(trained.cosmology.items()))
+    run = (trained.integrator, trained.steps, trained.a, trained.cell[0])
+    assert len(list(trained.outside(*run, {name: [high * change]}))) == outside
+
+
 def test_simulations_of_a_box_share_their_force():
     """Whatever they begin with and follow; not with another force or halo."""
     mesh = ProcessMesh("row:1")

@@ -213,8 +213,10 @@ def _work(
         if stopped_by is None:
             used = usage.of_job(gathered)
             if rank == 0:
-                name = job.command.name
-                leave_report(job.folder.path, name, job.mesh, progress, job.folder.record, used)
+                leave_report(
+                    job.folder.path, job.command.name, job.mesh, progress, job.folder.record, used,
+                    job.describe(),
+                )  # fmt: skip
     if rank == 0 and stopped_by is None:
         with decoration("summary", progress.warn), common.output_dropped_if_broken():
             print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)

@@ -185,6 +185,8 @@ class JobFolder(ABC):
     """What the folders of run files are named after where that is not the `kind`."""
     unit: ClassVar[str] = "step"
     """What checkpoints are counted in."""
+    captions: ClassVar[Mapping[str, str]] = {}
+    """What figures and tables show, in a sentence, by the names of their files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -495,7 +497,9 @@ class WorkFolder(JobFolder):
             state = "running"
         when = changed(self.path / self.contents[0])
         settings = settings_in(self.run_file)
-        return RunRecord(self.path, self.kind, state, steps, when, results or {}, settings)
+        return RunRecord(
+            self.path, self.kind, state, steps, when, results or {}, settings, self.captions
+        )
 
     def mark(self) -> dict[str, object]:
         """Returns what the mark says; an empty dictionary if there is none."""

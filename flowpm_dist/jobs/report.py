@@ -62,6 +62,7 @@ def leave_report(
     progress: Progress,
     read: Callable[[], RunRecord | None],
     usage: Mapping[str, Any],
+    description: str = "",
 ) -> None:
     """Write `PROVENANCE` and the report of a job that is complete. On rank 0.
 
@@ -74,11 +75,13 @@ def leave_report(
         progress: the display of the job, which knows its warnings.
         read: returns the record of the folder, see `JobFolder.record`.
         usage: energy and memory of the job, see `Usage.of_job`.
+        description: a line that says what the work was.
     """
     with decoration("report", progress.warn, f"To write it: flowpm-dist report {folder}"):
         about = {
             "generator": GENERATOR,
             "command": command,
+            **({"description": description} if description else {}),
             "date": datetime.now(UTC).isoformat(" ", timespec="seconds"),
             "duration [s]": round(progress.seconds, 1),
             "host": socket.gethostname(),
@@ -179,7 +182,8 @@ def page(records: Sequence[RunRecord]) -> str:
     title = f"{len(records)} runs" if several else records[0].folder.resolve().name
     state = ", ".join(dict.fromkeys(f"{record.kind}, {record.state}" for record in records))
     when = f"{max(record.when for record in records):%Y-%m-%d %H:%M}"
-    lines = [f"{state}; {when}", ", ".join(names) if several else "", left_out(records)]
+    work = "" if several else str(about[0].get("description", ""))
+    lines = [f"{state}; {when}", work, ", ".join(names) if several else "", left_out(records)]
     return whole_page(title, [*filter(None, lines)], shown)
 
 
@@ -241,10 +245,13 @@ def _by_file(
     shown = []
     for name in dict.fromkeys(name for files in of_runs for name in files):
         parts = [show(files[name]) if name in files else Html() for files in of_runs]
-        shown.append(_beside(names, parts, name))
+        captions = (record.captions.get(Path(name).name) for record in records)
+        sentence = next(filter(None, captions), "")
+        shown.append(_beside(names, parts, f"{sentence} ({name})" if sentence else name))
     if len(names) > 1:
         return Html("".join(shown))
-    return element("div", *shown, class_="grid") if any(shown) else Html()
+    kind = "grid pictures" if ending == ".png" else "grid"
+    return element("div", *shown, class_=kind) if any(shown) else Html()
 
 
 def _facts(names: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> Html:

@@ -89,6 +89,7 @@ class RunRecord:
         when: the time of its last change.
         results: the main numbers by name.
         settings: the values of its resolved run file by "section.key".
+        captions: what its files show, in a sentence, by their names.
     """
 
     folder: Path
@@ -98,6 +99,7 @@ class RunRecord:
     when: datetime
     results: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    captions: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def is_locked(path: Path) -> bool:

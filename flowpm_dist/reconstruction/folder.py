@@ -14,7 +14,21 @@ from flowpm_dist.jobs.results import RunRecord, read_rows
 MARK = "reconstruction.json"
 FIELDS = "reconstruction.zarr"
 MAPS = ("convergence.zarr", "convergence.csv", "convergence.png")
-FIGURES = ("slabs.png", "correlation.png", "power_spectrum.png", "loss.png", "chains.png")
+FIGURES = {
+    "slabs.png": "A slab of the data, of the reconstruction and of what is left between them.",
+    "correlation.png": "The correlation with the truth by wavenumber, and the ratio of amplitudes.",
+    "power_spectrum.png": "The power of the reconstruction by wavenumber.",
+    "loss.png": "Both parts of minus the log posterior, by the number of gradients.",
+    "chains.png": "The values of each chain, move by move; the warm-up is grey.",
+}
+CAPTIONS = {
+    **FIGURES,
+    "convergence.png": "The convergence: the data, the reconstruction and what is left.",
+    "convergence.csv": "The angular power of the data and of the reconstruction.",
+    "metrics.csv": "The power of the reconstruction by wavenumber; with a truth, its correlation.",
+    "iterations.csv": "The iterations of the search.",
+    "draws.csv": "The moves of the chains.",
+}
 
 
 class ReconstructionFolder(WorkFolder):
@@ -36,6 +50,7 @@ class ReconstructionFolder(WorkFolder):
     begun = MARK
     resumed_keys = ("searched",)
     unit = "iteration"
+    captions = CAPTIONS
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -62,12 +77,12 @@ class ReconstructionFolder(WorkFolder):
         if "data_per_observed_cell" in facts:
             results["data in each cell"] = facts["data_per_observed_cell"]
         for name, parameter in facts.get("parameters", {}).items():
-            results[name] = parameter["value"]
+            results[f"{name} where the posterior is highest"] = parameter["value"]
         for row in facts.get("correlations", ()):
             results[f"r at {row['k [h/Mpc]']:.2f} h/Mpc"] = row["r initial field"]
         sampled = facts.get("sampling", {})
         for name, parameter in sampled.get("parameters", {}).items():
-            results[f"{name} of the draws"] = parameter["mean"]
+            results[f"{name}, mean of the draws"] = parameter["mean"]
         rows = read_rows(self.iterations)
         return self.recorded(f"{len(rows)} iterations" if rows else "", results)
 

@@ -43,6 +43,14 @@ OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.
 """Further results of a run with a light cone."""
 OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
 """Results that only some runs have."""
+CAPTIONS = {
+    "density.png": "The density of a slab through the box, relative to the mean.",
+    "power_spectrum.png": "The power of the density by wavenumber, with linear theory.",
+    "power_spectrum.csv": "The power of the density by wavenumber, with linear theory.",
+    "convergence.png": "The convergence of the last sources.",
+    "convergence_power.png": "The angular power of the convergence, with Halofit.",
+    "convergence_power.csv": "The angular power of the convergence, with Halofit.",
+}
 PARTIAL = ".partial-flowpm-dist"
 POWER_K = 0.1
 """Wave number of the power that `runs` lists [h/Mpc]."""
@@ -76,6 +84,7 @@ class SimulationFolder(JobFolder):
     contents = (*FILES, *OF_RUN, *SNAPSHOTS)
     begun = f"{PARTIAL}/checkpoints/step-*.zarr"
     suffix = "output"
+    captions = CAPTIONS
 
     def __init__(self, path: Path, outputs: Sequence[str] = ()) -> None:
         super().__init__(path)
@@ -281,7 +290,8 @@ class SimulationFolder(JobFolder):
             edges, steps = settings.get("evolution.edges"), settings.get("evolution.steps")
             of = steps if edges is None else len(edges) - 1
             done = "" if last is None else f"{last}/{of} steps"
-            return RunRecord(path, "simulation", state, done, changed(self.owner), {}, settings)
+            when = changed(self.owner)
+            return RunRecord(path, "simulation", state, done, when, {}, settings, CAPTIONS)
         # A snapshot alone was saved from Python: how long its steps took is not known.
         ends = path / "timings.json"
         when = changed(next(p for n in (ends.name, *SNAPSHOTS) if (p := path / n).exists()))
@@ -293,7 +303,7 @@ class SimulationFolder(JobFolder):
             results = {"seconds": sum(seconds), **results}
             done = f"{len(seconds)}/{len(seconds)} steps"
         settings = settings_in(path / "run.toml")
-        return RunRecord(path, "simulation", "complete", done, when, results, settings)
+        return RunRecord(path, "simulation", "complete", done, when, results, settings, CAPTIONS)
 
 
 def _rows(path: Path, columns: int) -> np.ndarray:

@@ -29,6 +29,21 @@ CONTENTS = (
 )  # fmt: skip
 
 
+CAPTIONS = {
+    "training.png": "The loss by step, and the validation loss.",
+    "phases.png": "How the time of the training was spent.",
+    "metrics.csv": "The steps of the training.",
+    "predicted.png": "The predicted parameters against the true ones, of simulations held out.",
+    "calibration.png": "How often the truth lies within the predicted errors.",
+    "learning_curve.png": "The error by the number of simulations trained on.",
+    "ranks.png": "The ranks of the true parameters among draws; uniform if calibrated.",
+    "tarp.png": "The expected coverage of the posteriors; on the diagonal if calibrated.",
+    "corner.png": "The posterior of the parameters.",
+    "table.csv": "The errors of the network and of the methods it is compared with.",
+}
+"""Of the figures and tables of trainings, evaluations and predictions."""
+
+
 def fresh_split(number: int) -> str:
     """Returns the name of a fresh test set, which is simulated when it is first needed."""
     return f"{FRESH}-{number}"
@@ -58,6 +73,7 @@ class TrainingFolder(WorkFolder):
     contents = CONTENTS
     begun = MARK
     resumed_keys = ("step",)
+    captions = CAPTIONS
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -190,4 +206,5 @@ def record_of_evaluation(folder: Path) -> RunRecord | None:
         **flat(toml_of(scores["trainings"][0].get("run", ""))),
     }
     done, when = f"{scores['samples']} samples", changed(folder / SCORES)
-    return RunRecord(folder, "evaluation", "complete", done, when, errors_in(folder), settings)
+    errors = errors_in(folder)
+    return RunRecord(folder, "evaluation", "complete", done, when, errors, settings, CAPTIONS)

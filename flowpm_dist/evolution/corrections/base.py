@@ -37,8 +37,8 @@ LISTED = 1000
 """Most numbers that a file lists in decimals; more are base64 of float64, little-endian."""
 LPT_ONLY = "2lpt"
 """The integrator in a range that was trained on states of Lagrangian perturbation theory."""
-RANGE_TOLERANCE = 1e-3
-"""Relative distance from a range that counts as inside."""
+RANGE_TOLERANCE, PARAMETER_TOLERANCE = 1e-3, 1e-2
+"""Relative distances from a range that count as inside, of numbers of a run and of parameters."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class Range:
         for name, value in ((name, value) for name, values in every.items() for value in values):
             default = PARAMETERS[name].default if name in PARAMETERS else None
             unknown = (-math.inf, math.inf) if default is None else (default, default)
-            yield from _outside(name, value, theirs.get(name, unknown))
+            tolerance = PARAMETER_TOLERANCE if name in PARAMETERS else RANGE_TOLERANCE
+            yield from _outside(name, value, theirs.get(name, unknown), tolerance)
 
     def outside_times(self, times: Iterable[float]) -> Iterator[str]:
         """Yields, for each scale factor of a state that lies outside, by how much it does."""
@@ -118,10 +119,12 @@ class Range:
                 yield from _outside("a state's a", a, self.times)
 
 
-def _outside(name: str, value: float, ends: tuple[float, float]) -> Iterator[str]:
-    """Yields how far a value lies outside of a range, if it does."""
+def _outside(
+    name: str, value: float, ends: tuple[float, float], tolerance: float = RANGE_TOLERANCE
+) -> Iterator[str]:
+    """Yields how far a value lies outside of a range, if it does by more than a tolerance."""
     low, high = ends
-    if max(low - value, value - high) > RANGE_TOLERANCE * max(abs(low), abs(high)):
+    if max(low - value, value - high) > tolerance * max(abs(low), abs(high)):
         known = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         yield f"{name} = {value:g}, where it was trained with {known}"
 

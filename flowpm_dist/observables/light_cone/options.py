@@ -30,6 +30,8 @@ MOST_SHELLS = 1024
 """The largest number of shells that are painted in one run."""
 WIDE_FIELD = 20.0
 """The side of a flat field from which on a warning is given [deg]."""
+FINER = 1.25
+"""Ratio of pixels to the number that would show as much, up to which there is no warning."""
 FEWEST_PIXELS = 4
 """The smallest number of pixels along a side of a map whose spectrum is measured."""
 
@@ -132,7 +134,7 @@ class SkyOptions(Options, abc.ABC):
         return None
 
     def fine_pixels_warning(self, half: float, cell: float) -> str | None:
-        """Returns a warning about pixels that are finer than the force mesh; None if they are not.
+        """Returns a warning about pixels much finer than the force mesh; None if they are not.
 
         Args:
             half: half the distance of the farthest sources [Mpc/h].
@@ -140,7 +142,7 @@ class SkyOptions(Options, abc.ABC):
         """
         pixels, width = getattr(self, self.PIXELS), math.sqrt(self.pixel_area) * half
         enough = self.enough_pixels(width / cell)
-        if enough >= pixels:
+        if pixels <= FINER * enough:
             return None
         return (
             f"{self.PIXELS} = {pixels}: half the way to the farthest sources, where lensing is "
