@@ -107,3 +107,29 @@ def test_rounding_leads_no_time_beyond_the_steps():
     for a in (1 + 1e-8, 0.0999, np.nan):
         with pytest.raises(ValueError, match="not between the first and the last of the steps"):
             check_outputs([a], edges)
+
+
+def test_times_may_be_rounded():
+    """To float32, as files have them, or to eight digits, as people write them."""
+    cosmology = fpm.Cosmology.planck18()
+    third = float(np.float32(1 / 3))
+    assert third != 1 / 3
+    state = fpm.Simulation(cosmology, 4, 32.0, [0.1, third]).run(seed=1)
+    on = fpm.Simulation(cosmology, 4, 32.0, [1 / 3, 1.0])
+    assert on.run(particles=state).a == 1.0
+    with pytest.raises(
+        ValueError, match=r"are at a = 0\.3333333433, the first"
+    ):
+        fpm.Simulation(cosmology, 4, 32.0, [0.34, 1.0]).run(particles=state)
+    early = fpm.Simulation(cosmology, 4, 32.0, [0.016393443, 0.5, 1.0])
+    first, last = early.run(seed=1, outputs=[1 / 61, 1.0000001])
+    assert (first.a, last.a) == (0.016393443, 1.0)
+    with pytest.raises(ValueError, match=r"a = 1\.00001 is not between the first and the last"):
+        early.run(seed=1, outputs=[1.00001])
+
+
+def test_white_noise_may_be_a_list():
+    noise = np.random.default_rng(1).standard_normal((4, 4, 4))
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), 4, 32.0, [0.1, 1.0], precision="float64")
+    states = [sim.run(white_noise=each).displacement.numpy() for each in (noise, noise.tolist())]
+    np.testing.assert_array_equal(*states)

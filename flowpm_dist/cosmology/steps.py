@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
     from flowpm_dist.cosmology.theory import Universe
 
-SAME = 1e-9
-"""Relative difference below which two scale factors are the same."""
+SAME = 1e-6
+"""Relative difference below which two scale factors are the same; rounded to float32 they are."""
 
 
 def _increasing(edges: tuple[float, ...]) -> tuple[float, ...]:

@@ -33,6 +33,8 @@ from flowpm_dist.simulation.run import Inputs
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
+ROUNDING = 1e-9
+"""Relative error of the times of kicks."""
 OnOutput = Callable[[State], Any]
 """Makes from a state what is kept of it."""
 
@@ -54,8 +56,8 @@ def check_outputs(outputs: Sequence[float] | np.ndarray, edges: np.ndarray) -> l
     outside = times[~((times >= first) & (times <= last))]
     if outside.size:
         raise ValueError(
-            f"outputs: a = {outside[0]:g} is not between the first and the last of the steps, "
-            f"{edges[0]:g} and {edges[-1]:g}"
+            f"outputs: a = {outside[0]:.10g} is not between the first and the last of the steps, "
+            f"{edges[0]:.10g} and {edges[-1]:.10g}"
         )
     times = np.clip(times, edges[0], edges[-1])
     if len(set(times.tolist())) < times.size:
@@ -239,7 +241,7 @@ class Corrected(Observer):
         operations = integrator.schedule(local.theories[0].growth, edges).operations
         kicks = np.array([each.a for each in operations if each.kind == "kick"])
         # Rounding must not put a time before its kick.
-        times = np.minimum(kicks[numbers] * (1.0 + SAME), edges[-1])
+        times = np.minimum(kicks[numbers] * (1.0 + ROUNDING), edges[-1])
         if not self.needs_before:
             times = 0.5 * (times + np.append(kicks[1:], edges[-1])[numbers])
         cell = force_cell(self._box.size, self._box.grid)

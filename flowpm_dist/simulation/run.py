@@ -67,6 +67,8 @@ class Start:
         if self.paired and self.seed is None:
             raise ValueError("paired goes with a seed")
         keep_in_units(self, seed="", white_noise="")
+        if isinstance(self.white_noise, list | tuple):
+            object.__setattr__(self, "white_noise", np.asarray(self.white_noise))
         if isinstance(self.particles, tuple | list):
             vectors = zip(self.particles, PARTICLES.items(), strict=True)
             plain = tuple(in_unit(name, vector, unit) for vector, (name, unit) in vectors)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.steps import SAME
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import StateCorrection, force_cell
 from flowpm_dist.evolution.nbody import Particles
@@ -301,8 +302,10 @@ class State:
                 f"the particles are of grid {self.box.grid} in a box of {self.box.size} Mpc/h, "
                 f"the simulation is of grid {box.grid} in one of {box.size} Mpc/h"
             )
-        if abs(self.a - a) > 1e-12 * max(1.0, a):
-            raise ValueError(f"the particles are at a = {self.a:g}, the first step begins at {a:g}")
+        if abs(self.a - a) > SAME * a:
+            raise ValueError(
+                f"the particles are at a = {self.a:.10g}, the first step begins at {a:.10g}"
+            )
         return self.displacement, self.velocity
 
     def __reduce__(self) -> tuple[Any, ...]:
