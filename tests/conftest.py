@@ -1,4 +1,4 @@
-"""What tests take of the processor's time, for the report of tests/budgets.py.
+"""What tests take of the processor's time, for the report of tests/support/budgets.py.
 
 A test's budget is of processor time, its own and that of the processes it starts: the clock depends
 on what else the machine does. `@pytest.mark.budget(seconds)` gives it one of its own.
@@ -35,7 +35,7 @@ _BEGAN = pytest.StashKey[float]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--budget", choices=HELD, help="fail over budgets, see tests/budgets.py")
+    parser.addoption("--budget", choices=HELD, help="fail over budgets, see budgets.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The tests of tests/ranks on one rank, in a separate file from the jobs of several ranks."""
+"""The files `ranks_*.py` on one rank, in a separate file from the jobs of several ranks."""
 
 from collections.abc import Callable
 from pathlib import Path

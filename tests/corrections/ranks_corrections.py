@@ -1,0 +1,345 @@
+"""Corrections of force and states: zeros change nothing; their gradients, on any mesh."""
+
+import dataclasses
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ranks import SIZE, by_rank_zero, process_mesh, shared_folder, solo
+
+import flowpm_dist as fpm
+from flowpm_dist.corrections import Learner, Pair
+from flowpm_dist.emulate.folder import EmulationFolder
+from flowpm_dist.emulate.options import KINDS, EmulationOptions
+from flowpm_dist.emulate.session import EmulationSession
+from flowpm_dist.evolution.adjoints import DirectAdjoint
+from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
+from flowpm_dist.grid.field import Field
+from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.observables import ForwardModel
+
+pytestmark = [pytest.mark.ranks(1, 2, 4), pytest.mark.timeout(240, method="thread")]
+
+GRID, STEPS = 8, [0.1, 0.5, 1.0]
+BEGUN = PotentialFilter.begun(1)
+THETA = BEGUN.theta + 0.02 * np.random.default_rng(1).normal(size=BEGUN.theta.size)
+NETWORK = ResidualNetwork.begun(1)
+MOVING = NETWORK.theta + 0.03 * np.random.default_rng(4).normal(size=NETWORK.theta.size)
+VELOCITY_KERNEL = (3, 3, 3, 8, 3)
+"""The shape of what changes velocities alone, the last of a network's numbers."""
+NOISE, WEIGHTS, DIRECTION = np.random.default_rng(2).normal(size=(3, GRID, GRID, GRID))
+
+
+def simulation(mesh, correction=None, **options):
+    options = {"integrator": "bullfrog", "precision": "float64", "halo": 4} | options
+    cosmology = fpm.Cosmology.planck18()
+    return fpm.Simulation(cosmology, GRID, 24.0, STEPS, mesh=mesh, correction=correction, **options)
+
+
+def block_of(box, whole):
+    return tf.constant(whole[box.place])
+
+
+@pytest.mark.dealt(2)
+@pytest.mark.parametrize(
+    "precision", ["float32", pytest.param("float64", marks=pytest.mark.ranks(1))]
+)
+def test_zeros_change_no_bit(mesh, precision):
+    plain, begun, other = (
+        simulation(mesh, c, precision=precision).run(seed=1).displacement.block.numpy()
+        for c in (None, BEGUN, BEGUN.with_theta(THETA))
+    )
+    np.testing.assert_array_equal(begun, plain)
+    assert np.abs(other - plain).max() > 1e-3
+    before = simulation(mesh, precision=precision).run(seed=1)
+    after = simulation(mesh, NETWORK, precision=precision).run(seed=1)
+    for name in ("displacement", "velocity"):
+        values = (getattr(state, name).block.numpy() for state in (before, after))
+        np.testing.assert_array_equal(*values)
+
+
+def filtered(theta):
+    return PotentialFilter(theta)
+
+
+def moved(theta):
+    """A network on runs that have a correction of the force, whose numbers come first."""
+    filter_first = PotentialFilter(theta[: THETA.size])
+    return ResidualNetwork(theta[THETA.size :], force=filter_first)
+
+
+BOTH = np.concatenate([THETA, MOVING])
+
+
+def loss_of(mesh, noise, theta, omega, sigma8, correction=filtered, **options):
+    sim = simulation(mesh, correction(theta), **options)
+    cosmology = fpm.Cosmology(Omega_b=0.05, h=0.7, n_s=0.96, sigma8=sigma8, Omega_m=omega)
+    state = sim.run(white_noise=noise, cosmology=cosmology)
+    weights = block_of(sim.box, WEIGHTS)[..., tf.newaxis]
+    return tf.reduce_sum((state.displacement.block + 0.1 * state.velocity.block) * weights)
+
+
+def slopes(mesh, **options):
+    """The loss and its slopes; that by the noise is the block of this rank."""
+    inputs = inputs_of(simulation(mesh).box, **options)
+    point = {key: tf.constant(value) for key, value in inputs.items()}
+    with tf.GradientTape() as tape:
+        tape.watch(point)
+        part = loss_of(mesh, **point, **options)
+    found = tape.gradient(part, point)
+    whole = {key: found[key].numpy() for key in ("theta", "omega", "sigma8")}
+    return {"loss": mesh.world.allreduce(part).numpy(), "noise": found["noise"], **whole}
+
+
+def inputs_of(box, correction=filtered, **_):
+    """What the loss depends on."""
+    theta = BOTH if correction is moved else THETA
+    omega, sigma8 = np.float64(0.3), np.float64(0.8)
+    return {"noise": NOISE[box.place], "theta": theta, "omega": omega, "sigma8": sigma8}
+
+
+CASES = {
+    "bullfrog": {},
+    "network": {"correction": moved},
+    "cola, spectral": {"integrator": "cola", "force_gradient": "spectral", "deconvolve": True},
+}
+ALONE = ["bullfrog", "network", pytest.param("cola, spectral", marks=pytest.mark.long)]
+DEAR = [pytest.mark.long] if SIZE == 4 else []
+HERE = ALONE if SIZE == 1 else [pytest.param("network", marks=DEAR)]
+
+
+@pytest.mark.parametrize("case", HERE)
+def test_gradients(mesh, case):
+    """Of the noise, of the learned numbers and of the cosmology; those of one rank on any mesh."""
+    found = slopes(mesh, **CASES[case])
+    box = simulation(mesh).box
+    alone = by_rank_zero(f"corrected-{case}", lambda: slopes(solo(), **CASES[case]))
+    np.testing.assert_allclose(found["loss"], alone["loss"], rtol=1e-11)
+    np.testing.assert_allclose(found["theta"], alone["theta"], rtol=1e-9, atol=1e-9)
+    for name in ("omega", "sigma8"):
+        np.testing.assert_allclose(found[name], alone[name], rtol=1e-9)
+    np.testing.assert_allclose(found["noise"], np.asarray(alone["noise"])[box.place], atol=1e-9)
+    if mesh.size == 1 and case != "network":
+        plain = slopes(mesh, **CASES[case], adjoint=DirectAdjoint())
+        for name, value in found.items():
+            np.testing.assert_allclose(value, plain[name], rtol=1e-8, atol=1e-9, err_msg=name)
+    point = inputs_of(box, **CASES[case])
+    along = np.random.default_rng(3).normal(size=point["theta"].size)
+    directions = {"noise": NOISE[box.place], "theta": along, "omega": 1.0, "sigma8": 1.0}
+    steps = {"noise": 1e-8, "theta": 1e-7, "omega": 1e-7, "sigma8": 1e-7}
+    for name, step in steps.items():
+        slope = float(np.sum(found[name] * directions[name]))
+        if name == "noise":
+            slope = float(mesh.world.allreduce(tf.constant(slope, tf.float64)))
+        values = []
+        for sign in (1, -1):
+            there = {**point, name: point[name] + sign * step * directions[name]}
+            inputs = {key: tf.constant(value) for key, value in there.items()}
+            part = loss_of(mesh, **inputs, **CASES[case])
+            values.append(float(mesh.world.allreduce(part)))
+        difference = (values[0] - values[1]) / (2 * step)
+        rounding = 1e-13 * abs(values[0]) / step
+        assert slope == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
+
+
+@pytest.mark.dealt
+def test_each_universe_of_a_batch_has_its_coefficients(mesh):
+    """Two cosmologies at once are the two alone."""
+    sim = simulation(mesh, BEGUN.with_theta(THETA))
+    base = fpm.Cosmology.planck18()
+    several = [base.replace(sigma8=s) for s in (0.7, 0.9)]
+    both = sim.run(seed=[1, 2], cosmology=several).displacement.block.numpy()
+    for n, cosmology in enumerate(several):
+        one = sim.run(seed=n + 1, cosmology=cosmology).displacement.block.numpy()
+        np.testing.assert_allclose(both[n], one, atol=1e-10)
+
+
+@pytest.mark.dealt(2)
+def test_states_on_the_way_have_the_gradients_of_theta(mesh):
+    """What a function makes of outputs is differentiated as the states themselves are."""
+
+    def slope(**how):
+        theta = tf.constant(BOTH)
+        with tf.GradientTape() as tape:
+            tape.watch(theta)
+            found = simulation(mesh, moved(theta)).run(seed=1, outputs=[0.4, 1.0], **how)
+            found = [getattr(each, "displacement", each) for each in found]
+            loss = tf.add_n([tf.reduce_sum(each.block**2) for each in found])
+        return tape.gradient(loss, theta).numpy()
+
+    direct = slope()
+    assert np.abs(direct).max() > 1e-3
+    # a new field of it: on_output must return something else than a state's own
+    by_output = slope(on_output=lambda state: state.displacement)
+    np.testing.assert_allclose(by_output, direct, rtol=1e-9, atol=1e-9)
+
+
+def turned(values, element):
+    """A vector field [x, y, z, 3] under a symmetry of the cube that keeps the site 0."""
+    axes = list(itertools.permutations(range(3)))[element // 8]
+    values = np.transpose(values, (*axes, 3))[..., list(axes)]
+    for axis in range(3):
+        if element >> axis & 1:
+            values = np.roll(np.flip(values, axis), 1, axis)
+            values = values * np.where(np.arange(3) == axis, -1, 1)
+    return values
+
+
+@pytest.mark.dealt
+def test_a_network_knows_no_place_and_its_velocity_is_the_rate_of_change(mesh):
+    sim, network = simulation(mesh), NETWORK.with_theta(MOVING)
+    state = sim.lpt(seed=1, a=0.5)
+    before = state.displacement.numpy()
+    after = state.corrected(network)
+    added = after.displacement.numpy() - before
+    assert np.abs(added).max() > 1e-3
+    shift = {"shift": (1, 3, 2), "axis": (0, 1, 2)}
+    cases = (
+        (0, np.roll(before, **shift), np.roll(added, **shift)),
+        (0, before + np.array([5.0, -1.0, 2.0]), added),  # a flow of all particles together
+        (13, turned(before, 13), turned(added, 13)),
+        (41, turned(before, 41), turned(added, 41)),
+    )
+    for element, other, expected in cases:
+        theta = network.turned(tf.constant(MOVING), element)
+        displacement = Field(block_of(state.box, other), state.box)
+        found = dataclasses.replace(state, displacement=displacement)
+        found = found.corrected(network.with_theta(theta), velocities=False)
+        np.testing.assert_allclose(found.displacement.numpy() - other, expected, atol=1e-12)
+        if element:
+            velocity = Field(
+                block_of(state.box, turned(state.velocity.numpy(), element)), state.box
+            )
+            found = dataclasses.replace(state, displacement=displacement, velocity=velocity)
+            found = found.corrected(network.with_theta(theta)).velocity.numpy()
+            expected = turned(after.velocity.numpy(), element)
+            np.testing.assert_allclose(found, expected, atol=1e-12)
+    only_displaced = MOVING.copy()
+    only_displaced[-math.prod(VELOCITY_KERNEL) :] = 0.0
+    more, after = after, state.corrected(network.with_theta(only_displaced))
+    np.testing.assert_array_equal(more.displacement.numpy(), after.displacement.numpy())
+    assert np.abs(more.velocity.numpy() - after.velocity.numpy()).max() > 1e-3
+    h, ends = 1e-5, []
+    for a in (0.5 + h, 0.5 - h):
+        there = sim.lpt(seed=1, a=a)
+        moved_there = there.corrected(network, velocities=False).displacement
+        ends.append(moved_there.numpy() - there.displacement.numpy())
+    rate = (ends[0] - ends[1]) / (2 * h)
+    cosmology = fpm.Cosmology.planck18()
+    expansion = np.sqrt(cosmology.Omega_m / 0.5**3 + 1 - cosmology.Omega_m)
+    kicked = after.velocity.numpy() - state.velocity.numpy()
+    np.testing.assert_allclose(kicked, 0.5**3 * expansion * rate, atol=1e-8)
+
+
+@pytest.mark.ranks(1)
+def test_a_normalisation_that_is_searched_for_enters_the_correction(mesh):
+    """A forward model with a sigma8 as a parameter is the run of that sigma8."""
+    sim = simulation(mesh, PotentialFilter(THETA))
+    noise = tf.constant(NOISE)
+    density = ForwardModel(sim, "pm")(noise, {"sigma8": tf.constant(0.6, tf.float64)})
+    state = sim.run(white_noise=noise, cosmology=sim.cosmology.replace(sigma8=0.6))
+    np.testing.assert_allclose(density.numpy(), state.density().numpy(), atol=1e-10)
+
+
+@pytest.mark.ranks(2)
+def test_a_network_and_universes_of_several_replicas():
+    """Each universe of a batch has its style, on the replica that holds it."""
+    mesh, network = process_mesh("replica:2"), NETWORK.with_theta(MOVING)
+    several = [fpm.Cosmology.planck18().replace(sigma8=s) for s in (0.6, 0.7, 0.8, 0.9)]
+    state = simulation(mesh).lpt(seed=[1, 2, 3, 4], cosmology=several).corrected(network)
+
+    def alone():
+        sim = simulation(solo())
+        states = [sim.lpt(seed=n + 1, cosmology=c) for n, c in enumerate(several)]
+        return {str(n): state.corrected(network).velocity.numpy() for n, state in enumerate(states)}
+
+    expected = by_rank_zero("replicas", alone)
+    for n, found in enumerate(state.velocity.block.numpy()):
+        other = expected[str(state.box.batch_offset + n)]
+        np.testing.assert_allclose(found, other, atol=1e-12)
+
+
+EMULATION = {
+    "box": {"grid": GRID, "size": 16.0},
+    "cosmology": {"Omega_b": 0.049, "h": 0.677, "n_s": 0.965, "sigma8": 0.81},
+    "priors": {"Omega_m": [0.25, 0.35]},
+    "evolution": {"integrator": "bullfrog", "steps": 2},
+    "run": {"precision": "float64"},
+    "truth": {"universes": 2, "sizes": [16.0, 8.0], "mesh_factor": 2, "steps": 2},
+    "emulate": {"iterations": 2, "validation": 1},
+}
+
+
+def emulation(**changes):
+    """The options of an emulation with other values of [truth] or [emulate]."""
+    sections = {name: {**EMULATION[name], **changes.get(name, {})} for name in EMULATION}
+    return EmulationOptions.check(sections, Path("run.toml"))
+
+
+def learned(mesh, folder, options):
+    """The correction that an emulation learns in a folder."""
+    owner = EmulationFolder(folder)
+    if mesh.rank == 0:
+        owner.begin()
+    mesh.barrier()
+    EmulationSession(options, mesh, owner, Progress(mesh.rank)).run(resume=False)
+    owner.release()
+    return load_correction(owner.correction)
+
+
+@pytest.mark.budget(30)
+@pytest.mark.ranks(1, 2)
+def test_a_correction_is_learned_without_a_folder(mesh, tmp_path_factory):
+    """The loss falls, also of the universe held out, and `emulate` learns the same bits."""
+    settings = {"iterations": 16, "rate": 0.01, "validate_every": 8, "seed": 1}
+    options = emulation(
+        emulate={**settings, "kind": "network"}, truth={"sizes": [16.0], "universes": 2}
+    )
+    made = {"integrator": "bullfrog", "precision": "float64", "mesh": mesh}
+    cosmologies = [fpm.Cosmology(**c.model_dump(exclude_none=True)) for c in options.cosmologies()]
+    steps = fpm.scale_factor_steps(0.1, 1.0, 2)
+    cheap = fpm.Simulation(cosmologies[0], GRID, 16.0, steps, **made)
+    accurate = fpm.Simulation(
+        cosmologies[0], GRID, 16.0, steps, mesh_factor=2, deconvolve=True, **made
+    )
+    pairs = [
+        Pair(cheap, seed, accurate.run(seed, cosmology=cosmology, outputs=[1.0]), cosmology)
+        for seed, cosmology in enumerate(cosmologies)
+    ]
+    iterations = []
+    learner = Learner(NETWORK, pairs[:2], pairs[2:], **settings)
+    found = learner.run(iterations.append)
+    losses = [each.losses["loss"] for each in iterations]
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert found.scores["loss"] < found.scores["loss of plain runs"]
+    assert [each.number for each in iterations if each.held_out is not None] == [8, 16]
+    by_emulate = learned(mesh, shared_folder(tmp_path_factory) / "emulation", options)
+    np.testing.assert_array_equal(found.theta, by_emulate.theta)
+    assert found.scores == by_emulate.scores and found.trained == by_emulate.trained
+    for wrong in ({"mesh_factor": 2}, {"correction": NETWORK}):
+        other = fpm.Simulation(cosmologies[0], GRID, 16.0, steps, **made, **wrong)
+        with pytest.raises(ValueError, match="the same integrator|has a correction already"):
+            Learner(NETWORK, pairs[:2], [dataclasses.replace(pairs[2], simulation=other)])
+    with pytest.raises(ValueError, match="are not of one white noise"):
+        Learner(NETWORK, pairs[:2], [dataclasses.replace(pairs[2], start=7)]).run()
+
+
+@pytest.mark.long
+@pytest.mark.budget(30)
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("kind", ["filter", "network"])
+def test_an_emulation_learns_the_same_on_any_mesh(mesh, kind, tmp_path_factory):
+    """From universes in boxes of two sizes."""
+    folder = shared_folder(tmp_path_factory)
+    options = emulation(emulate={"kind": kind, "redshift_space": 0.5})
+    found = learned(mesh, folder / "here", options).theta
+    assert np.abs(found - KINDS[kind].begun(0).theta).max() > 1e-3
+
+    def alone():
+        return {"theta": learned(solo(), folder / "alone", options).theta}
+
+    expected = by_rank_zero(f"emulation-{kind}", alone)["theta"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)

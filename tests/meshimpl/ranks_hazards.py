@@ -1,0 +1,294 @@
+"""What makes ranks wait for each other for ever, each with the guard that stands against it.
+
+Without the guard the tests of ranks that wait hang until their time limit, or fail;
+test_hazards.py lets one of them hang.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ranks import SIZE, process_mesh
+
+from meshimpl import CollectiveError, ProcessMesh, engine, graph_guards
+from meshimpl.compat import mtf
+from meshimpl.graph_guards import last_collective
+from meshimpl.mesh_function import mesh_function
+
+pytestmark = [pytest.mark.ranks(2), pytest.mark.grappler, pytest.mark.timeout(60, method="thread")]
+ONES = np.ones([8, 4], np.float32)
+FIELD = ([("x", 8), ("y", 4)], tf.float32)
+
+
+def in_a_graph(fn: Callable[[tf.Tensor], Any], x: np.ndarray = ONES) -> Any:
+    """`fn(x)` from a graph, built as this package builds them."""
+
+    def build(tensor: tf.Tensor) -> Any:
+        result = fn(tensor)
+        last = last_collective()
+        with tf.control_dependencies([] if last is None else [last]):
+            return tf.nest.map_structure(tf.identity, result)
+
+    function = tf.compat.v1.wrap_function(build, [tf.TensorSpec(x.shape, x.dtype)])
+    return tf.nest.map_structure(lambda t: t.numpy(), function(tf.constant(x)))
+
+
+def test_output_ignored_on_one_rank(line: ProcessMesh) -> None:
+    """TensorFlow prunes what nobody reads; the ranks that read it would wait."""
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        total = line.world.allreduce(x)
+        return x if line.rank == 0 else total
+
+    np.testing.assert_array_equal(in_a_graph(fn), ONES * (1 if line.rank == 0 else SIZE))
+
+
+def test_output_ignored_in_the_middle_of_a_chain(line: ProcessMesh) -> None:
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        first = line.world.shift(x, 1)
+        second = line.world.allreduce(x)
+        return second + (first if line.rank == SIZE - 1 else 0.0)
+
+    expected = ONES * (SIZE + (line.rank == SIZE - 1))
+    np.testing.assert_array_equal(in_a_graph(fn), expected)
+
+
+def test_equal_collectives_with_equal_inputs(line: ProcessMesh) -> None:
+    """TensorFlow merges equal operations, and whether it sees that they are equal may differ."""
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        other = x if line.rank == 0 else x + 0.0
+        return line.world.alltoall(x) + line.world.alltoall(other)
+
+    np.testing.assert_array_equal(in_a_graph(fn), 2 * ONES)
+    operations = tf.compat.v1.wrap_function(fn, [tf.TensorSpec([8, 4])]).graph.get_operations()
+    collectives = [op for op in operations if op.type.startswith("Horovod")]
+    assert len({op.name for op in collectives}) == len(collectives) == (2 if SIZE > 1 else 0)
+
+
+def test_constant_input_on_one_rank(line: ProcessMesh) -> None:
+    """A constant is folded, and with it whatever is computed from it."""
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        part = tf.ones([8, 4]) if line.rank == 0 else x
+        return line.world.allreduce(part * 2.0)
+
+    np.testing.assert_array_equal(in_a_graph(fn), 2 * SIZE * ONES)
+
+
+def test_all_inputs_constant(line: ProcessMesh) -> None:
+    def fn(_: tf.Tensor) -> tf.Tensor:
+        return line.world.broadcast(line.world.allreduce(tf.ones([3])), SIZE - 1)
+
+    np.testing.assert_array_equal(in_a_graph(fn), SIZE * np.ones(3))
+
+
+def test_a_factor_that_is_zero_on_one_rank(line: ProcessMesh) -> None:
+    """A zero known while the graph is optimised would take the collective away on that rank."""
+    factors = np.arange(SIZE, dtype=np.float32)
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        mine = line.world.per_rank(factors)
+        return line.world.allreduce(x * mine) * mine
+
+    np.testing.assert_array_equal(in_a_graph(fn), ONES * factors.sum() * line.rank)
+
+
+def test_branches_that_differ_between_ranks(line: ProcessMesh) -> None:
+    """A choice of collectives is refused on every rank; one of values is the same graph."""
+    first = line.world.per_rank([rank == 0 for rank in range(SIZE)])
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def of_collectives(_: Any, a: Any) -> Any:
+        return mtf.shift(a, 1, a.shape[0], True) if line.rank == 0 else mtf.reduce_max(a)
+
+    with pytest.raises(
+        CollectiveError, match=r"rank 0: .*: 1, .*alltoall.*\n.*rank 1: .*: 1, .*allreduce"
+    ):
+        of_collectives(ONES)
+
+    @mesh_function(line, "x:row", a=FIELD, first=([], tf.bool))
+    def of_values(_: Any, a: Any, first: Any) -> Any:
+        return mtf.reduce_sum(mtf.where(first, 10.0 * a, a))
+
+    assert of_values(ONES, first).numpy() == ONES.sum() * (10 + SIZE - 1) / SIZE
+
+
+@pytest.mark.ranks(4)
+def test_groups_may_build_more_than_others_before_all_meet() -> None:
+    """One replica builds an operation that the other does not; names then agree among all."""
+    mesh = process_mesh("replica:2,row:2")
+    section, ahead = mesh.without("replica"), mesh.coordinate("replica") == 1
+
+    def total_of(group: ProcessMesh, layout: str) -> Any:
+        return mesh_function(group, layout, a=FIELD)(lambda _, a: mtf.reduce_sum(a))
+
+    for _ in range(2 * ahead):
+        assert total_of(section, "x:row")(ONES).numpy() == ONES.sum()
+        in_a_graph(section.world.allreduce)
+    assert total_of(mesh, "x:replica;y:row")(ONES).numpy() == ONES.sum()
+    np.testing.assert_array_equal(in_a_graph(mesh.world.allreduce), SIZE * ONES)
+
+
+def test_every_collective_has_a_name_of_its_own(line: ProcessMesh) -> None:
+    """The same on every rank, and no other function's: no two of one shape can pair."""
+
+    def collectives_of(function: Any) -> list[str]:
+        function(ONES)
+        operations = function._forward.graph.get_operations()
+        return [op.name for op in operations if op.type.startswith("Horovod")]
+
+    def build(_: Any, a: Any) -> Any:
+        return [mtf.reduce_max(a * float(i)) for i in range(3)]
+
+    functions = [mesh_function(line, "x:row", a=FIELD)(build) for _ in range(2)]
+    found = [name for function in functions for name in collectives_of(function)]
+    assert len(set(found)) == len(found) == 6
+    digest = tf.constant(zlib.crc32(" ".join(found).encode()), tf.int64)
+    assert line.world.allreduce(digest, "max") == line.world.allreduce(digest, "min")
+
+
+def test_collectives_of_other_lines_have_other_names() -> None:
+    """In graphs that no mesh function has made: as many before, and yet they do not pair."""
+    ranks = tuple(range(SIZE))
+    first, second, third = (graph_guards.CollectiveNames() for _ in range(3))
+    one = first.next("allreduce", "allreduce sum of float32 [3]", ranks)
+    other = second.next("allreduce", "allreduce sum of float32 [3]", ranks)
+    assert one.endswith("_0") and other.endswith("_0") and one != other
+    both = [x.next("allreduce", "sum", ranks) for x in (second, third)]
+    assert both[0].removesuffix("_1") == both[1].removesuffix("_0")
+
+
+def test_a_mesh_function_whose_collective_one_rank_does_not_need(line: ProcessMesh) -> None:
+    """Its results wait for the last collective: TensorFlow prunes what no result needs."""
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def function(_: Any, a: Any) -> Any:
+        shifted = mtf.shift(a, 1, a.shape[0], True)
+        return mtf.sin(a) if line.rank == 0 else shifted
+
+    block = ONES[: 8 // SIZE]
+    np.testing.assert_allclose(function(ONES), np.sin(block) if line.rank == 0 else block)
+    line.barrier()
+
+
+def test_a_mesh_function_inside_a_graph_is_refused(line: ProcessMesh) -> None:
+    """At its first call, and when it has been built."""
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def function(_: Any, a: Any) -> Any:
+        return mtf.reduce_sum(a)
+
+    outer = tf.function(lambda x: 2.0 * function(x), autograph=False)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="call it eagerly, outside tf.function"):
+            outer(tf.constant(ONES[: 8 // SIZE]))
+        assert function(ONES).numpy() == ONES.sum()
+
+
+def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:
+    """Of one kind and shape or not, small or large: refused on every rank, the job continues."""
+    world, large = line.world, tf.zeros([1000])
+    pairs: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
+        (lambda: line.barrier(), lambda: world.allreduce(tf.constant(0))),
+        (
+            lambda: world.allreduce(tf.constant(1.0)),
+            lambda: world.allreduce(tf.constant(2.0)),
+        ),
+        (lambda: world.allreduce(large), lambda: world.broadcast(large)),
+        (lambda: world.allreduce(large), lambda: line.barrier()),
+        (lambda: world.allreduce(tf.zeros([40_000])), lambda: world.allreduce(large)),
+        (lambda: line.barrier(), lambda: mesh_function(line, "")(lambda m: mtf.ones(m, []))()),
+    ]
+    for pair in pairs:
+        with pytest.raises(CollectiveError, match=r"rank 0: .*hazards:\d+\n  rank 1: "):
+            pair[min(line.rank, 1)]()
+    if line.rank == 0:
+        line.barrier("one barrier, called at two lines")
+    else:
+        line.barrier("one barrier, called at two lines")
+    assert world.allreduce(tf.constant(1)) == SIZE
+
+
+@pytest.mark.parametrize(("size", "messages"), [(1, 0), (1000, 0), (40_000, 1)])
+def test_small_tensors_travel_with_the_meeting(
+    line: ProcessMesh, monkeypatch: pytest.MonkeyPatch, size: int, messages: int
+) -> None:
+    """A reduction of up to 64 KiB of all ranks together needs no message of its own."""
+    made: list[str] = []
+    reduce = engine.current().reduce
+
+    def counted(*arguments: Any) -> tf.Tensor:
+        made.append(arguments[-1])
+        return reduce(*arguments)
+
+    monkeypatch.setattr(engine.current(), "reduce", counted)
+    mine = np.arange(size, dtype=np.float64) + 0.5 * line.rank
+    total = line.world.allreduce(tf.constant(mine))
+    np.testing.assert_array_equal(total, SIZE * np.arange(size) + 0.25 * SIZE * (SIZE - 1))
+    assert len(made) == messages
+
+
+def test_tensorflow_is_refused_a_gradient(line: ProcessMesh) -> None:
+    """What Horovod registers is partly wrong: an error on every rank, eagerly and in a graph."""
+    world = line.world
+    collectives = [
+        world.allreduce,
+        world.allgather,
+        world.alltoall,
+        world.broadcast,
+        lambda x: world.shift(x, 1),
+        lambda x: world.allreduce(x, "max"),
+    ]
+    for collective in collectives:
+        x = tf.constant(ONES)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(collective(x))
+        with pytest.raises(LookupError, match="a collective has no gradient"):
+            tape.gradient(total, x)
+        with tf.Graph().as_default():
+            y = tf.compat.v1.placeholder(tf.float32, [8, 4])
+            with pytest.raises(LookupError, match="a collective has no gradient"):
+                tf.gradients(tf.reduce_sum(collective(y)), y)
+    line.barrier()
+
+
+def test_an_error_while_building_on_one_rank(line: ProcessMesh) -> None:
+    """It is an error on all at once; caught, the ranks go on, and may build again."""
+    wrong = [line.rank == SIZE - 1]
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def function(_: Any, a: Any) -> Any:
+        total = mtf.reduce_max(a)
+        if wrong[0]:
+            raise KeyError("half way")
+        return mtf.reduce_sum(a) + total
+
+    begin = time.monotonic()
+    error = (
+        (KeyError, "half way") if wrong[0] else (CollectiveError, f"on rank {SIZE - 1}: KeyError")
+    )
+    with pytest.raises(error[0], match=error[1]):
+        function(ONES)
+    assert time.monotonic() - begin < 20
+    line.barrier()
+    wrong[0] = False
+    assert function(ONES).numpy() == ONES.sum() + 1
+
+
+def test_graphs_do_not_outlive_their_use(line: ProcessMesh) -> None:
+    with tf.Graph().as_default() as graph:
+        line.world.allreduce(tf.compat.v1.placeholder(tf.float32, [2]))
+    alive = weakref.ref(graph)
+    del graph
+    gc.collect()
+    assert alive() is None

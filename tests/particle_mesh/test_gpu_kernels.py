@@ -1,0 +1,150 @@
+"""Kernels of GPUs without a GPU: their threads on the CPU against the portable ones; NVRTC."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gpu_threads import Threads
+
+from flowpm_dist.particle_mesh.kernels import (
+    Compiled,
+    KernelsError,
+    Portable,
+    build,
+    compiled,
+    kernels,
+    nvrtc,
+)
+from tests.particle_mesh import test_kernels
+from tests.particle_mesh.test_kernels import (
+    FRACTIONAL,
+    LATTICES,
+    Case,
+    assert_same,
+    needs_library,
+    results,
+)
+
+try:
+    build.compiler()
+except build.BuildError as error:
+    NO_COMPILER = str(error)
+else:
+    NO_COMPILER = ""
+needs_compiler = pytest.mark.skipif(bool(NO_COMPILER), reason=NO_COMPILER)
+has_nvrtc = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.cuda_nvrtc")
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc, reason=f"pip install {nvrtc.PACKAGE}")
+CUBIN = 190
+"""The machine in the header of an ELF file for NVIDIA's GPUs (EM_CUDA)."""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("lattice", "dtype"),
+    [(lattice, "float64") for lattice in (LATTICES[1], LATTICES[3], LATTICES[4], FRACTIONAL[1])]
+    + [(FRACTIONAL[0], "float32")],
+)
+def test_threads_give_what_the_portable_kernels_give(lattice: Any, dtype: str) -> None:
+    """Every kernel, with and without halo; particles that are lost or wrap many times."""
+    expected = results(Portable(xla=False), Case(lattice, dtype))
+    assert_same(results(Threads(), Case(lattice, dtype)), expected, dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e30, 40.0])
+def test_threads_leave_out_particles_that_are_nowhere(bad: float) -> None:
+    test_kernels.test_particles_that_are_nowhere(Threads, bad)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "capability",
+    [(8, 0), *(pytest.param(other, marks=pytest.mark.long) for other in [(9, 0), (10, 0)])],
+)
+def test_nvrtc_compiles_the_kernels(capability: tuple[int, int]) -> None:
+    """The machine code has a function for each call of the header, in float and double."""
+    code = nvrtc.compiled(capability)
+    assert code[:4] == b"\x7fELF" and struct.unpack_from("<H", code, 18) == (CUBIN,)
+    listed = (nvrtc.HERE / "calls.h").read_text().split("#define FLOWPM_CALLS(M)")[1]
+    calls = re.findall(r"M\((\w+)\)", listed.split("\n\n")[0])
+    assert len(calls) == 8
+    for call in [*calls, "finish"]:
+        for precision in ("float", "double"):
+            assert f".text.flowpm_{call}_{precision}\0".encode() in code
+
+
+@needs_nvrtc
+def test_gpus_that_nvrtc_does_not_know_are_refused() -> None:
+    with pytest.raises(nvrtc.GpuCodeError, match=r"compute capability 1.1 \(.*gpu-architecture"):
+        nvrtc.compiled((1, 1))
+
+
+def machine_code(capability: tuple[int, int]) -> bytes:
+    """A file with the head of machine code, and a table of no sections at its end."""
+    return (
+        b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q16x", 64) + repr(capability).encode()
+    )
+
+
+def test_machine_code_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[tuple[int, int]] = []
+
+    def compiled(capability: tuple[int, int]) -> bytes:
+        made.append(capability)
+        return machine_code(capability)
+
+    monkeypatch.setattr(nvrtc, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(nvrtc, "compiled", compiled)
+    for capability in ((9, 0), (8, 0), (9, 0)):
+        assert nvrtc.gpu_code(capability) == machine_code(capability)
+    assert made == [(9, 0), (8, 0)]
+
+
+@needs_library
+def test_a_gpu_has_the_compiled_kernels_if_there_is_code_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With them, maps are the portable kernels' work."""
+    gpu, details = SimpleNamespace(name="GPU:0"), {"compute_capability": (9, 0)}
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [gpu])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: details)
+    monkeypatch.setattr(compiled, "gpu_code", lambda capability: b"code")
+    monkeypatch.delenv("FLOWPM_KERNELS", raising=False)
+
+    def missing(capability: tuple[int, int]) -> bytes:
+        raise nvrtc.GpuCodeError("NVRTC is not there")
+
+    try:
+        kernels.cache_clear()
+        found = kernels()
+        assert isinstance(found, Compiled) and isinstance(found._maps, Portable)
+
+        details.clear()
+        _are_refused(monkeypatch, "GPU:0 is not a GPU of NVIDIA: ")
+        details["compute_capability"] = (9, 0)
+        monkeypatch.setattr(compiled, "gpu_code", missing)
+        _are_refused(monkeypatch, "NVRTC is not there: ")
+    finally:
+        kernels.cache_clear()
+
+
+def _are_refused(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    """The compiled kernels: an error where they were asked for, else a warning."""
+    kernels.cache_clear()
+    with pytest.warns(UserWarning, match=f"^{reason}particles take several times as long"):
+        assert isinstance(kernels(), Portable)
+    kernels.cache_clear()
+    monkeypatch.setenv("FLOWPM_KERNELS", "compiled")
+    with pytest.raises(
+        KernelsError, match=f"FLOWPM_KERNELS=compiled, but {reason}they need compute capability 7.0"
+    ):
+        kernels()
+    monkeypatch.delenv("FLOWPM_KERNELS")
