@@ -14,7 +14,7 @@ from run_files import check_mistake, write
 
 from flowpm_dist import Cosmology
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation
-from flowpm_dist.cosmoflow.evaluation.volume_checks import as_observed, check_values
+from flowpm_dist.cosmoflow.evaluation.volume_checks import as_observed, check_mean, check_values
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
@@ -175,6 +175,15 @@ def test_a_volume_keeps_its_mean_where_an_amplitude_is_learned(tmp_path):
     assert not SavedTraining(TrainingFolder(tmp_path), plan, True).divides_by_mean(None)
     bare = TrainingPlan.load(write(tmp_path, GOOD))
     assert SavedTraining(TrainingFolder(tmp_path), bare, True).divides_by_mean(None)
+
+
+def test_a_kept_mean_far_from_the_expected_one_is_refused():
+    volume = Volume(np.ones((4, 4, 4)), "v.npy")
+    check_mean(volume, np.array([0.05, 30.0]), 1.0)
+    check_mean(volume, np.array([1e-6]), 2e-6)
+    for mean in (1e10, 1e-6):
+        with pytest.raises(VolumeError, match="v.npy has mean 1e.*; .* means of about 1"):
+            check_mean(volume, np.array([1.0, mean]), 1.0)
 
 
 def test_a_mask_is_not_turned(tmp_path):

@@ -387,6 +387,9 @@ def test_public_files_tell_neither_names_nor_numbers(tmp_path):
     (tmp_path / "set/train/univ_0.tfrecord").write_bytes(2 * record(100))
     (problem,) = problems(tmp_path, named.format("epochs = 5"))
     assert re.match("training.epochs is given, but files hold several samples", problem)
+    (tmp_path / "set/train/univ_0.tfrecord").write_text("<!DOCTYPE html><title>Sign in</title>")
+    (problem,) = problems(tmp_path, named.format("epochs = 5"))
+    assert re.match("data.folder.*univ_0.tfrecord is no TFRecord file", problem)
 
 
 def record(size: int) -> bytes:

@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import shutil
+import tracemalloc
+import zlib
 from itertools import product
 from pathlib import Path
 
@@ -325,6 +327,90 @@ def test_dataset_json_of_another_kind_is_refused(copy):
         RecordDataset(copy, "train")
     (copy / "dataset.json").write_text(json.dumps(content)[:50])
     with pytest.raises(RecordError, match="damaged"):
+        RecordDataset(copy, "train")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": [float("inf"), 4, 6]}, "grid.0: .*finite"),
+        ({"box_size": [1.0, float("nan"), 1.0]}, "box_size.*finite"),
+        ({"priors": {name: [0, float("inf")] for name in NAMES}}, "priors.*finite"),
+        ({"scale": float("inf")}, "scale: .*finite"),
+        ({"splits": {"train": {}}}, "train.samples: .*required"),
+        ({"splits": {"train": {"samples": 7, "files": "x"}}}, "train.files: .*integer"),
+        ({"splits": {"train": {"samples": -7, "files": 3}}}, "train.samples: .*greater"),
+        ({"splits": []}, "dictionary"),
+        ({"parameters": [["Omega_m"]]}, "parameters.0: .*string"),
+        ({"grid": [8, 0, 6]}, "grid .8, 0, 6."),
+    ],
+)
+def test_wrong_entries_of_dataset_json_are_named(copy, changes, message):
+    content = json.loads((copy / "dataset.json").read_text()) | changes
+    (copy / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(RecordError, match=f"dataset.json.*{message}"):
+        RecordDataset(copy, "train")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "3", "null", "{}"])
+def test_a_dataset_json_that_is_no_table_is_damaged(copy, text):
+    (copy / "dataset.json").write_text(text)
+    with pytest.raises(RecordError, match="dataset.json is damaged"):
+        RecordDataset(copy, "train")
+
+
+def write_foreign(path: Path, x: bytes, y) -> None:
+    """A file of one record, as another program may write it."""
+    features = {
+        "x": tf.train.Feature(bytes_list=tf.train.BytesList(value=[x])),
+        "y": tf.train.Feature(float_list=tf.train.FloatList(value=y)),
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=features))
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(example.SerializeToString())
+
+
+def test_values_that_are_not_finite_are_named_by_file_record_and_place(tmp_path):
+    write(tmp_path, make_volumes(samples=1), header())
+    path, volume, y = tmp_path / "train-00000.tfrecord", make_volumes()[0], parameters_of(0)
+    volume[1, 2, 3, 0] = np.nan
+    write_foreign(path, volume.tobytes(), y)
+    with pytest.raises(RecordError, match=r"train-00000.*byte 0: .*\[1, 2, 3, 0\] is nan"):
+        read_all(RecordDataset(tmp_path, "train"))
+    y[1] = np.inf
+    write_foreign(path, make_volumes()[0].tobytes(), y)
+    with pytest.raises(RecordError, match="train-00000.*byte 0: sigma8 = inf"):
+        read_all(RecordDataset(tmp_path, "train"))
+
+
+def test_a_record_does_not_unpack_to_more_than_its_volume(tmp_path):
+    write(tmp_path, make_volumes(samples=1), header(compressed=True))
+    packed = zlib.compress(bytes(2**28))
+    write_foreign(tmp_path / "train-00000.tfrecord", packed, parameters_of(0))
+    data = RecordDataset(tmp_path, "train")
+    tracemalloc.start()
+    with pytest.raises(RecordError, match="train-00000.*no volume of shape"):
+        data.read(0)
+    assert tracemalloc.get_traced_memory()[1] < 2**24
+    tracemalloc.stop()
+
+
+def test_a_compressed_volume_that_was_cut_off_is_named(tmp_path):
+    write(tmp_path, make_volumes(samples=1), header(compressed=True))
+    packed = zlib.compress(make_volumes()[0].tobytes())[:-3]
+    write_foreign(tmp_path / "train-00000.tfrecord", packed, parameters_of(0))
+    with pytest.raises(RecordError, match="train-00000.*no volume of shape"):
+        read_all(RecordDataset(tmp_path, "train"))
+
+
+def test_pipes_and_pages_are_no_records(copy):
+    path = copy / "train-00000.tfrecord"
+    path.write_text("<!DOCTYPE html><title>Sign in</title>" + " " * 500)
+    with pytest.raises(RecordError, match="train-00000.* is no TFRecord file"):
+        RecordDataset(copy, "train")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(RecordError, match="train-00000.*must be a regular file"):
         RecordDataset(copy, "train")
 
 

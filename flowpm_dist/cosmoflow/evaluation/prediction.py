@@ -13,13 +13,20 @@ import numpy as np
 from flowpm_dist.cosmoflow.evaluation.posteriors import VolumePosterior, posterior_of_volume
 from flowpm_dist.cosmoflow.evaluation.volume_checks import (
     as_observed,
+    check_mean,
     check_values,
     check_volume,
     read_part,
     refuse_values,
 )
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
-from flowpm_dist.cosmoflow.volumes.record_files import ONE_COUNT, Block, RecordError, read_header
+from flowpm_dist.cosmoflow.volumes.record_files import (
+    MEAN_DENSITY,
+    ONE_COUNT,
+    Block,
+    RecordError,
+    read_header,
+)
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.light_cone import load_light_cone
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
@@ -35,6 +42,9 @@ if TYPE_CHECKING:
 
 COUNTED = ("one particle", ONE_COUNT)
 """Units of counts; the mean of a volume of counts may have any value."""
+
+OF_DENSITIES = (MEAN_DENSITY, "density", "overdensity")
+"""Units of volumes with means of about 1, which they keep."""
 
 MEAN_TOLERANCE = 1e-3
 """How far the mean of a density may differ from 1 before the user gets a note."""
@@ -244,8 +254,13 @@ def _volume(
     if training.divides_by_mean(header):
         block /= mean
         notes += [f"The volume was divided by its mean, {shown}."] if other_mean else []
-    elif header is not None and header.unit not in COUNTED and other_mean:
-        notes.append(f"The volume keeps its mean, {shown}, as the training volumes did.")
+    elif header is None or header.unit not in COUNTED:
+        if observation is not None and observation.is_positive:
+            check_mean(volume, mean, observation.value("mean_count") or 1.0)
+        elif observation is None and header is not None and header.unit in OF_DENSITIES:
+            check_mean(volume, mean, 1.0)
+        if header is not None and other_mean:
+            notes.append(f"The volume keeps its mean, {shown}, as the training volumes did.")
     return block[..., 0] if channels == 1 else block, notes
 
 

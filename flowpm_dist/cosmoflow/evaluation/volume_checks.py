@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SAME = 1e-4
 """Relative difference of boxes and scale factors that are taken as equal."""
 
+FAR = 100
+"""Factor between a volume's mean and the mean of the training volumes that is refused."""
+
 READ_AT_ONCE = 2**26
 """Size of the part of a volume that is checked at once, unless one chunk is larger [bytes]."""
 
@@ -133,6 +136,24 @@ def refuse_values(volume: Volume, not_finite: int, negative: int) -> None:
         raise VolumeError(
             f"{volume.where} has {negative} negative values; must be a density or counts (of "
             "an overdensity: add 1)"
+        )
+
+
+def check_mean(volume: Volume, mean: np.ndarray, expected: float) -> None:
+    """Checks the mean of a volume that is not divided by it.
+
+    Args:
+        volume: the user's volume.
+        mean: the mean of each channel.
+        expected: the mean that training volumes have on average.
+
+    Raises:
+        VolumeError: the mean of a channel is `FAR` times larger or smaller.
+    """
+    for value in mean[(mean > FAR * expected) | (mean < expected / FAR)]:
+        raise VolumeError(
+            f"{volume.where} has mean {value:.4g}; the network was trained on volumes with means "
+            f"of about {expected:g}: bring it to their unit"
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.planning.completion import dataset_of, recorded_observation
+from flowpm_dist.cosmoflow.planning.completion import dataset_of, read_dataset, recorded_observation
 from flowpm_dist.cosmoflow.planning.options import (
     DERIVED,
     ArrayData,
@@ -24,6 +24,7 @@ from flowpm_dist.cosmoflow.planning.options import (
 from flowpm_dist.cosmoflow.volumes.arrays import TableError, arrays_of
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
+    NOTHING,
     SPLITS,
     DatasetHeader,
     RecordError,
@@ -222,7 +223,7 @@ def _of_public_files(plan: TrainingPlan, data: FileData) -> Iterator[Problem]:
     if data.augment is True:
         seam = 'public files hold parts of boxes, where a shift leaves a seam: give "symmetries" '
         yield plan.problem("data.augment", f"{seam}or false")
-    if plan.training.epochs and "train" in splits and dataset_of(plan)[1] is None:
+    if plan.training.epochs and "train" in splits and read_dataset(plan)[1] is None:
         several = "is given, but files hold several samples each, which are not counted: give steps"
         yield Problem("training.epochs", several)
 
@@ -244,8 +245,9 @@ def _of_dataset(plan: TrainingPlan, data: FileData) -> Iterator[Problem]:
     for split in SPLITS:
         if split == "test" and split not in splits:
             continue  # networks are judged on the volumes of validation
-        count, samples = len(files.get(split, ())), splits.get(split, {}).get("samples", 0)
-        listed = splits.get(split, {}).get("files", 0) * math.prod(header.blocks)
+        in_header = splits.get(split, NOTHING)
+        count, samples = len(files.get(split, ())), in_header["samples"]
+        listed = in_header["files"] * math.prod(header.blocks)
         if count != listed:
             lists = f"has {count} files of split {split!r}, {DATASET} lists {listed}"
             advice = "copy or write the missing ones again, or remove others"

@@ -15,6 +15,7 @@ from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.public_files import samples_of_names
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
+    NOTHING,
     DatasetHeader,
     RecordError,
     read_header,
@@ -105,7 +106,7 @@ def read_dataset(plan: TrainingPlan) -> tuple[DatasetHeader | None, int | None]:
     if not (data.folder / DATASET).exists():
         return None, samples_of_names(data.folder, "train") if plan.training.epochs else None
     header, splits = read_header(data.folder)
-    return header, splits.get("train", {}).get("samples", 0)
+    return header, splits.get("train", NOTHING)["samples"]
 
 
 def dataset_of(plan: TrainingPlan) -> tuple[DatasetHeader | None, int | None]:

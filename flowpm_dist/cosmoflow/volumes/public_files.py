@@ -60,16 +60,16 @@ def cube(values: int) -> tuple[int, int, int, int] | None:
 
 
 def samples_of_names(folder: Path, split: str) -> int | None:
-    """Returns the number of files if the first one holds one sample, as all then do; else None."""
+    """Returns the number of files if the first one holds one sample, as all then do; else None.
+
+    Raises:
+        RecordError: the first file is damaged.
+    """
     names = names_of(folder, split)
     if not names:
         return None
     path = folder / split / os.fsdecode(names[0])
-    try:
-        bounds = bounds_of(path, is_packed(path))
-    except RecordError:
-        return None
-    return len(names) if len(bounds) == 2 else None
+    return len(names) if len(bounds_of(path, is_packed(path))) == 2 else None
 
 
 def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:

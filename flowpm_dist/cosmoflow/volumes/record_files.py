@@ -20,18 +20,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
+from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from flowpm_dist.io.errors import WorkError
-from flowpm_dist.io.files import read_text, write_text
+from flowpm_dist.io.files import check_regular, read_text, write_text
 from flowpm_dist.options import keep_in_units
 
 if TYPE_CHECKING:
@@ -133,6 +136,7 @@ class DatasetHeader:
     unit: str = MEAN_ONE
     priors: Mapping[str, tuple[float, float]] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False, extra="forbid")
 
     def __post_init__(self) -> None:
         keep_in_units(self, scale="", box_size="Mpc/h")
@@ -171,7 +175,18 @@ class DatasetHeader:
     @property
     def block_bytes(self) -> int:
         """The size of a block's values without compression [bytes]."""
-        return int(np.prod(self.block_shape(), dtype=np.int64)) * DTYPES[self.dtype].itemsize
+        return math.prod(self.block_shape()) * DTYPES[self.dtype].itemsize
+
+
+class SplitCount(TypedDict):
+    """The numbers of samples and of files of a split."""
+
+    samples: NonNegativeInt
+    files: NonNegativeInt
+
+
+NOTHING: SplitCount = {"samples": 0, "files": 0}
+"""The numbers of a split that a dataset does not have."""
 
 
 class SplitFile(NamedTuple):
@@ -201,6 +216,12 @@ def split_files(folder: Path) -> dict[str, list[SplitFile]]:
     return {split: sorted(files, key=lambda f: f[2:]) for split, files in sorted(splits.items())}
 
 
+def _opened(path: Path) -> BinaryIO:
+    """Opens a regular file without a buffer. Raises OSError."""
+    check_regular(path)
+    return open(path, "rb", buffering=0)
+
+
 def record_bounds(path: Path) -> np.ndarray:
     """Returns the offsets where the records of a file begin, and its end [bytes].
 
@@ -214,7 +235,7 @@ def record_bounds(path: Path) -> np.ndarray:
     """
     bounds = [0]
     try:
-        with open(path, "rb", buffering=0) as file:
+        with _opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             while bounds[-1] < size:
                 file.seek(bounds[-1])
@@ -228,6 +249,9 @@ def record_bounds(path: Path) -> np.ndarray:
                 f"{path} is packed with gzip, where no record can be found without those before "
                 "it: unpack it with stage(folder, into, split), and read from there"
             )
+        if len(bounds) == 2 and size and bounds[1] > FRAME + 2**31:  # of a protocol buffer
+            begins = "it does not begin with the length of a record"
+            raise RecordError(f"{path} is no TFRecord file: {begins}")
         raise RecordError(
             f"{path} ends within a record: it is truncated (or a length in it is damaged) and "
             f"holds {len(bounds) - 2} whole records in {size} bytes; copy or write it again"
@@ -290,7 +314,7 @@ def parsed_record(path: str, start: int, where: str, *, packed: bool = False) ->
         raise RecordError(f"{where} {state} ({reason})") from error
 
 
-def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]:
+def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, SplitCount]]:
     """Returns the header and, for each split, the numbers of "samples" and "files".
 
     Raises:
@@ -300,17 +324,23 @@ def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, dict[str, int]]]
     try:
         stored = json.loads(read_text(path))
         if (stored.pop("format"), stored.pop("version")) != (FORMAT, VERSION):
-            raise RecordError(f"{path} is not in format {FORMAT!r}, version {VERSION}")
-        splits = stored.pop("splits")
+            raise RecordError(f"must be in format {FORMAT!r}, version {VERSION}")
+        splits = TypeAdapter(dict[str, SplitCount]).validate_python(stored.pop("splits"))
         stored["compressed"] = stored.pop("compression") == "zlib"
-        return DatasetHeader(**stored), splits
+        return TypeAdapter(DatasetHeader).validate_python(stored), splits
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise RecordError(f"{path} is damaged: {key}: {first['msg']}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"{path} is damaged: {error!r}") from error
 
 
-def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, dict[str, int]]:
+def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, SplitCount]:
     """Writes dataset.json, which completes the dataset.
 
     Must be called on one rank, after all writers are closed.
@@ -331,7 +361,7 @@ def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, dict[str, i
     return splits
 
 
-def _count(files: Iterable[SplitFile], header: DatasetHeader) -> dict[str, int]:
+def _count(files: Iterable[SplitFile], header: DatasetHeader) -> SplitCount:
     counts: dict[int, dict[Block, int]] = defaultdict(dict)
     for path, _, number, block in files:
         if (block.rows, block.cols) != header.blocks:
@@ -358,7 +388,7 @@ def packed_size(path: Path) -> int | None:
         RecordError: the file cannot be read.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with _opened(path) as file:
             if file.read(len(GZIP)) != GZIP:
                 return None
             file.seek(-4, os.SEEK_END)

@@ -25,6 +25,7 @@ from flowpm_dist.cosmoflow.volumes.public_files import cube, public_header, publ
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
+    NOTHING,
     WHOLE,
     Block,
     DatasetHeader,
@@ -238,7 +239,7 @@ class RecordDataset(Dataset):
         files: list[SplitFile] = split_files(self.folder)[self.split]
         by_name = {(f.number, f.block): f.path for f in files}
         numbers = sorted({f.number for f in files})
-        expected = self._splits.get(self.split, {"files": 0, "samples": 0})["files"]
+        expected = self._splits.get(self.split, NOTHING)["files"]
         if len(numbers) != expected:
             raise RecordError(
                 f"{self.folder} has {len(numbers)} files of split {self.split!r}, {DATASET} "
@@ -327,9 +328,8 @@ class RecordDataset(Dataset):
             raise RecordError(f"{where}: a volume of shape {shape}; must be {wanted}")
         y = np.array(feature["y"].float_list.value, np.float32)
         try:
-            values = np.frombuffer(
-                zlib.decompress(data) if header.compressed else data, DTYPES[header.dtype]
-            ).reshape(wanted)
+            raw = _unpacked(data, header.block_bytes) if header.compressed else data
+            values = np.frombuffer(raw, DTYPES[header.dtype]).reshape(wanted)
             if len(y) != len(header.parameters):
                 raise ValueError(f"it has {len(y)}")
         except (ValueError, zlib.error) as error:
@@ -337,7 +337,22 @@ class RecordDataset(Dataset):
                 f"{where} holds no volume of shape {wanted} in {header.dtype} with "
                 f"{len(header.parameters)} parameters ({error})"
             ) from error
+        if (cells := np.argwhere(~np.isfinite(values))).size:
+            cell = tuple(cells[0].tolist())
+            raise RecordError(f"{where}: the cell {list(cell)} is {values[cell]}: not finite")
+        for name, value in zip(header.parameters, y, strict=True):
+            if not np.isfinite(value):
+                raise RecordError(f"{where}: {name} = {value}: not finite")
         return values, y, next(iter(feature["index"].int64_list.value), -1)
+
+
+def _unpacked(data: bytes, size: int) -> bytes:
+    """Returns data after unpacking with zlib, cut off after `size` + 1 bytes."""
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(data, size + 1)
+    if len(raw) <= size and not unpacker.eof:
+        raise zlib.error("incomplete data")
+    return raw
 
 
 def _cuts(wanted: slice, width: int) -> list[tuple[int, slice]]:
