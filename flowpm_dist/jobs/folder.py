@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -154,14 +155,19 @@ def check_alone(path: Path, kind: str) -> None:
         )
 
 
-def numbered_checkpoints(folder: Path, unit: str) -> list[int]:
-    """Returns the numbers of the checkpoints of fields in a folder, increasing.
+def numbered_checkpoints(folder: Path, unit: str) -> dict[int, Path]:
+    """Returns the checkpoints in a folder by their numbers, which increase.
 
     Args:
         folder: folder of the checkpoints; it may be missing.
         unit: the unit of their numbers, such as "iteration".
+
+    Returns:
+        Zarr groups with fields, or the index files that `tf.train` writes last.
     """
-    return sorted(int(path.stem.rpartition("-")[2]) for path in folder.glob(f"{unit}-*.zarr"))
+    names = re.compile(rf"{unit}-(\d+)\.(?:zarr|index)")
+    matches = ((names.fullmatch(path.name), path) for path in folder.glob(f"{unit}-*"))
+    return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
 
 class JobFolder(ABC):
@@ -260,7 +266,7 @@ class JobFolder(ABC):
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """Returns the folder of the latest checkpoint and when it was made, such as "step 3"."""
         numbers = numbered_checkpoints(self.checkpoints, self.unit)
-        return (self.checkpoints, f"{self.unit} {numbers[-1]}") if numbers else None
+        return (self.checkpoints, f"{self.unit} {max(numbers)}") if numbers else None
 
     def saved(self) -> str:
         """Returns a sentence about the existing checkpoints, for a user whose work was stopped."""

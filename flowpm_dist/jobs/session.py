@@ -269,7 +269,7 @@ class FieldCheckpoints:
         return self._folder / f"{self._unit}-{number:06d}.zarr"
 
     def _all(self) -> list[Path]:
-        return [self._path(n) for n in numbered_checkpoints(self._folder, self._unit)]
+        return list(numbered_checkpoints(self._folder, self._unit).values())
 
     def latest(self, **ours: Any) -> tuple[Path, Mapping[str, Any]] | None:
         """Returns path and attributes of the latest checkpoint; None if there is none.
@@ -286,7 +286,7 @@ class FieldCheckpoints:
             self._remove_partial()
         numbers = numbered_checkpoints(self._folder, self._unit)
         # Rank 0 decides: a file system may show the folder to other ranks later.
-        last = tf.constant(numbers[-1] if numbers else -1)
+        last = tf.constant(max(numbers, default=-1))
         number = int(self._box.mesh.world.broadcast(last))
         if number < 0:
             return None

@@ -14,6 +14,7 @@ from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weig
 from flowpm_dist.cosmoflow.training.logs import TrainingLogs
 from flowpm_dist.cosmoflow.training.trainer import StepReport
 from flowpm_dist.io.files import WriteError
+from flowpm_dist.jobs.folder import numbered_checkpoints
 from meshimpl.process_mesh import ProcessMesh
 
 MESH = ProcessMesh("replica:1")
@@ -79,6 +80,15 @@ def test_whole_checkpoints_need_no_words(three):
     kept, _ = checkpoints(three)
     found = kept.restore()
     assert (found.step, found.note) == (12, "")
+
+
+def test_copies_and_other_files_are_no_checkpoints(three, tmp_path):
+    assert len(numbered_checkpoints(three, "step")) == 3
+    names = ("step-000010.zarr", "step-000002.zarr", "step-000002-copy.zarr", "step-000003.old")
+    for name in (*names, "iteration-000004.zarr", ".step-000005.zarr.partial"):
+        (tmp_path / "fields" / name).mkdir(parents=True)
+    assert list(numbered_checkpoints(tmp_path / "fields", "step")) == [2, 10]
+    assert not numbered_checkpoints(tmp_path / "missing", "step")
 
 
 def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):

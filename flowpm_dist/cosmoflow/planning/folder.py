@@ -89,15 +89,6 @@ class TrainingFolder(WorkFolder):
         return f"The training in {self.path} is complete: {mark.get('step')} steps{early}."
 
     @override
-    def last_checkpoint(self) -> tuple[Path, str] | None:
-        import tensorflow as tf
-
-        latest = tf.train.latest_checkpoint(str(self.checkpoints))
-        if latest is None:
-            return None
-        return self.checkpoints, f"step {latest.rpartition('-')[2]}"
-
-    @override
     def record(self) -> RunRecord | None:
         mark, rows = self.mark(), read_rows(self.metrics)
         results: dict[str, Any] = {}

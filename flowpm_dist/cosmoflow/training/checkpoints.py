@@ -14,10 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network.optimisers import Optimiser
-from flowpm_dist.cosmoflow.planning.folder import BEST, TrainedError
+from flowpm_dist.cosmoflow.planning.folder import BEST, TrainedError, TrainingFolder
 from flowpm_dist.io.files import WriteError
+from flowpm_dist.jobs.folder import numbered_checkpoints
 from meshimpl.process_mesh import ProcessMesh
 
+UNIT = TrainingFolder.unit
 OTHER = "it belongs to another network or optimiser"
 
 
@@ -118,7 +120,7 @@ class Checkpoints:
             try:
                 manager.save(checkpoint_number=step)
             except (tf.errors.OpError, OSError) as error:
-                raise WriteError.of(folder / f"step-{step}", error) from error
+                raise WriteError.of(folder / f"{UNIT}-{step}", error) from error
         self._mesh.barrier()
 
     def restore(self) -> Restored | None:
@@ -144,17 +146,17 @@ def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variab
     """
     step = tf.Variable(0, dtype=tf.int64, trainable=False)
     checkpoint = tf.train.Checkpoint(weights=list(weights), step=step)
-    found = _restore_latest(folder, mesh, checkpoint, [step, *weights], earlier=False)
-    if found is None:
+    restored = _restore_latest(folder, mesh, checkpoint, [step, *weights], earlier=False)
+    if restored is None:
         raise TrainedError(f"{folder} holds no checkpoint")
-    return found.step
+    return restored.step
 
 
 def _manager(
     checkpoint: tf.train.Checkpoint, folder: Path, keep: int
 ) -> tf.train.CheckpointManager:
     return tf.train.CheckpointManager(
-        checkpoint, str(folder), max_to_keep=keep, checkpoint_name="step"
+        checkpoint, str(folder), max_to_keep=keep, checkpoint_name=UNIT
     )
 
 
@@ -214,14 +216,14 @@ def _restore_latest(
 
 def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tuple[bool, str]:
     """Restores a checkpoint; returns whether there was one, and what was damaged."""
-    paths, damaged = saved_in(folder), ""
-    for path in paths:
+    indices, damaged = [*numbered_checkpoints(folder, UNIT).values()][::-1], ""
+    for path in (index.with_suffix("") for index in indices):
         if reason := _damage(path):
             damaged = damaged or f"{path} is damaged ({reason})"
             continue
         if damaged and not earlier:
             raise TrainedError(
-                f"{damaged}; the earlier {path.name} is whole: move the files {paths[0].name}.* "
+                f"{damaged}; the earlier {path.name} is whole: move the files {indices[0].stem}.* "
                 f"away, and flowpm-dist train --resume continues from {path.name}"
             )
         if reason := _misfit(path, checkpoint.weights):
@@ -253,22 +255,12 @@ def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:
     if count != len(weights):
         return f"it holds {count} tensors of weights, the network has {len(weights)}"
     for key, weight in zip(keys, weights, strict=True):
-        stored, own = (tuple(shapes[key]), dtypes[key]), (tuple(weight.shape), weight.dtype)
-        if stored != own:
-            theirs, ours = (f"{dtype.name} {list(shape)}" for shape, dtype in (stored, own))
+        stored, needed = (tuple(shapes[key]), dtypes[key]), (tuple(weight.shape), weight.dtype)
+        if stored != needed:
+            theirs, ours = (f"{dtype.name} {list(shape)}" for shape, dtype in (stored, needed))
             name = weight.name.partition(":")[0]
             return f"its {name} is {theirs}, the network's is {ours}"
     return ""
-
-
-def saved_in(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a folder, the latest first, as paths without the last suffix."""
-    numbers = {
-        int(match[1]): path.with_suffix("")
-        for path in folder.glob("step-*.index")
-        if (match := re.fullmatch(r"step-(\d+)", path.stem))
-    }
-    return [numbers[number] for number in sorted(numbers, reverse=True)]
 
 
 def _damage(path: Path) -> str:

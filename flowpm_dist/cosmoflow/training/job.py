@@ -20,6 +20,7 @@ from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
+from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
 from flowpm_dist.jobs.progress import Progress
 
@@ -92,7 +93,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         done = mark.get("step")
         if not (super().is_complete and isinstance(done, int)):
             return False
-        is_saved = (self.folder.checkpoints / f"step-{done}.index").exists()
+        is_saved = done in numbered_checkpoints(self.folder.checkpoints, self.folder.unit)
         return is_saved and (done >= self.options.training.steps or bool(mark.get("ended_early")))
 
     @override
