@@ -15,7 +15,11 @@ from flowpm_dist.cosmoflow.evaluation.posteriors import (
     check_prediction_folder,
     fitted_heads,
 )
-from flowpm_dist.cosmoflow.evaluation.prediction import Found, check_question, predict_volume
+from flowpm_dist.cosmoflow.evaluation.prediction import (
+    VolumePrediction,
+    check_question,
+    predict_volume,
+)
 from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
 from flowpm_dist.cosmoflow.training.saved import read_training
 from meshimpl import launch
@@ -94,7 +98,7 @@ def predict(
         print(answer(prediction, folder))
 
 
-def answer(found: Found, folder: Path) -> str:
+def answer(found: VolumePrediction, folder: Path) -> str:
     """The parameters of a volume, a line each, and what one should know about them.
 
     Args:

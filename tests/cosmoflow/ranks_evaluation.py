@@ -572,17 +572,18 @@ def check_posteriors(found, folder, monkeypatch):
     mean, *members = names = ["network, mean of 2 densities", "network, seed 0", "network, seed 1"]
     names += ["power", "power + tiny_network:largest"]
     assert results.main == (mean, "gaussian")
-    assert set(results.found) == {(n, "gaussian") for n in names} | {(n, OWN) for n in names[:3]}
-    assert all(np.isfinite(one.gain) for one in results.found.values())
+    expected = {(n, "gaussian") for n in names} | {(n, OWN) for n in names[:3]}
+    assert set(results.calibrations) == expected
+    assert all(np.isfinite(one.gain) for one in results.calibrations.values())
     each = []
     for name in members:
         own = found.predictions[name]
         logs = norm.logpdf(own.truth, own.mean, own.sigma) + np.log([0.1, 0.17])
         logs = np.log(0.99 * np.exp(logs) + 0.01)
         each.append(logs.sum(axis=1))
-        assert results.found[name, OWN].gain == pytest.approx(each[-1].mean())
+        assert results.calibrations[name, OWN].gain == pytest.approx(each[-1].mean())
     both = np.mean(np.logaddexp(*each) - np.log(2))
-    assert results.found[mean, OWN].gain == pytest.approx(both)
+    assert results.calibrations[mean, OWN].gain == pytest.approx(both)
     assert len(results.differences) == 4 + 3
     written, files = (
         found.write(folder / "made"),
@@ -724,7 +725,7 @@ def check_first_volumes(found, training):
     """There are more than posteriors are judged on: those of the network itself as well."""
     assert len(found.predictions["network"].truth) == 4
     assert "Posteriors are judged on the first 3 of the 4 volumes." in found.notes
-    assert {one.count for one in found.posteriors.found.values()} == {3}
+    assert {one.count for one in found.posteriors.calibrations.values()} == {3}
     first = summaries.SplitSummaries.read(training.summaries("test")).truth
     np.testing.assert_array_equal(found.posteriors.arrays["truth"], first)
     assert ("network", OWN) in found.posteriors.differences

@@ -150,7 +150,7 @@ def check_answers(training, mesh, shared):
     judged = evaluate([training], mesh, quiet, posteriors=fitted)
     if RANK == 0:
         assert {"network", "mean", "ridge on log C_l"} == set(judged.scores)
-        assert ("power + peaks", "gaussian") in judged.posteriors.found
+        assert ("power + peaks", "gaussian") in judged.posteriors.calibrations
         requested = judged.predictions["network"]
         row = np.argmin(np.abs(requested.truth - np.asarray(truth)[0]).sum(axis=1))
         means, sigmas = ([x[n] for x in answer.parameters] for n in (1, 2))

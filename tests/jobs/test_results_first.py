@@ -26,7 +26,7 @@ from tiny_network import TINY
 
 from flowpm_dist.cli import common
 from flowpm_dist.cosmoflow.evaluation.posteriors import Question, VolumePosterior
-from flowpm_dist.cosmoflow.evaluation.prediction import Found
+from flowpm_dist.cosmoflow.evaluation.prediction import VolumePrediction
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation
 from flowpm_dist.cosmoflow.planning.folder import SCORES, TrainingFolder
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, score
@@ -401,7 +401,7 @@ def test_predict(here, breaks, monkeypatch):
     samples = np.random.default_rng(0).uniform(0.3, 0.4, (50, 2))
     priors = UniformPriors({"Omega_m": (0.1, 0.5), "sigma8": (0.1, 0.9)})
     posterior = VolumePosterior("flow", priors, samples, Question("v", "t"), 3)
-    found = Found((("Omega_m", 0.3, 0.1),), (), posterior)
+    found = VolumePrediction((("Omega_m", 0.3, 0.1),), (), posterior)
     names = "check_question", "fitted_heads", "asking_demand"
     as_command(monkeypatch, "predict", "prediction_mesh", *names, "check_prediction_folder")
     monkeypatch.setattr("flowpm_dist.cli.predict.predict_volume", lambda *_, **__: found)

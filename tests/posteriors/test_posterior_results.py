@@ -67,9 +67,10 @@ def test_posteriors_are_called_wrong_by_the_number_of_their_tests():
     assert "for all parameters together: P = 0.0001" in said[0] and "see tarp.png" in said[0]
     assert "see posteriors.md" in said[1], "figures have the last head alone"
     failed = {
-        k: replace(v, ranks_p=v.ranks_p / 10, tarp_p=0.5) for k, v in results("test").found.items()
+        k: replace(v, ranks_p=v.ranks_p / 10, tarp_p=0.5)
+        for k, v in results("test").calibrations.items()
     }
-    alone = replace(results("test"), found=dict([*failed.items()][:1]))
+    alone = replace(results("test"), calibrations=dict([*failed.items()][:1]))
     assert alone.sentences()[0].startswith("Posteriors of network (flow) are not right for sigma8")
     assert alone.sentences()[0].endswith("see ranks.png.")
 
@@ -154,7 +155,7 @@ def test_the_validation_set_gives_no_p_values():
     assert "ranks_p" in tested.numbers()["scores"][0]
     assert not [name for name in untested.numbers()["scores"][0] if name.endswith("_p")]
     assert untested.numbers()["scores"][0]["rmse_error"]["n_s"] == 0.3
-    figure = figures.rank_figure({"x": tested.found["network", "flow"]}, tested=False)
+    figure = figures.rank_figure({"x": tested.calibrations["network", "flow"]}, tested=False)
     assert not any(axes.get_title(loc="right") for axes in figure.axes)
 
 

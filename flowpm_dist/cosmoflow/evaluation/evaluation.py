@@ -240,11 +240,11 @@ def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: 
     dataset = training.files(split, Block.of(mesh), mesh)
     count = min(len(dataset), summaries.MOST)
     # Rank 0 looks for all ranks: files may come and go in the meantime.
-    there = [0, 0]
+    states = [0, 0]
     if mesh.rank == 0:
         current = _is_current(path, summaries.files_of(training, split), count)
-        there = [int(shared is not None and shared.exists()), int(current)]
-    is_shared, is_current = mesh.world.broadcast(tf.constant(there)).numpy()
+        states = [int(shared is not None and shared.exists()), int(current)]
+    is_shared, is_current = mesh.world.broadcast(tf.constant(states)).numpy()
     if is_shared or is_current:
         return shared if shared is not None and is_shared else path
     if mesh.rank == 0:

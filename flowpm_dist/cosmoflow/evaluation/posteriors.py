@@ -39,7 +39,7 @@ class PosteriorResults:
 
     Attributes:
         main: the network's posterior with the head that was requested last.
-        found: the calibration of each posterior.
+        calibrations: the calibration of each posterior.
         rmse_error: one standard error of each RMSE, [p].
         differences: how much `main` differs from each other posterior: in ln(q / prior), and in
             the mean of each parameter.
@@ -49,7 +49,7 @@ class PosteriorResults:
     """
 
     main: Key
-    found: Mapping[Key, Calibration]
+    calibrations: Mapping[Key, Calibration]
     rmse_error: Mapping[Key, np.ndarray]
     differences: Mapping[Key, tuple[MeanDifference, Mapping[str, Difference]]]
     chosen: Mapping[str, str]
@@ -79,7 +79,7 @@ class PosteriorResults:
         for heading in ("posterior of", "head", "ln(q / prior)", *(f"P of {t}" for t in tests)):
             is_text = heading in ("posterior of", "head")
             drawn.add_column(heading, justify="left" if is_text else "right")
-        for (name, head), one in self.found.items():
+        for (name, head), one in self.calibrations.items():
             least = one.coverage_p.min(), one.ranks_p.min(), one.tarp_p
             values = map(self._p, least)
             drawn.add_row(name, head, _with_error(one.gain, one.gain_error), *values)
@@ -88,7 +88,7 @@ class PosteriorResults:
     def sentences(self) -> list[str]:
         """Returns sentences on what the table does not show."""
         sentences = []
-        for (name, head), one in self.found.items() if self.tested else ():
+        for (name, head), one in self.calibrations.items() if self.tested else ():
             limit = SUSPICIOUS / one.tests
             reason = f"is below {SUSPICIOUS:g} / {one.tests}, the number of its tests"
             of_ranks = dict(zip(one.names, one.ranks_p.tolist(), strict=True))
@@ -119,12 +119,12 @@ class PosteriorResults:
 
     def markdown(self) -> str:
         """Returns the tables in Markdown."""
-        main = self.found[self.main]
+        main = self.calibrations[self.main]
         shares = [text for level in LEVELS for text in (f"in {level:.1%}", "P")]
         rows = [["posterior of", "head", "ln(q / prior)", "TARP P", *shares]]
         for name in main.names:
             rows[0] += [f"{name} RMSE", "width", *shares, "ranks P"]
-        for (name, head), one in self.found.items():
+        for (name, head), one in self.calibrations.items():
             row = [name, head, _with_error(one.gain, one.gain_error), self._p(one.tarp_p)]
             row += self._coverage(one, -1)
             for i, of_rmse in enumerate(self.rmse_error[name, head]):
@@ -148,7 +148,7 @@ class PosteriorResults:
     def numbers(self) -> dict[str, Any]:
         """Returns all numbers by name."""
         scores = []
-        for (name, head), one in self.found.items():
+        for (name, head), one in self.calibrations.items():
             errors = dict(zip(one.names, self.rmse_error[name, head].tolist(), strict=True))
             numbers = one.as_dict() | {"rmse_error": errors}
             valid = {k: v for k, v in numbers.items() if self.tested or not k.endswith("_p")}
@@ -174,7 +174,7 @@ class PosteriorResults:
             folder: the folder.
             warn: shows a warning, about a file that cannot be made.
         """
-        shown = {key: one for key, one in self.found.items() if key[1] == self.main[1]}
+        shown = {key: one for key, one in self.calibrations.items() if key[1] == self.main[1]}
         with decoration(FILES[0], warn):
             write_text(folder / FILES[0], self.markdown())
         with decoration(FILES[2], warn):

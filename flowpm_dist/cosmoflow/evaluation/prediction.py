@@ -51,7 +51,7 @@ MEAN_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
-class Found:
+class VolumePrediction:
     """The predicted parameters of a volume.
 
     Attributes:
@@ -160,7 +160,7 @@ def predict_volume(
     which: str = "best",
     head: str | None = None,
     needed: bool = False,
-) -> Found:
+) -> VolumePrediction:
     """Returns the parameters of a volume. On all ranks together, each of which reads its block.
 
     Args:
@@ -211,7 +211,7 @@ def predict_volume(
         notes.append(f"The training is not complete: {training.progress_note(step)}.")
     if posterior is None:
         notes += _notes_of_edges(parameters, standardiser)
-    return Found(parameters, tuple(notes), posterior)
+    return VolumePrediction(parameters, tuple(notes), posterior)
 
 
 def _notes_of_edges(

@@ -57,11 +57,11 @@ class SplitSummaries:
         Raises:
             KeyError or ValueError: the file holds no summaries, or statistics of another version.
         """
-        held = read_arrays(path)
-        if held.pop("version") != STATISTICS_VERSION:
+        arrays = read_arrays(path)
+        if arrays.pop("version") != STATISTICS_VERSION:
             raise ValueError(f"{path} holds statistics of another version")
-        truth, step = held.pop("truth"), int(held.pop("step"))
-        return cls(truth, held, step)
+        truth, step = arrays.pop("truth"), int(arrays.pop("step"))
+        return cls(truth, arrays, step)
 
 
 def _is_ours(name: str) -> bool:

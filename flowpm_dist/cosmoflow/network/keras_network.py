@@ -60,10 +60,10 @@ class KerasNetwork(BaseNetwork):
         self.flat = flat
         shape = (*((self.width,) * (2 if flat else 3)), self.channels)
         self.model = made_model(name, shape, self.outputs, self.options.precision, seed)
-        kept, others = self.model.non_trainable_weights, self.model.non_trainable_variables
+        statistics, others = self.model.non_trainable_weights, self.model.non_trainable_variables
         self.weights = [weight.value for weight in self.model.trainable_weights]
-        self._statistics = [weight.value for weight in kept]
-        known = {id(weight) for weight in kept}
+        self._statistics = [weight.value for weight in statistics]
+        known = {id(weight) for weight in statistics}
         self._generators = [v.value for v in others if id(v) not in known and "int" in v.dtype]
 
     @property
@@ -95,8 +95,8 @@ class KerasNetwork(BaseNetwork):
                 loss = tf.reduce_sum(loss_of(target, outputs)) / self.batch
                 penalties = [tf.cast(penalty, loss.dtype) for penalty in self.model.losses]
                 loss += sum(penalties) / self._replicas.size
-            found = tape.gradient(loss, self.weights, unconnected_gradients="zero")
-            return loss, outputs, [tf.convert_to_tensor(g) for g in found]
+            by_weight = tape.gradient(loss, self.weights, unconnected_gradients="zero")
+            return loss, outputs, [tf.convert_to_tensor(g) for g in by_weight]
 
         return tf.function(gradients, autograph=False)
 
@@ -189,13 +189,14 @@ def made_model(
         raise ModelError(f"{name} returns {type(model).__name__}: it must return a keras.Model")
     wanted = (None, outputs)
     try:
-        found = tuple(model.compute_output_shape((None, *shape)))
+        output_shape = tuple(model.compute_output_shape((None, *shape)))
         if not model.built:
             model.build((None, *shape))
     except Exception as error:  # whatever layers raise for a shape that they cannot take
         raise ModelError(f"{name}: its model cannot take volumes {shape}: {error}") from error
-    if found != wanted:
-        raise ModelError(f"{name}: its model gives {found} for volumes {shape}; wanted is {wanted}")
+    if output_shape != wanted:
+        gives = f"its model gives {output_shape} for volumes {shape}"
+        raise ModelError(f"{name}: {gives}; wanted is {wanted}")
     return model
 
 

@@ -118,13 +118,13 @@ def whole_outputs(network: Network, volumes: tf.Tensor) -> tf.Tensor:
         network: the layers and their weights.
         volumes: [n, x, y, z], or with channels as a last dimension where there are several.
     """
-    given, flat = iter(network.weights), False
+    weights, flat = iter(network.weights), False
     x = INPUTS[network.input](volumes)
     x = tf.cast(x if network.channels > 1 else x[..., tf.newaxis], network.precision)
     for stage in network.stages:
         here = stage.layer
         if isinstance(here, Convolution):
-            kernel = tf.cast(next(given), x.dtype)
+            kernel = tf.cast(next(weights), x.dtype)
             strides, edges = [1, *[here.stride] * 3, 1], network.declaration.edges
             if edges == "periodic":
                 before, after = halo_widths(stage.width, here.kernel, here.stride)
@@ -137,13 +137,13 @@ def whole_outputs(network: Network, volumes: tf.Tensor) -> tf.Tensor:
         elif isinstance(here, Shrink):
             x = pooled_block(x, "average", stage.width // here.width)
         elif isinstance(here, Dense):
-            kernel = tf.convert_to_tensor(next(given))
+            kernel = tf.convert_to_tensor(next(weights))
             if not flat:
                 flat, features = True, tf.reshape(x, [-1, kernel.shape[0]])
                 x = (tf.cast(features, kernel.dtype) - network.shift) * network.scale
             x = tf.matmul(x, kernel)
         if stage.weights is not None:
-            x += tf.cast(next(given), x.dtype)
+            x += tf.cast(next(weights), x.dtype)
             if stage is not network.stages[-1]:
                 x = tf.nn.leaky_relu(x, network.declaration.slope)
     return _limited(network, x)
@@ -274,8 +274,8 @@ def kept_within(
     if not bounded and within is None:
         return outputs
     means = outputs[:, :parameters]
-    kept = BOUND * tf.tanh(means) if within is None else within * tf.tanh(means / within)
-    return tf.concat([kept, outputs[:, parameters:]], axis=1)
+    bounded = BOUND * tf.tanh(means) if within is None else within * tf.tanh(means / within)
+    return tf.concat([bounded, outputs[:, parameters:]], axis=1)
 
 
 def _mean_and_log_variance(outputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

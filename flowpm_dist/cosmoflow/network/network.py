@@ -341,8 +341,8 @@ class Network(BaseNetwork):
         """Returns the features of each volume of all replicas, not scaled [volume, features]."""
         shift, scale = tf.zeros_like(self.shift), tf.ones_like(self.scale)
         held = self._held | {"shift": shift, "scale": scale}
-        found = [self._predict(volume=v, **held)[1] for v in volumes]
-        return of_all_replicas(tf.concat(found, axis=0), self.mesh)
+        features = [self._predict(volume=v, **held)[1] for v in volumes]
+        return of_all_replicas(tf.concat(features, axis=0), self.mesh)
 
 
 def of_all_replicas(values: Any, mesh: ProcessMesh) -> np.ndarray:

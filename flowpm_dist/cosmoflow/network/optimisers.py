@@ -147,9 +147,9 @@ class Optimiser(tf.Module):
                         tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name=name)
                         for v in variables
                     ]
-            found = [tuple(slot.shape) for slot in self.slots[name]]
-            if found != shapes:
-                raise ValueError(f"an optimiser of weights {found} was given weights {shapes}")
+            built = [tuple(slot.shape) for slot in self.slots[name]]
+            if built != shapes:
+                raise ValueError(f"an optimiser of weights {built} was given weights {shapes}")
 
     def apply(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
@@ -169,9 +169,9 @@ class Optimiser(tf.Module):
             ValueError: gradients and weights do not match.
         """
         wanted = [tuple(variable.shape) for variable in variables]
-        given = [None if g is None else tuple(g.shape) for g in gradients]
-        if given != wanted:
-            raise ValueError(f"gradients of shapes {given} for weights of shapes {wanted}")
+        shapes = [None if g is None else tuple(g.shape) for g in gradients]
+        if shapes != wanted:
+            raise ValueError(f"gradients of shapes {shapes} for weights of shapes {wanted}")
         self.build(variables)
         return self._compiled(list(gradients), list(variables))
 
@@ -187,10 +187,10 @@ class Optimiser(tf.Module):
                     gradient *= tf.cast(tf.minimum(self.clip_norm / norm, 1.0), gradient.dtype)
                 slots = [self.slots[name][n] for name in self.SLOTS]
                 change = self._step(gradient, variable, slots, rate)
-                kept: tf.Tensor = variable
+                decayed: tf.Tensor = variable
                 if self.weight_decay:
-                    kept = variable * tf.cast(1.0 - rate * self.weight_decay, variable.dtype)
-                variable.assign(kept - change)
+                    decayed = variable * tf.cast(1.0 - rate * self.weight_decay, variable.dtype)
+                variable.assign(decayed - change)
             self.iterations.assign_add(1)
             return tf.constant(True)
 

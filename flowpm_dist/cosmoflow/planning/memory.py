@@ -221,8 +221,8 @@ def check_training_mesh(
         wrong = [str(error)]
     if wrong:
         advice = f"give a multiple of {ranks}, such as {math.lcm(ranks, batch)}"
-        what = f"= {batch}: has volumes for {replicas} of {ranks} ranks, and {wrong[0]}; {advice}"
-        raise ConfigError(source, [Problem("training.batch", what)])
+        reason = f"= {batch}: has volumes for {replicas} of {ranks} ranks, and {wrong[0]}; {advice}"
+        raise ConfigError(source, [Problem("training.batch", reason)])
     return chosen
 
 
@@ -233,11 +233,12 @@ def training_demand(plan: TrainingPlan, shape: str) -> Demand:
         plan: the training.
         shape: the mesh, checked by `check_training_mesh`.
     """
-    free, what = plan.simulates, "the training"
     memory = functools.partial(training_memory, plan)
     mesh_of = functools.partial(check_training_mesh, plan.with_mesh(None), source=Path())
     lighter = functools.partial(_lighter, plan, parse_mesh(shape, batched=True))
-    return Demand(what, plan.grid, shape, memory, mesh_of, lighter, grid_is_free=free)
+    return Demand(
+        "the training", plan.grid, shape, memory, mesh_of, lighter, grid_is_free=plan.simulates
+    )
 
 
 def _lighter(

@@ -82,8 +82,8 @@ def export_network(
             volumes /= tf.reduce_mean(volumes, axis=[1, 2, 3], keepdims=True)
         outputs = tf.cast(network.on_whole_volumes(volumes), tf.float64)
         mean, sigma = split_prediction(network.loss, outputs)
-        found = {"mean": standardiser.restore(mean)}
-        return found if sigma is None else found | {"sigma": standardiser.restore_sigma(sigma)}
+        answer = {"mean": standardiser.restore(mean)}
+        return answer if sigma is None else answer | {"sigma": standardiser.restore_sigma(sigma)}
 
     saved = tf.Module()
     saved.kept = network.saved

@@ -53,9 +53,9 @@ def features(path: Path, count: int | None = None) -> Features:
     Raises:
         UnreadableError: the file is missing or damaged.
     """
-    held = read_arrays(path)
-    power, histogram, truth = (held[k][:count] for k in ("power", "histogram", "parameters"))
-    return Features(tuple(map(str, held["names"])), np.log10(power), histogram, truth)
+    arrays = read_arrays(path)
+    power, histogram, truth = (arrays[k][:count] for k in ("power", "histogram", "parameters"))
+    return Features(tuple(map(str, arrays["names"])), np.log10(power), histogram, truth)
 
 
 def simulate_dataset(
@@ -102,10 +102,10 @@ def simulate_dataset(
             raise WriteError.of(Path(error.filename or folder), error) from error
     mesh.barrier()
     for split, count in counts.items():
-        found = Statistics(statistics(split), mesh, maker.targets)
+        written = Statistics(statistics(split), mesh, maker.targets)
         with RecordWriter(folder, split, header, Block.of(mesh), *places) as writer:
-            _simulate_split(maker, split, count, writer, found, mesh, progress)
-        found.write()
+            _simulate_split(maker, split, count, writer, written, mesh, progress)
+        written.write()
         mesh.barrier()
     if mesh.rank == 0:
         finish_dataset(folder, header)
@@ -213,10 +213,10 @@ def measure_volumes(
     """
     done = 0
     for batch in batches:
-        found = measured(fields_of(batch.volumes, size, mesh), values)
+        measures = measured(fields_of(batch.volumes, size, mesh), values)
         count = len(batch.volumes)
         first = done + mesh.coordinate("replica") * count
         index = np.arange(first, first + count)
-        statistics.add(Generation(batch.volumes, batch.parameters, index, index, *found))
+        statistics.add(Generation(batch.volumes, batch.parameters, index, index, *measures))
         done += count * mesh.axis_size("replica")
     statistics.write()

@@ -158,9 +158,9 @@ class SavedTraining:
                 "is nothing to find"
             )
         simulated = self.keeper(split).dataset(split)
-        found = stored_split(self.plan, split, simulated, block, mesh)
-        self.check_observation(found.header, self.plan.dataset_folder or simulated)
-        return found
+        dataset = stored_split(self.plan, split, simulated, block, mesh)
+        self.check_observation(dataset.header, self.plan.dataset_folder or simulated)
+        return dataset
 
     def check_held_out(self) -> None:
         """Checks that the volumes held out earlier are what the training would hold out now.
@@ -185,17 +185,17 @@ class SavedTraining:
         Raises:
             ObservationError: it has volumes of another kind.
         """
-        observation, what = header.attributes.get(ATTRIBUTE), f"the dataset in {folder}"
+        observation, where = header.attributes.get(ATTRIBUTE), f"the dataset in {folder}"
         if observation is not None and self.plan.record is not None:
             record = ObservationRecord.of_table(observation, str(folder))
-            self.plan.record.check(record, what)
+            self.plan.record.check(record, where)
         there, cone = header.attributes.get(map_files.ATTRIBUTE), self.plan.lightcone
         if there is None or cone is None:
             return
-        if found := map_files.differences(map_files.cone_table(cone), there):
+        if names := map_files.differences(map_files.cone_table(cone), there):
             raise ObservationError(
-                f"{what} has maps of another light cone: {', '.join(found)} of [lightcone] differ, "
-                "or the file of an n(z) was changed since: train anew"
+                f"{where} has maps of another light cone: {', '.join(names)} of [lightcone] "
+                "differ, or the file of an n(z) was changed since: train anew"
             )
 
 
@@ -238,6 +238,6 @@ def trained_network(
     from flowpm_dist.cosmoflow.training.checkpoints import restore_weights
     from flowpm_dist.cosmoflow.training.trainer import regressor_of
 
-    found = regressor_of(training.plan, mesh, training.header(), batch)
-    step = restore_weights(training.folder.weights(which), mesh, found.network.state)
-    return replace(found, step=step)
+    regressor = regressor_of(training.plan, mesh, training.header(), batch)
+    step = restore_weights(training.folder.weights(which), mesh, regressor.network.state)
+    return replace(regressor, step=step)

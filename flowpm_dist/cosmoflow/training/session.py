@@ -158,12 +158,12 @@ class TrainingSession:
     def _resumed(self) -> int:
         """The step to continue with, from the latest checkpoint that is whole."""
         marked = int(str(self.folder.mark().get("step", 0)))
-        found = self.checkpoints.restore()
-        if found is None and int(self.mesh.world.broadcast(tf.constant(marked))):
+        checkpoint = self.checkpoints.restore()
+        if checkpoint is None and int(self.mesh.world.broadcast(tf.constant(marked))):
             raise TrainedError(self.folder.no_checkpoint(f"{marked} steps"))
-        if found is not None and found.note:
-            self.progress.warn(found.note)
-        return 0 if found is None else found.step
+        if checkpoint is not None and checkpoint.note:
+            self.progress.warn(checkpoint.note)
+        return 0 if checkpoint is None else checkpoint.step
 
     def _take_weights(self) -> None:
         """Takes the weights of another training, if the plan names one."""
@@ -255,9 +255,9 @@ class TrainingSession:
             return None
         dataset = self._validation_set
         self.mlperf.validation_begins()
-        found = self.regressor.mean_errors(in_order(dataset, self.lanes), len(dataset))
+        errors = self.regressor.mean_errors(in_order(dataset, self.lanes), len(dataset))
         # The best, and when it is enough, must be the same on all ranks.
-        loss, error = self.mesh.world.broadcast(tf.constant(found, tf.float64)).numpy()
+        loss, error = self.mesh.world.broadcast(tf.constant(errors, tf.float64)).numpy()
         self.mlperf.validated(float(error))
         return float(loss), float(error)
 
@@ -286,13 +286,13 @@ class TrainingSession:
         if plan.simulates:
             draws, priors = draws_of(plan), priors_of(plan)
             parameters = priors.draw("train", 0, draws.simulations)
-            found = summary_of_draws(draws, parameters, steps, priors.names)
-            found |= {"observation": (plan.record or BARE).table(), "noise": NOISE_DRAWS}
+            summary = summary_of_draws(draws, parameters, steps, priors.names)
+            summary |= {"observation": (plan.record or BARE).table(), "noise": NOISE_DRAWS}
         elif self.files is not None:
-            found = summary_of_passes(len(self.files), plan.training.batch, steps)
+            summary = summary_of_passes(len(self.files), plan.training.batch, steps)
         else:
             return
-        write_text(self.folder.draws, json.dumps(found, indent=1) + "\n")
+        write_text(self.folder.draws, json.dumps(summary, indent=1) + "\n")
 
     def _write_phases(self, outcome: TrainingOutcome) -> None:
         """Writes phases.json, if a step was made."""

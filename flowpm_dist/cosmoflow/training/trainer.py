@@ -63,8 +63,8 @@ class Regressor:
         """
         outputs, truth = [], []
         for batch in batches:
-            found = self.network.predict(batch.volumes)
-            outputs.append(of_all_replicas(found, self.network.mesh))
+            output = self.network.predict(batch.volumes)
+            outputs.append(of_all_replicas(output, self.network.mesh))
             truth.append(of_all_replicas(batch.parameters, self.network.mesh))
         return np.concatenate(outputs)[:count], np.concatenate(truth)[:count]
 
@@ -79,8 +79,8 @@ class Regressor:
         The latter is over all parameters, in the scale that they are learned in; see
         `outputs_and_truth`.
         """
-        found, truth = self.outputs_and_truth(batches, count)
-        loss, outputs = self.network.loss, tf.constant(found.astype(np.float64))
+        predicted, truth = self.outputs_and_truth(batches, count)
+        loss, outputs = self.network.loss, tf.constant(predicted.astype(np.float64))
         targets = self.standardiser.standardise(truth)
         each = layers.LOSSES[loss](tf.constant(targets), outputs)
         mean, _ = layers.split_prediction(loss, outputs)

@@ -231,10 +231,10 @@ def _opened(path: Path) -> Any:
             check_regular(file)
             opened = h5py.File(file, "r")
             if not isinstance(opened.get(name or "/"), h5py.Dataset):
-                there = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
+                names = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
                 raise RecordError(
                     f"{file} has no data set {name!r}; name one after a colon, as in file.h5:name: "
-                    f"those it has are {', '.join(there) or 'none'}"
+                    f"those it has are {', '.join(names) or 'none'}"
                 )
             return opened[name]
         return mapped_array(file)

@@ -88,9 +88,9 @@ class RecordWriter:
         if not re.fullmatch(r"[\w-]+", split):
             raise RecordError(f"split {split!r}; must be letters, digits, - and _")
         if (self.folder / DATASET).exists():
-            there, splits = read_header(self.folder)
-            if set(splits) - {split} and (names := there.differences(header)):
-                pairs = (f"{n} {getattr(there, n)}, not {getattr(header, n)}" for n in names)
+            written, splits = read_header(self.folder)
+            if set(splits) - {split} and (names := written.differences(header)):
+                pairs = (f"{n} {getattr(written, n)}, not {getattr(header, n)}" for n in names)
                 raise RecordError(
                     f"{self.folder} holds the splits {', '.join(splits)} with {', '.join(pairs)}: "
                     "give another folder"
@@ -286,8 +286,8 @@ def _unpacked_size(path: Path) -> int:
 def _is_staged(source: Path, target: Path) -> bool:
     if not target.exists():
         return False
-    there, mtime = target.stat(), int(source.stat().st_mtime)
-    return int(there.st_mtime) == mtime and there.st_size == _unpacked_size(source)
+    copy, mtime = target.stat(), int(source.stat().st_mtime)
+    return int(copy.st_mtime) == mtime and copy.st_size == _unpacked_size(source)
 
 
 def _copy(source: Path, target: Path) -> None:
