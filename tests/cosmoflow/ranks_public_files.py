@@ -18,10 +18,10 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.training.session import TrainingSession
 from flowpm_dist.cosmoflow.volumes import public_files, record_writer
-from flowpm_dist.cosmoflow.volumes.public_files import bounds_of
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError
 from flowpm_dist.cosmoflow.volumes.record_writer import stage_files
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset
+from flowpm_dist.cosmoflow.volumes.tfrecords import record_bounds
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
 
@@ -57,9 +57,9 @@ def test_ranks_share_the_files_to_open(tmp_path_factory, monkeypatch):
 
     def noted(path, *rest):
         opened.append(path)
-        return bounds_of(path, *rest)
+        return record_bounds(path, *rest)
 
-    monkeypatch.setattr(public_files, "bounds_of", noted)
+    monkeypatch.setattr(public_files, "record_bounds", noted)
     data = RecordDataset(folder, "train", parameters=NAMES, mesh=mesh)
     assert len(data) == MANY and len(opened) == 2 + (MANY - 2) // SIZE
     opened.clear()

@@ -10,10 +10,11 @@ import pytest
 from public_layout import NAMES, scaled, write_public
 
 from flowpm_dist.cosmoflow.volumes import public_files
-from flowpm_dist.cosmoflow.volumes.public_files import bounds_of, public_index, samples_of_names
+from flowpm_dist.cosmoflow.volumes.public_files import public_index, samples_of_names
 from flowpm_dist.cosmoflow.volumes.record_files import RecordError
 from flowpm_dist.cosmoflow.volumes.record_writer import stage
 from flowpm_dist.cosmoflow.volumes.records import RecordDataset, global_order
+from flowpm_dist.cosmoflow.volumes.tfrecords import record_bounds
 
 MANY = 1000
 
@@ -43,9 +44,9 @@ def opened(monkeypatch) -> list[Path]:
 
     def noted(path, *rest):
         paths.append(path)
-        return bounds_of(path, *rest)
+        return record_bounds(path, *rest)
 
-    monkeypatch.setattr(public_files, "bounds_of", noted)
+    monkeypatch.setattr(public_files, "record_bounds", noted)
     return paths
 
 

@@ -13,11 +13,9 @@ cache, and is valid as long as the names and sizes of the files stay the same.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import hashlib
 import itertools
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -25,14 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.volumes.record_files import (
-    DATASET,
-    FRAME,
-    DatasetHeader,
+from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, names_of
+from flowpm_dist.cosmoflow.volumes.tfrecords import (
     RecordError,
     is_packed,
-    names_of,
-    packed_size,
     parsed_record,
     record_bounds,
     wrong_record,
@@ -69,40 +63,7 @@ def samples_of_names(folder: Path, split: str) -> int | None:
     if not names:
         return None
     path = folder / split / os.fsdecode(names[0])
-    return len(names) if len(bounds_of(path, is_packed(path))) == 2 else None
-
-
-def bounds_of(path: Path, packed: bool, one: int | None = None) -> np.ndarray:
-    """Returns where the records of a file begin, and its end, after unpacking [bytes].
-
-    Args:
-        path: the file.
-        packed: whether it is packed with gzip.
-        one: the size of a file of one record, after unpacking [bytes]. A packed file is not
-            unpacked if its last four bytes state this size.
-
-    Raises:
-        RecordError: if the file is not packed as `packed` says, or is damaged.
-    """
-    if not packed:
-        return record_bounds(path)
-    size = packed_size(path)
-    if size is None:
-        raise RecordError(f"{path} is not packed with gzip, but the first file is")
-    if size == one:
-        return np.array([0, size], np.int64)
-    bounds = [0]
-    try:
-        with gzip.open(path) as unpacked:
-            while head := unpacked.read(8):
-                bounds.append(bounds[-1] + FRAME + int.from_bytes(head, "little"))
-                if unpacked.seek(bounds[-1]) != bounds[-1]:
-                    raise EOFError("it ends within a record")
-    except (EOFError, zlib.error, gzip.BadGzipFile, OverflowError, ValueError) as error:
-        raise RecordError(f"{path} is damaged: {error}; copy it again") from error
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
-    return np.array(bounds, np.int64)
+    return len(names) if len(record_bounds(path, is_packed(path))) == 2 else None
 
 
 def public_index(
@@ -133,7 +94,7 @@ def public_index(
     place = os.fsencode(folder / split) + b"/"
     paths = np.array([place + name for name in names.tobytes().split(b"\n")])
     packed = is_packed(_path(paths[0]))
-    bounds = bounds_of(_path(paths[0]), packed)
+    bounds = record_bounds(_path(paths[0]), packed)
     one = int(bounds[1]) if len(bounds) == 2 else None
     sizes = _from_all(_size, paths, mesh)
     # A file of this size has one record, at its beginning.
@@ -167,7 +128,7 @@ def _opened(
     """
 
     def checked(path: Path) -> np.ndarray:
-        bounds = bounds_of(path, packed, one)
+        bounds = record_bounds(path, packed, one)
         if wrong := wrong_record(bounds, volume_bytes):
             raise RecordError(f"{path}: {wrong[1]}")
         return bounds[:-1]
@@ -243,7 +204,7 @@ def public_header(path: Path, parameters: Sequence[str] | None) -> DatasetHeader
     if parameters is None:
         raise RecordError(f"{path.parent} has no {DATASET}: give the names of the parameters")
     packed = is_packed(path)
-    if len(bounds_of(path, packed)) == 1:
+    if len(record_bounds(path, packed)) == 1:
         raise RecordError(f"{path} holds no record")
     feature = parsed_record(str(path), 0, f"{path}: its first record", packed=packed)
     data = b"".join(feature["x"].bytes_list.value)

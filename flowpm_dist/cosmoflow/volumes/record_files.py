@@ -27,14 +27,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from flowpm_dist.io.errors import WorkError
-from flowpm_dist.io.files import check_regular, read_text, write_text
+from flowpm_dist.cosmoflow.volumes.tfrecords import RecordError, record_bounds
+from flowpm_dist.io.files import read_text, write_text
 from flowpm_dist.options import keep_in_units
 
 if TYPE_CHECKING:
@@ -49,23 +49,13 @@ DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "int16": np.dtyp
 MEAN_ONE, MEAN_DENSITY, ONE_COUNT = "mean density 1", "mean density", "one count"
 """Units of volumes, see `DatasetHeader.unit`."""
 
-SMALL_FEATURES = 2**12
-"""Largest size of a record's features other than its volume [bytes]."""
-FRAME = 16  # bytes around the data of a TFRecord: the length, its checksum, the data's checksum
 FREE = ("attributes", "samples_per_file")
 """Properties that may differ between the splits of a dataset."""
-MESSAGE_LIMIT = 2**31 - SMALL_FEATURES  # bytes of a protocol buffer for a volume
-GZIP = b"\x1f\x8b\x08"
-"""The first bytes of a file that is packed with gzip."""
 _NAME = re.compile(
     r"(?P<split>[\w-]+)-(?P<number>\d{5,})"
     r"(?:\.block-(?P<row>\d+)-(?P<col>\d+)-of-(?P<rows>\d+)-(?P<cols>\d+))?\.tfrecord(?:\.gz)?"
 )
 _PUBLIC = re.compile(rb"\.tfrecords?(\.gz)?$")
-
-
-class RecordError(WorkError):
-    """A dataset cannot be written or read as requested. The message names the file."""
 
 
 class Block(NamedTuple):
@@ -216,104 +206,6 @@ def split_files(folder: Path) -> dict[str, list[SplitFile]]:
     return {split: sorted(files, key=lambda f: f[2:]) for split, files in sorted(splits.items())}
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Opens a regular file without a buffer. Raises OSError."""
-    check_regular(path)
-    return open(path, "rb", buffering=0)
-
-
-def record_bounds(path: Path) -> np.ndarray:
-    """Returns the offsets where the records of a file begin, and its end [bytes].
-
-    Only the length fields are read. Checksums are verified when a record is read.
-
-    Returns:
-        The offsets, int64 [records + 1].
-
-    Raises:
-        RecordError: if the file does not end where a record ends, or cannot be read.
-    """
-    bounds = [0]
-    try:
-        with _opened(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            while bounds[-1] < size:
-                file.seek(bounds[-1])
-                length = int.from_bytes(file.read(8), "little")
-                bounds.append(bounds[-1] + FRAME + length)
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
-    if bounds[-1] > size:
-        if is_packed(path):
-            raise RecordError(
-                f"{path} is packed with gzip, where no record can be found without those before "
-                "it: unpack it with stage(folder, into, split), and read from there"
-            )
-        if len(bounds) == 2 and size and bounds[1] > FRAME + 2**31:  # of a protocol buffer
-            begins = "it does not begin with the length of a record"
-            raise RecordError(f"{path} is no TFRecord file: {begins}")
-        raise RecordError(
-            f"{path} ends within a record: it is truncated (or a length in it is damaged) and "
-            f"holds {len(bounds) - 2} whole records in {size} bytes; copy or write it again"
-        )
-    return np.array(bounds, np.int64)
-
-
-def wrong_record(bounds: np.ndarray, volume_bytes: int) -> tuple[int, str] | None:
-    """Returns the first record whose length does not fit the volume, and what is wrong with it.
-
-    Args:
-        bounds: where the records of a file begin, and where the last one ends [byte].
-        volume_bytes: size of a volume [byte].
-    """
-    extra = np.diff(bounds) - FRAME - volume_bytes
-    wrong = np.flatnonzero((extra < 0) | (extra > SMALL_FEATURES))
-    if not wrong.size:
-        return None
-    record = int(wrong[0])
-    held = f"record {record} has {extra[record] + volume_bytes} bytes"
-    return record, f"{held}, its volume must have {volume_bytes}"
-
-
-def parsed_record(path: str, start: int, where: str, *, packed: bool = False) -> Any:
-    """Returns the features of the record that begins at a byte of a file, after unpacking.
-
-    TensorFlow verifies its checksum.
-
-    Args:
-        path: the file.
-        start: the byte at which the record begins.
-        where: the name of the record in messages.
-        packed: whether the file is packed with gzip.
-
-    Raises:
-        RecordError: the record is damaged, or cannot be read.
-    """
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
-    kind = {"output_types": [tf.string], "output_shapes": [[]]}
-    try:
-        with tf.device("CPU:0"):
-            # Without a buffer, so that only the record is read.
-            records = tf.raw_ops.TFRecordDatasetV2(
-                filenames=[path],
-                compression_type="GZIP" if packed else "",
-                buffer_size=0,
-                byte_offsets=tf.constant([start], tf.int64),
-            )
-            one = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kind)
-            [record] = tf.raw_ops.DatasetToSingleElement(dataset=one, **kind)
-        return tf.train.Example.FromString(record.numpy()).features.feature
-    except (tf.errors.OpError, DecodeError) as error:
-        # The first line of the message, without the names of TensorFlow's nodes.
-        line = str(getattr(error, "message", error)).partition("\n")[0]
-        reason = re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", line)
-        damaged = isinstance(error, tf.errors.DataLossError | DecodeError)
-        state = "is corrupt; copy or write it again" if damaged else "cannot be read"
-        raise RecordError(f"{where} {state} ({reason})") from error
-
-
 def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, SplitCount]]:
     """Returns the header and, for each split, the numbers of "samples" and "files".
 
@@ -377,29 +269,6 @@ def _count(files: Iterable[SplitFile], header: DatasetHeader) -> SplitCount:
             )
     samples = sum(next(iter(of_block.values())) for of_block in counts.values())
     return {"samples": samples, "files": len(counts)}
-
-
-def packed_size(path: Path) -> int | None:
-    """Returns the size of a file packed with gzip after unpacking [bytes]; None if it is not.
-
-    The file states it in its last four bytes, modulo 4 GiB.
-
-    Raises:
-        RecordError: the file cannot be read.
-    """
-    try:
-        with _opened(path) as file:
-            if file.read(len(GZIP)) != GZIP:
-                return None
-            file.seek(-4, os.SEEK_END)
-            return int.from_bytes(file.read(), "little")
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
-
-
-def is_packed(path: Path) -> bool:
-    """Returns whether a file is packed with gzip. Raises RecordError if it cannot be read."""
-    return packed_size(path) is not None
 
 
 def dataset_files(folder: Path, split: str, most: int | None = None) -> list[Path]:

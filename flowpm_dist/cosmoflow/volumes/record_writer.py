@@ -20,18 +20,16 @@ import numpy as np
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     DTYPES,
-    MESSAGE_LIMIT,
     WHOLE,
     Block,
     DatasetHeader,
     RecordError,
     dataset_files,
     file_name,
-    is_packed,
-    packed_size,
     read_header,
     split_files,
 )
+from flowpm_dist.cosmoflow.volumes.tfrecords import MESSAGE_LIMIT, is_packed, packed_size
 from flowpm_dist.io.files import WriteError, human_size, written_whole
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.options import in_unit

@@ -32,11 +32,13 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
     SplitFile,
     dataset_files,
+    read_header,
+    split_files,
+)
+from flowpm_dist.cosmoflow.volumes.tfrecords import (
     is_packed,
     parsed_record,
-    read_header,
     record_bounds,
-    split_files,
     wrong_record,
 )
 
