@@ -76,6 +76,7 @@ setup(
     package_data={
         "flowpm_dist": ["py.typed"],
         "flowpm_dist.cli": ["job.sbatch"],
+        "flowpm_dist.cosmoflow.planning": ["mlperf.toml"],
         "flowpm_dist.jobs": ["report.css"],
         "flowpm_dist.evolution.corrections": ["default.json", "default-2.json", "network.json"],
         "meshimpl": ["py.typed"],

@@ -6,6 +6,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,35 +28,8 @@ from flowpm_dist.options.base import flat_variants
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
-PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "mlperf": {
-        "network": {
-            "name": "mlperf",
-            "loss": "l2",
-            "input": "log1p-counts",
-            "dropout": 0.5,
-        },
-        "training": {
-            "batch": 64,
-            "optimiser": "sgd",
-            "momentum": 0.9,
-            "learning_rate": 1e-3,
-            "rate_rule": "linear",
-            "reference_batch": 64,
-            "warmup": 4,
-            "decay": "epochs",
-            "milestones": [[32, 0.25], [64, 0.125]],
-            "epochs": 128,
-            "calibrate": 0,
-            "centre": False,
-            "clip_norm": 0.0,
-        },
-        "data": {"augment": False},
-    }
-}
-"""name -> section -> key -> value. `mlperf` is configs/cosmo.yaml of the reference of MLPerf HPC
-(github.com/sparticlesteve/cosmoflow-benchmark, master): a network with dropout of one half, trained
-by gradient descent on the mean squared error of parameters from -1 to 1."""
+PRESETS = {"mlperf": Path(__file__).with_name("mlperf.toml")}
+"""The run files whose settings `training.preset` stands for, by name."""
 
 
 def with_preset(table: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,8 +43,11 @@ def with_preset(table: Mapping[str, Any]) -> Mapping[str, Any]:
         table: the sections of the run file, not checked yet.
     """
     training = table.get("training")
-    preset = PRESETS.get(str(training.get("preset"))) if isinstance(training, Mapping) else None
-    if preset is None or not all(isinstance(table.get(name, {}), Mapping) for name in preset):
+    path = PRESETS.get(str(training.get("preset"))) if isinstance(training, Mapping) else None
+    if path is None:
+        return table
+    preset = tomllib.loads(path.read_text())
+    if not all(isinstance(table.get(name, {}), Mapping) for name in preset):
         return table
     merged = {**table, **{name: {**keys, **table.get(name, {})} for name, keys in preset.items()}}
     file_keys, keys = table["training"], merged["training"]
