@@ -58,7 +58,7 @@ from flowpm_dist.statistics import (
     density_histogram,
     multipoles,
 )
-from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.statistics.angular_spectra import angular_power
 
 AT = np.array([0.4, 1.0, 2.0, 3.0])
 """Wavenumbers of the tables [1 / particle spacing]; the Nyquist wavenumber is pi."""

@@ -10,7 +10,7 @@ import flowpm_dist as fpm
 from flowpm_dist.cosmology import Halofit, LinearPower
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.statistics.angular_power import angular_power, binned_angular_power
+from flowpm_dist.statistics.angular_spectra import angular_power, binned_angular_power
 
 cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)
 simulation = fpm.Simulation(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import abc
+import csv
 import importlib
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
+
+from flowpm_dist.io.files import written_whole
 
 if TYPE_CHECKING:
     import pandas
     import xarray
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,40 @@ class Labelled(abc.ABC):
             ImportError: pandas is not installed.
             ValueError: no array has all axes, so that a table would repeat values.
         """
-        pandas, arrays = _package("pandas"), self.labelled()
+        pandas, (index, columns) = _package("pandas"), self._table()
+        names, places = [*index], [*index.values()]
+        table = pandas.DataFrame(
+            columns,
+            index=pandas.MultiIndex.from_arrays(places, names=names)
+            if len(names) > 1
+            else pandas.Index(places[0], name=names[0]),
+        )
+        table.attrs["units"] = {name: each.units for name, each in self.labelled().items()}
+        return table
+
+    def write_csv(self, path: Path) -> None:
+        """Writes the table of `to_pandas` as comma-separated values, without pandas.
+
+        The first line has the names and, in brackets, the units of the columns. Columns that number
+        the places along an axis come first.
+
+        Raises:
+            ValueError: see `to_pandas`.
+            WriteError: the file cannot be written.
+        """
+        arrays, (index, columns) = self.labelled(), self._table()
+        units = {name: each.units for name, each in arrays.items() if each.units not in ("", "1")}
+        table = index | columns
+        with written_whole(path) as aside, aside.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(f"{x} [{units[x]}]" if x in units else x for x in table)
+            kinds = ["d" if x.dtype.kind in "iu" else ".8e" for x in table.values()]
+            for row in zip(*table.values(), strict=True):
+                writer.writerow(map(format, row, kinds))
+
+    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Returns the index and the columns of a table by name, each [row]."""
+        arrays = self.labelled()
         largest = max(arrays.values(), key=lambda each: len(each.dimensions))
         sizes = dict(zip(largest.dimensions, largest.values.shape, strict=True))
         if any(not {*each.dimensions} <= {*sizes} for each in arrays.values()):
@@ -69,18 +108,41 @@ class Labelled(abc.ABC):
         for name, each in arrays.items():
             if name not in sizes:
                 shape = [n if axis in each.dimensions else 1 for axis, n in sizes.items()]
-                columns[name] = np.broadcast_to(each.values.reshape(shape), (*sizes.values(),))
+                whole = np.broadcast_to(each.values.reshape(shape), (*sizes.values(),))
+                columns[name] = whole.ravel()
         numbers = [arrays[x].values if x in arrays else np.arange(n) for x, n in sizes.items()]
         rows = np.indices([*sizes.values()]).reshape(len(sizes), math.prod(sizes.values()))
-        index = [each[row] for each, row in zip(numbers, rows, strict=True)]
-        table = pandas.DataFrame(
-            {name: values.ravel() for name, values in columns.items()},
-            index=pandas.MultiIndex.from_arrays(index, names=[*sizes])
-            if len(sizes) > 1
-            else pandas.Index(index[0], name=next(iter(sizes))),
-        )
-        table.attrs["units"] = {name: each.units for name, each in arrays.items()}
-        return table
+        index = {axis: each[row] for axis, each, row in zip(sizes, numbers, rows, strict=True)}
+        return index, columns
+
+
+@dataclass(frozen=True)
+class Values(Labelled):
+    """The numbers that a user's own statistic returns, without units.
+
+    Attributes:
+        values: [value], or [universe, value].
+    """
+
+    values: np.ndarray
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws the values by their numbers, a curve for each universe.
+
+        Args:
+            axes: what to draw on; by default a new figure of pyplot.
+            label: of the curve.
+        """
+        from flowpm_dist.io.figures import draw_curves
+
+        numbers = np.arange(self.values.shape[-1])
+        names = "number of the value", "value"
+        return draw_curves(axes, numbers, self.values, names, labels=[label], logarithmic="")
+
+    @override
+    def labelled(self) -> dict[str, LabelledArray]:
+        axes = (*leading_axes(self.values, 1), "number")
+        return {"value": LabelledArray(self.values, axes, "1", "value")}
 
 
 def leading_axes(values: np.ndarray, own: int, name: str = "batch") -> tuple[str, ...]:

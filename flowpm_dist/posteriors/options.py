@@ -1,4 +1,4 @@
-"""What heads of posteriors are called, how they are fitted, and the statistics they are fitted to.
+"""What heads of posteriors are called, and how they are fitted.
 
 Nothing here imports TensorFlow.
 """
@@ -20,34 +20,6 @@ HEADS: dict[str, Any] = {
 
 A transform works on unbounded parameters. In order: a Gaussian for each parameter, a Gaussian with
 full covariance, and a normalising flow.
-"""
-
-STATISTICS: dict[str, Any] = {
-    "power": "flowpm_dist.posteriors.features:log_power",
-    "histograms": "flowpm_dist.posteriors.features:histograms",
-    "bispectrum": "flowpm_dist.posteriors.features:reduced_bispectrum",
-}
-"""Name -> statistic of a density, or its "package.module:function".
-
-A statistic is a function of a density of mean 1, a `Field` of one universe or of a batch. It
-returns [value] or [universe, value], the same on every rank that has a part of the density; these
-ranks call it together. An argument `values` receives the kind of the density's numbers, a
-`flowpm_dist.statistics.histogram.CellValues`.
-"""
-
-MAP_STATISTICS: dict[str, Any] = {
-    "power": "flowpm_dist.posteriors.features:map_power",
-    "peaks": "flowpm_dist.posteriors.features:map_peaks",
-    "histograms": "flowpm_dist.posteriors.features:map_histograms",
-}
-"""Name -> statistic of maps, or its "package.module:function".
-
-A statistic of maps is a function of `NoisyMaps` that returns [universe, value].
-"""
-
-STATISTICS_VERSION = 1
-"""Raise it when the values of a statistic above change. Values that a training has kept under
-another version are measured again.
 """
 
 

@@ -32,7 +32,7 @@ from flowpm_dist.reconstruction.likelihoods.base import Likelihood, in_dtype_of
 from flowpm_dist.reconstruction.likelihoods.gaussian_maps import GaussianMaps
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.universe import Universe
-from flowpm_dist.statistics.angular_power import angular_power, octave_edges
+from flowpm_dist.statistics.angular_spectra import angular_power, octave_edges
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:

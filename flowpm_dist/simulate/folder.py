@@ -41,7 +41,9 @@ from meshimpl import launch
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
 OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.png", LIGHT_CONE)
 """Further results of a run with a light cone."""
-OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
+STATISTICS, FEATURES = "statistics", "features.json"
+"""The folder of a state's statistics, and the file in it with the features of each."""
+OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES, STATISTICS)
 """Results that only some runs have."""
 CAPTIONS = {
     "density.png": "The density of a slab through the box, relative to the mean.",

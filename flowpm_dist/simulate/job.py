@@ -27,7 +27,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
-from flowpm_dist.simulation.cost import process_bytes, simulation_bytes, writing_bytes
+from flowpm_dist.simulation.cost import field_bytes, process_bytes, simulation_bytes, writing_bytes
 from flowpm_dist.simulation.demand import Demand, Fits
 
 if TYPE_CHECKING:
@@ -192,7 +192,10 @@ def demand_of(options: SimulationOptions) -> Demand:
         return (
             process_bytes(axes, "simulate")
             + simulation_bytes(solver, grid, axes, outputs=outputs)
-            + writing_bytes(solver, grid, axes)
+            + max(
+                writing_bytes(solver, grid, axes),
+                field_bytes(options.results.values, grid, axes, precision),
+            )
         )
 
     def coarser(fits: Fits) -> Iterator[str]:

@@ -62,12 +62,14 @@ from flowpm_dist.options import (
 )
 from flowpm_dist.options.base import flat_variants
 from flowpm_dist.particle_mesh.lattice import LatticeWarning
+from flowpm_dist.simulation.cost import statistics_values
 from flowpm_dist.simulation.options import (
     DynamicsOptions,
     HaloOptions,
     RunOptions,
     SolverOptions,
 )
+from flowpm_dist.statistics.register import STATISTICS, StatisticName, twice_named
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.parameters import Cosmology
@@ -313,6 +315,30 @@ class ResultsOptions(Options):
     """The section [results]: what to measure besides the power spectrum."""
 
     multipoles: LineOfSight | None = Field(default=None, description=A_LINE_OF_SIGHT)
+    statistics: Annotated[
+        tuple[StatisticName, ...], BeforeValidator(listed), AfterValidator(distinct)
+    ] = Field(
+        default=(),
+        description=f'a list of some of {", ".join(STATISTICS)}, or "package.module:object"',
+    )
+    line_of_sight: LineOfSight = Field(default="z", description=A_LINE_OF_SIGHT)
+    interlaced: bool = Field(default=False, description="true or false")
+
+    @property
+    def values(self) -> int:
+        """The values of a cell while they are measured, one after another, without the power."""
+        densities = 1 + self.interlaced
+        return max((densities + statistics_values([n]) for n in self.statistics), default=0)
+
+    @override
+    def problems(self) -> Iterator[Problem]:
+        if twice := twice_named(self.statistics):
+            what = f"has several named {', '.join(twice)}, which would write the same files"
+            yield Problem("statistics", what)
+
+    @override
+    def idle(self) -> dict[str, str]:
+        return {} if self.statistics else {"line_of_sight": "statistics"}
 
 
 class OutputOptions(Options):
@@ -404,7 +430,8 @@ class SimulationOptions(SimulatedRun):
 
     may_differ = (
         "output.checkpoint_every", "output.format", "output.fields", "output.figures",
-        "results.multipoles", "run.halo",
+        "results.interlaced", "results.line_of_sight", "results.multipoles", "results.statistics",
+        "run.halo",
     )  # fmt: skip
 
     @override

@@ -30,13 +30,14 @@ from flowpm_dist.observables.light_cone.results import (
     write_light_cone_results,
 )
 from flowpm_dist.simulate.folder import SimulationFolder
+from flowpm_dist.simulate.measured import check_statistics, measured, write_statistics
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
+from flowpm_dist.statistics.power import MULTIPOLES, POWER, Multipoles, PowerSpectrum
 from meshimpl import launch
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmology.theory import LinearPower
-    from flowpm_dist.statistics import Multipoles, PowerSpectrum
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def write_results(
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     mesh = state.box.mesh
-    density, spectrum, theory = write_state(folder.partial, options, state, linear)
+    density, spectrum, theory = write_state(folder.partial, options, state, linear, warn)
     memory = mesh.gather_to_root(np.array([peak_memory()]))
     summary = None
     if memory is not None:
@@ -144,15 +145,20 @@ def _draw(
 
 
 def write_state(
-    folder: Path, options: SimulationOptions, state: State, linear: LinearPower
+    folder: Path,
+    options: SimulationOptions,
+    state: State,
+    linear: LinearPower,
+    warn: Callable[[str], None],
 ) -> tuple[Field, PowerSpectrum, np.ndarray]:
-    """Write the snapshot of a state and the table of its power spectrum. On all ranks.
+    """Write the snapshot of a state and the tables of its statistics. On all ranks.
 
     Args:
         folder: to write into.
         options: the run file.
         state: state of one universe.
         linear: power spectrum of linear theory.
+        warn: shows a warning, about what cannot be made of a statistic.
 
     Returns:
         The density, its power spectrum, and linear theory at the same wave numbers [(Mpc/h)^3].
@@ -160,8 +166,6 @@ def write_state(
     Raises:
         WriteError: see `write_results`.
     """
-    from flowpm_dist.statistics import multipoles, power_spectrum
-
     density, output = state.density(), options.output
     names = output.fields if output.format == "zarr" else VECTORS
     others = state.fields([name for name in names if name != "density"])
@@ -171,10 +175,10 @@ def write_state(
         save_fields(folder, fields, about, output.format)
     elif state.box.mesh.rank == 0:
         save_attributes(folder, about)
-    spectrum = power_spectrum(density, window="cic")
-    axis, poles = options.results.multipoles, None
-    if axis is not None:
-        poles = multipoles(state.density(redshift_space=axis), axis=axis, window="cic")
+    results, poles = options.results, None
+    spectrum: PowerSpectrum = measured(POWER, state, density, results)
+    if results.multipoles is not None:
+        poles = measured(MULTIPOLES, state, density, results, axis=results.multipoles)
     theory = np.asarray(linear(spectrum.k, state.a))
     if state.box.mesh.rank == 0:
         path = folder / "power_spectrum.csv"
@@ -182,6 +186,7 @@ def write_state(
             write_power_spectrum(path, spectrum, theory, poles)
         except OSError as error:
             raise WriteError.of(path, error) from error
+    write_statistics(folder, options, state, density, warn)
     return density, spectrum, theory
 
 
@@ -270,6 +275,7 @@ class SimulationSession:
                 checkpoints are kept; a run without checkpoints leaves no files.
         """
         options, mesh = self.options, self.simulation.box.mesh
+        check_statistics(options.results.statistics)
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, options.resolved())
             self._checksums = options.checksums()
@@ -326,7 +332,7 @@ class SimulationSession:
             remove(folder, ignore_errors=True)
             folder.mkdir()
         mesh.barrier()
-        write_state(folder, self.options, state, self.simulation.theory.power)
+        write_state(folder, self.options, state, self.simulation.theory.power, self.progress.warn)
         self._written.append(state.a)
 
     def _after_step(self, here: MidRun) -> None:

@@ -14,10 +14,12 @@ from typing_extensions import override
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.fourier import gaussian_smoothing
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.options import in_unit
 from flowpm_dist.statistics.bins import sum_over_universe
 from flowpm_dist.statistics.measure import box_of, sample_of, sum_over_cells, whole
+from flowpm_dist.statistics.register import Statistic
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
@@ -82,9 +84,9 @@ class Histogram(_Counts):
 
     @override
     def labelled(self) -> dict[str, LabelledArray]:
-        found = super().labelled()
-        axes = found["counts"].dimensions
-        return found | {"pdf": LabelledArray(self.pdf, axes, "", "probability density")}
+        arrays = super().labelled()
+        axes = arrays["counts"].dimensions
+        return arrays | {"pdf": LabelledArray(self.pdf, axes, "", "probability density")}
 
 
 def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram:
@@ -366,3 +368,74 @@ class CellValues:
 
 DENSITIES = CellValues()
 """Densities that are never below 0."""
+
+
+SCALES: tuple[tuple[float, np.ndarray], ...] = (
+    (0.0, np.linspace(-4.0, 5.0, 28)),
+    (1.0, np.linspace(-3.0, 3.0, 28)),
+    (2.0, np.linspace(-2.0, 2.0, 28)),
+    (4.0, np.linspace(-1.0, 1.0, 28)),
+)
+"""Radius of the smoothing Gaussian [cells], and edges of bins, see `CellValues.bins`."""
+
+
+@dataclass(frozen=True)
+class Histograms(Labelled):
+    """Histograms of a density that is smoothed by Gaussians.
+
+    Attributes:
+        radii: the radius of each Gaussian [cells], [scale]; 0 for the density itself.
+        edges: lower and upper edge of each bin, [scale, bin, 2], in the density or its logarithm.
+        counts: the number of cells in each bin, [scale, bin], or [batch, scale, bin].
+        cells: the number of all cells of a universe.
+    """
+
+    radii: np.ndarray
+    edges: np.ndarray
+    counts: np.ndarray
+    cells: int
+
+    def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
+        """Draws the share of cells in each bin, a curve for each radius, by the bin's number."""
+        from flowpm_dist.io.figures import draw_curves
+
+        labels = [f"{label}  {radius:g} cells".strip() for radius in self.radii]
+        names = "number of the bin", "share of the cells"
+        numbers, shares = np.arange(self.counts.shape[-1]), self.counts / self.cells
+        return draw_curves(axes, numbers, shares, names, labels=labels, logarithmic="")
+
+    @override
+    def labelled(self) -> dict[str, LabelledArray]:
+        axes = (*leading_axes(self.counts, 2), "radius", "bin")
+        low, high = self.edges[..., 0], self.edges[..., 1]
+        return {
+            "radius": LabelledArray(self.radii, axes[-2:-1], "cells", "radius of the Gaussian"),
+            "low": LabelledArray(low, axes[-2:], "", "lower edge of the bin"),
+            "high": LabelledArray(high, axes[-2:], "", "upper edge of the bin"),
+            "counts": LabelledArray(self.counts, axes, "1", "cells in the bin"),
+            "share": LabelledArray(self.counts / self.cells, axes, "1", "share of the cells"),
+        }
+
+
+def _histograms(density: Field, values: CellValues = DENSITIES) -> Histograms:
+    """Returns histograms for each of `SCALES`."""
+    box = density.box
+    smoothed, cell = [density], max(box.cell)
+    for radius, _ in SCALES[1:]:
+        smoothed.append(Field(gaussian_smoothing(box, radius * cell)(density.block), box))
+    each = [
+        values.histogram(field, edges) for field, (_, edges) in zip(smoothed, SCALES, strict=True)
+    ]
+    edges = np.stack([np.stack([one.edges[:-1], one.edges[1:]], axis=-1) for one in each])
+    counts = np.stack([one.counts for one in each], axis=-2)
+    return Histograms(np.array([radius for radius, _ in SCALES]), edges, counts, box.cells)
+
+
+def _roots(histograms: Histograms) -> np.ndarray:
+    """Returns the square roots of the shares: their variance is the same in full and empty bins."""
+    roots = np.sqrt(histograms.counts / histograms.cells)
+    return roots.reshape(*roots.shape[:-2], -1)
+
+
+HISTOGRAMS = Statistic(_histograms, _roots)
+"""The density's histograms, unsmoothed and smoothed; the square roots of the shares of cells."""

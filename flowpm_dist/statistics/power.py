@@ -17,6 +17,7 @@ from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.statistics.bins import BinChoice, Binning, bin_contents, binning, contents
 from flowpm_dist.statistics.measure import Window, mode_means, sample_of, whole
+from flowpm_dist.statistics.register import Statistic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -375,3 +376,32 @@ def _by_wedge(values: Any, shared: Binning) -> Any:
     """Returns [..., wedge, bin] from [..., wedge * bin]."""
     reshape = tf.reshape if isinstance(values, tf.Tensor) else np.reshape
     return reshape(values, [*values.shape[:-1], -1, shared.bins])
+
+
+def _power(density: Field, interlaced: Field | None = None) -> PowerSpectrum:
+    return power_spectrum(density, window="cic", interlaced=interlaced)
+
+
+def _multipoles(density: Field, axis: str = "z", interlaced: Field | None = None) -> Multipoles:
+    return multipoles(density, axis=axis, window="cic", interlaced=interlaced)
+
+
+def _shapes(poles: Multipoles) -> np.ndarray:
+    """Returns ln P_0, and P_l / P_0 of the others."""
+    monopole, others = poles.power[..., :1, :], poles.power[..., 1:, :]
+    vectors = np.concatenate([np.log(monopole), others / monopole], axis=-2)
+    return vectors.reshape(*vectors.shape[:-2], -1)
+
+
+def _wedges(density: Field, axis: str = "z", interlaced: Field | None = None) -> Wedges:
+    return power_wedges(density, axis=axis, window="cic", interlaced=interlaced)
+
+
+POWER = Statistic(_power, lambda spectrum: np.log(spectrum.power))
+"""The power spectrum without the cloud-in-cell window; ln P."""
+
+MULTIPOLES = Statistic(_multipoles, _shapes)
+"""P_0, P_2 and P_4 without the cloud-in-cell window; ln P_0, P_2 / P_0 and P_4 / P_0."""
+
+WEDGES = Statistic(_wedges, lambda wedges: np.log(wedges.power[..., wedges.modes > 0]))
+"""The power in five wedges without the cloud-in-cell window; ln P of bins that have modes."""

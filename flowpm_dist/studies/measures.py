@@ -16,12 +16,14 @@ from flowpm_dist.jobs.folder import PROVENANCE
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.jobs.usage import added, whole
+from flowpm_dist.simulate.folder import FEATURES, STATISTICS
 
 SECONDS = "_seconds"
 """The end of the names of columns with the time of a phase."""
 STEP, EPOCH, THROUGHPUT = "seconds a step", "seconds an epoch", "samples a second"
 MEMORY, ENERGY, POWER = "memory of a rank [MiB]", "energy [J]", "mean power [W]"
-PHASE = "seconds in "
+PHASE, FEATURE = "seconds in ", "mean feature of "
+"""The beginnings of the names of columns with the time of a phase, and with a statistic."""
 TRAINED = ("loss", "accuracy")
 """Columns that are averaged over the last epoch; without epochs, over the last tenth of rows."""
 VALIDATED = ("validation_loss", "validation_mae", "validation_accuracy")
@@ -40,6 +42,8 @@ def measured(folder: Path, skip: int) -> dict[str, Any]:
     """
     if (folder / "timings.json").exists():
         values = _of_simulation(read_json(folder / "timings.json"), skip)
+        features = read_json(folder / STATISTICS / FEATURES)
+        values |= {FEATURE + name: statistics.fmean(each) for name, each in features.items()}
     else:
         values = _of_table(folder, skip)
     about = read_json(folder / PROVENANCE)

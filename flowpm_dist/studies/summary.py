@@ -11,6 +11,7 @@ from typing import Any
 from flowpm_dist.studies.measures import (
     ENERGY,
     EPOCH,
+    FEATURE,
     MEMORY,
     PHASE,
     POWER,
@@ -185,7 +186,11 @@ def write_runs(path: Path, runs: Sequence[Run]) -> None:
 def _columns(groups: Sequence[Group]) -> list[str]:
     """Returns the columns of a summary that some points have."""
     several = len({group.ranks for group in groups}) > 1
-    known = [name for name in SUMMARISED if any(group.values(name) for group in groups)]
+    measured = dict.fromkeys(
+        name for group in groups for run in group.runs for name in run.measured
+    )
+    known = [name for name in SUMMARISED if name in measured]
+    known += [name for name in measured if name.startswith(FEATURE)]
     return [*known, SPEED_UP, EFFICIENCY] if several else known
 
 

@@ -26,7 +26,7 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.light_cone.results import attributes_of
 from flowpm_dist.observables.tracers import ObservationError
-from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.statistics.angular_spectra import angular_power
 from tests.cosmoflow.ranks_training import assert_same, trained_alone, trained_in_two
 
 BATCH, PIXELS = 4, 8

@@ -27,7 +27,7 @@ from flowpm_dist.observables.lensing import (
 )
 from flowpm_dist.observables.light_cone import FullSky, LightCone, geometry
 from flowpm_dist.statistics import spherical_power
-from flowpm_dist.statistics.angular_power import painting_window
+from flowpm_dist.statistics.angular_spectra import painting_window
 
 pytestmark = pytest.mark.ranks(1)
 

@@ -16,7 +16,7 @@ from scipy.stats import multivariate_normal, norm
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.posteriors import STATISTICS, features, figures, measured
+from flowpm_dist.posteriors import figures, measured
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, error_of_mean, mixed
 from flowpm_dist.posteriors.heads import (
     Posterior,
@@ -35,8 +35,8 @@ from flowpm_dist.posteriors.transforms import (
     parameters_of_spline,
     spline,
 )
-from flowpm_dist.statistics import Bins, bispectrum, power_spectrum
-from flowpm_dist.statistics.histogram import CellValues
+from flowpm_dist.statistics import STATISTICS, Bins, bispectrum, power_spectrum
+from flowpm_dist.statistics.histogram import SCALES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
 PRIORS = UniformPriors({"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)})
@@ -328,7 +328,7 @@ def test_statistics_by_name():
     k = 2 * np.pi / 24 * np.fft.fftfreq(12, 1 / 12)
     k2 = k[:, None, None] ** 2 + k[:, None] ** 2 + k**2
     shares = []
-    for radius, edges in features.SCALES:
+    for radius, edges in SCALES:
         modes = np.fft.fftn(values, axes=(1, 2, 3)) * np.exp(-0.5 * (2 * radius) ** 2 * k2)
         smooth = np.log(np.fft.ifftn(modes, axes=(1, 2, 3)).real)
         shares.append([np.sqrt(np.histogram(one, edges)[0] / 12**3) for one in smooth])
@@ -345,7 +345,7 @@ def test_statistics_by_name():
     np.testing.assert_allclose(
         found_of_counts["test_posteriors:mean_contrast"][:, 0], values.mean((1, 2, 3)) / 2 - 1
     )
-    edges = counts.bins(features.SCALES[0][1])
+    edges = counts.bins(SCALES[0][1])
     shares = [np.histogram(one, edges)[0] / 12**3 for one in values]
     of_histograms = found_of_counts["histograms"][:, : len(edges) - 1]
     np.testing.assert_allclose(of_histograms, np.sqrt(shares), atol=1e-12)
@@ -366,7 +366,7 @@ def test_histograms_have_every_cell():
         values = CellValues(mean_count is not None, mean_count)
         field = Field(tf.constant(seen), box)
         found = measured(["histograms"], field, values)["histograms"]
-        shares = found.reshape(2, len(features.SCALES), -1) ** 2
+        shares = found.reshape(2, len(SCALES), -1) ** 2
         np.testing.assert_allclose(shares.sum(axis=-1), 1, rtol=1e-13)
         assert ((shares > 0).sum(axis=-1)[:, :2] > 2).all(), "bins are too wide"
 

@@ -39,11 +39,11 @@ from flowpm_dist.cosmoflow.volumes.universes import maker_of
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.observables.tracers import ObservationError
-from flowpm_dist.posteriors.options import STATISTICS
 from flowpm_dist.reconstruction import Posterior
 from flowpm_dist.reconstruction.observed import model_of, observed_kind
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.simulate.options import SimulationOptions
+from flowpm_dist.statistics import STATISTICS
 from flowpm_dist.studies.options import StudyOptions
 from flowpm_dist.studies.tuning.options import TuneOptions
 from meshimpl.process_mesh import ProcessMesh

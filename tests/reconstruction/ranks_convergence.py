@@ -24,7 +24,7 @@ from flowpm_dist.reconstruction import EXACT, GaussianMaps, Posterior, Unknowns
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.options import ReconstructionOptions
 from flowpm_dist.reconstruction.search_session import SearchSession
-from flowpm_dist.statistics.angular_power import angular_power, octave_edges
+from flowpm_dist.statistics.angular_spectra import angular_power, octave_edges
 from tests.reconstruction.ranks_reconstruction import block_of
 
 CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))

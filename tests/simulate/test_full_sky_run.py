@@ -21,7 +21,7 @@ from flowpm_dist.observables.light_cone.pictures import mollweide
 from flowpm_dist.simulate.folder import FILES, OF_RUN
 from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.statistics import painting_window, spherical_power, spherical_theory_in_bins
-from flowpm_dist.statistics.angular_power import spherical_octave_edges
+from flowpm_dist.statistics.angular_spectra import spherical_octave_edges
 from tests.simulate.test_light_cone_run import COSMOLOGY, assert_same_light_cones, checked, problems
 from tests.simulate.test_resume import stopped
 

@@ -45,7 +45,7 @@ from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, par
 from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.simulation.cost import RECORDING
 from flowpm_dist.simulation.demand import TooLargeError
-from flowpm_dist.statistics.angular_power import angular_power, octave_edges, theory_in_bins
+from flowpm_dist.statistics.angular_spectra import angular_power, octave_edges, theory_in_bins
 from meshimpl.launch import HostMemory
 from tests.simulate.test_resume import stopped
 

@@ -6,21 +6,22 @@ import tensorflow as tf
 from derivatives import check_derivative
 
 from flowpm_dist.grid.flat_sky import FlatSky
-from flowpm_dist.posteriors import MAP_STATISTICS, measured
-from flowpm_dist.posteriors.features import (
-    HEIGHTS,
-    NoisyMaps,
-    map_histograms,
-    map_peaks,
-    map_power,
-)
+from flowpm_dist.posteriors import measured
 from flowpm_dist.statistics import (
+    MAP_STATISTICS,
     angular_power,
     binned_angular_power,
     map_histogram,
     peaks,
     soft_map_histogram,
     theory_in_bins,
+)
+from flowpm_dist.statistics.noisy_maps import (
+    HEIGHTS,
+    NoisyMaps,
+    map_histograms,
+    map_peaks,
+    map_power,
 )
 
 RNG = np.random.default_rng(11)

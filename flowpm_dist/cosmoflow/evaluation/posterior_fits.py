@@ -31,9 +31,9 @@ from flowpm_dist.cosmoflow.scores.judging import (
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.posteriors.calibration import Answers, calibration_of, mixed
 from flowpm_dist.posteriors.compression import FEWEST, compressed
-from flowpm_dist.posteriors.features import statistic_of
 from flowpm_dist.posteriors.heads import Posterior, Summaries, fit_posterior, head_of
 from flowpm_dist.posteriors.novelty import FeatureDensity
+from flowpm_dist.statistics.register import statistic_named
 
 SAMPLES = 1000
 """Number of samples of each posterior that is judged."""
@@ -53,7 +53,7 @@ def check_names(options: PosteriorOptions) -> None:
         for head in options.heads:
             head_of(head)
         for statistic in options.statistics:
-            statistic_of(statistic, of_maps=options.of_maps)
+            statistic_named(statistic, of_maps=options.of_maps)
     except ValueError as error:
         raise PosteriorError(str(error)) from error
 

@@ -17,11 +17,18 @@ from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.record_files import Block, dataset_files
 from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
-from flowpm_dist.cosmoflow.volumes.universes import as_maps, cell_values_of, draws_of, maker_of
+from flowpm_dist.cosmoflow.volumes.universes import (
+    as_maps,
+    cell_values_of,
+    draws_of,
+    line_of_sight_of,
+    maker_of,
+)
 from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.posteriors.features import NoisyMaps, measured
-from flowpm_dist.posteriors.options import MAP_STATISTICS, STATISTICS, STATISTICS_VERSION
+from flowpm_dist.posteriors.features import measured
+from flowpm_dist.statistics.noisy_maps import NoisyMaps
+from flowpm_dist.statistics.register import MAP_STATISTICS, STATISTICS, STATISTICS_VERSION
 from meshimpl.process_mesh import ProcessMesh
 
 MOST = 4096
@@ -283,11 +290,11 @@ def _measured(
         of_maps = measured(statistics, maps)
         return {name: of_all_replicas(values, mesh) for name, values in of_maps.items()}
     together, box_size = len(volumes) if training.plan.simulates else 1, plan.box_size
-    values = cell_values_of(plan)
+    values, axis = cell_values_of(plan), line_of_sight_of(plan)
     rows = []
     for first in range(0, len(volumes) if statistics else 0, together):
         fields = fields_of(volumes[first : first + together], box_size, mesh)
-        of_channels = [measured(statistics, field, values) for field in fields]
+        of_channels = [measured(statistics, field, values, axis=axis) for field in fields]
         rows.append([np.concatenate([of[n] for of in of_channels], axis=1) for n in statistics])
     return {
         name: of_all_replicas(np.concatenate([row[place] for row in rows]), mesh)

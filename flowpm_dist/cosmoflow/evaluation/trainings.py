@@ -19,7 +19,8 @@ from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions, Sco
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, TrainedError
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options import checked_name
-from flowpm_dist.posteriors.options import HEADS, MAP_STATISTICS, STATISTICS, HeadOptions
+from flowpm_dist.posteriors.options import HEADS, HeadOptions
+from flowpm_dist.statistics.register import checked_statistic
 
 WRITES_THERE = "an evaluation writes there"
 NOT_THE_METHOD = ("seed", "steps", "warmup", "checkpoint_every", "keep")
@@ -34,9 +35,9 @@ def _growing(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(itertools.accumulate((name,) for name in names))
 
 
-BASELINES = _growing(STATISTICS)
+BASELINES = _growing(["power", "histograms", "bispectrum"])
 """Sets of statistics: the power spectrum, with histograms, and with the bispectrum as well."""
-MAP_BASELINES = _growing(MAP_STATISTICS)
+MAP_BASELINES = _growing(["power", "peaks", "histograms"])
 """Sets of statistics of maps: the angular power, with peaks, and with histograms as well."""
 
 
@@ -89,13 +90,13 @@ def posterior_options(
         PosteriorError: there is no such head or statistic.
     """
     sets = tuple(tuple(dict.fromkeys(names.split("+"))) for names in baselines or ())
-    known, all_sets = (MAP_STATISTICS, MAP_BASELINES) if of_maps else (STATISTICS, BASELINES)
-    chosen = PosteriorOptions(tuple(heads or HEADS), sets or all_sets, of_maps=of_maps)
+    sets = sets or (MAP_BASELINES if of_maps else BASELINES)
+    chosen = PosteriorOptions(tuple(heads or HEADS), sets, of_maps=of_maps)
     try:
         for head in chosen.heads:
             checked_name(head, HEADS, "head")
         for statistic in chosen.statistics:
-            checked_name(statistic, known, "statistic of maps" if of_maps else "statistic")
+            checked_statistic(statistic, of_maps=of_maps)
     except ValueError as error:
         raise PosteriorError(str(error)) from error
     return chosen

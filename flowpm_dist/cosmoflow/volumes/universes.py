@@ -28,11 +28,12 @@ from flowpm_dist.observables.light_cone import map_files
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.noise import SurveyNoise
 from flowpm_dist.observables.record import ATTRIBUTE, BARE
+from flowpm_dist.observables.tracers import LineOfSight
 from flowpm_dist.observables.universe_model import UniverseModel
-from flowpm_dist.posteriors.features import LEVELS, NoisyMaps
 from flowpm_dist.statistics import power_spectrum
-from flowpm_dist.statistics.angular_power import angular_power
+from flowpm_dist.statistics.angular_spectra import angular_power
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram
+from flowpm_dist.statistics.noisy_maps import LEVELS, NoisyMaps
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
@@ -344,6 +345,11 @@ def cell_values_of(plan: TrainingPlan) -> CellValues:
     """Returns the kind of a training's values; a density where no observation is known."""
     observation = (plan.record or BARE).options
     return CellValues(observation.is_positive, observation.value("mean_count"))
+
+
+def line_of_sight_of(plan: TrainingPlan) -> LineOfSight:
+    """Returns the line of sight of a training's volumes; "z" in real space."""
+    return (plan.record or BARE).options.line_of_sight or "z"
 
 
 def priors_of(plan: TrainingPlan) -> Priors:

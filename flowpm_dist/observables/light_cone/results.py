@@ -31,7 +31,7 @@ from flowpm_dist.observables.light_cone.section import (
     LensingOptions,
 )
 from flowpm_dist.simulation.simulation import ObserverOf
-from flowpm_dist.statistics.angular_power import (
+from flowpm_dist.statistics.angular_spectra import (
     angular_power,
     harmonic_power,
     octave_edges,

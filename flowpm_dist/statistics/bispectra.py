@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from flowpm_dist.statistics.bins import (
     relative_wavenumber,
 )
 from flowpm_dist.statistics.measure import Window, sample_of, sum_over_cells, whole
+from flowpm_dist.statistics.power import power_spectrum
+from flowpm_dist.statistics.register import Statistic
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 
@@ -39,12 +41,15 @@ class Bispectrum(Labelled):
         bispectrum: [triangle], or [batch, triangle] for a batch of universes [(Mpc/h)^6].
         triangles: the number of closed triangles of modes, [triangle]; each order of the three
             modes and each sign counts.
+        reduced: Q = B / (P1 P2 + P2 P3 + P3 P1), shaped as `bispectrum` (Fry 1984); None if the
+            power was not measured.
     """
 
     shells: np.ndarray
     k: np.ndarray
     bispectrum: np.ndarray
     triangles: np.ndarray
+    reduced: np.ndarray | None = None
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws k1 k2 k3 B of each triangle, a curve for each universe.
@@ -69,10 +74,14 @@ class Bispectrum(Labelled):
             f"k{side + 1}": LabelledArray(k, axes[-1:], "h/Mpc", "mean wavenumber")
             for side, k in enumerate(self.k.T)
         }
-        return sides | {
+        arrays = {
+            **sides,
             "triangles": LabelledArray(self.triangles, axes[-1:], "1", "number of triangles"),
             "bispectrum": LabelledArray(self.bispectrum, axes, "(Mpc/h)^6", "bispectrum"),
         }
+        if self.reduced is not None:
+            arrays["reduced"] = LabelledArray(self.reduced, axes, "1", "reduced bispectrum")
+        return arrays
 
 
 def bispectrum(
@@ -99,10 +108,10 @@ def bispectrum(
     """
     box, sample = sample_of(field, box_size, window)
     chosen = _checked(bins, box)
-    found = whole(_means(sample.block, box, chosen, sample.window), box)
+    means = whole(_means(sample.block, box, chosen, sample.window), box)
     shells, counts = _triangles(box, chosen)
     k, _ = bin_contents(box, chosen)
-    return Bispectrum(shells, k[shells], found, counts)
+    return Bispectrum(shells, k[shells], means, counts)
 
 
 def binned_bispectrum(
@@ -211,3 +220,15 @@ def _shell(box: Box, bins: Binning, number: int, window: Window) -> Any:
         return shell if window is None else shell / cic_window(kx, ky, kz, box)
 
     return kernel
+
+
+def _with_reduced(density: Field) -> Bispectrum:
+    triangles = bispectrum(density, window="cic")
+    power = power_spectrum(density, bins=default_shells(density.box), window="cic").power
+    first, second, third = (power[..., number] for number in triangles.shells.T)
+    reduced = triangles.bispectrum / (first * second + second * third + third * first)
+    return replace(triangles, reduced=reduced)
+
+
+BISPECTRUM = Statistic(_with_reduced, lambda triangles: triangles.reduced)
+"""B and Q of all triangles of the default bins, without the cloud-in-cell window; Q."""

@@ -1,0 +1,97 @@
+"""The statistics of a run's states: measured, written as tables, and drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.grid.field import Field
+from flowpm_dist.io.errors import UserError, decoration
+from flowpm_dist.io.files import write_text
+from flowpm_dist.io.labelled import Labelled, Values
+from flowpm_dist.observables.tracers import LineOfSight
+from flowpm_dist.posteriors.features import features_of
+from flowpm_dist.simulate.folder import FEATURES, STATISTICS
+from flowpm_dist.simulate.options import ResultsOptions, SimulationOptions
+from flowpm_dist.simulation.state import State
+from flowpm_dist.statistics.register import Statistic, short_name, statistic_named
+
+
+def check_statistics(names: Sequence[str]) -> None:
+    """Imports users' own statistics, so that a mistake ends the job before its work.
+
+    Raises:
+        UserError: a module has no such object.
+    """
+    for name in names:
+        try:
+            statistic_named(name)
+        except ValueError as error:
+            raise UserError(f"results.statistics: {error}") from error
+
+
+def measured(
+    statistic: Statistic,
+    state: State,
+    density: Field,
+    results: ResultsOptions,
+    axis: LineOfSight | None = None,
+) -> Any:
+    """Returns a statistic's result for a state of one universe. On all ranks together.
+
+    Args:
+        statistic: one that has an argument `axis` is measured in redshift space.
+        state: the state.
+        density: its density in real space.
+        results: the section [results] of the run file.
+        axis: the line of sight, in place of `results.line_of_sight`.
+    """
+    along: LineOfSight | None = (axis or results.line_of_sight) if statistic.takes("axis") else None
+    if along is not None:
+        density = state.density(redshift_space=along)
+    twice = results.interlaced and statistic.takes("interlaced")
+    shifted = state.density(redshift_space=along, shift=0.5) if twice else None
+    return statistic.measured(density, axis=along, interlaced=shifted)
+
+
+def write_statistics(
+    folder: Path,
+    options: SimulationOptions,
+    state: State,
+    density: Field,
+    warn: Callable[[str], None],
+) -> None:
+    """Measures the statistics of [results]; writes tables, figures and features. On all ranks.
+
+    Args:
+        folder: folder of the state's results.
+        options: the run file.
+        state, density: see `measured`.
+        warn: shows warnings about what cannot be made of a result.
+
+    Raises:
+        WriteError: a file cannot be written. Only rank 0 raises it.
+    """
+    features = {}
+    for name in options.results.statistics:
+        statistic, short = statistic_named(name), short_name(name)
+        result = measured(statistic, state, density, options.results)
+        if state.box.mesh.rank > 0:
+            continue
+        table = result if isinstance(result, Labelled) else Values(np.atleast_1d(result))
+        table.write_csv(folder / STATISTICS / f"{short}.csv")
+        with decoration(f"features of {name}", warn):
+            features[short] = features_of(name, statistic, result)[0].tolist()
+        if options.output.figures and hasattr(table, "plot"):
+            with decoration(f"{short}.png", warn):
+                from flowpm_dist.io.figures import new_figure, save_figure
+
+                figure = new_figure(6.4, 4.4)
+                table.plot(figure.add_subplot())
+                save_figure(figure, folder / STATISTICS / f"{short}.png")
+    if features:
+        write_text(folder / STATISTICS / FEATURES, json.dumps(features, indent=1) + "\n")

@@ -1,0 +1,131 @@
+"""The register of statistics: in run files, posteriors and studies, by name and by users' own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import flowpm_here
+
+import flowpm_dist as fpm
+from flowpm_dist.posteriors import measured
+from flowpm_dist.simulate.options import ResultsOptions
+from flowpm_dist.statistics import STATISTICS
+from flowpm_dist.studies.measures import measured as measured_run
+
+RUN = """
+[box]
+grid = 8
+size = 16.0
+[cosmology]
+Omega_m = 0.3
+Omega_b = 0.05
+h = 0.7
+n_s = 0.96
+sigma8 = 0.8
+[initial]
+seed = 3
+[evolution]
+steps = 3
+[output]
+a = [0.5]
+[results]
+"""
+MINE = """
+def kurtosis(density):
+    d = density.numpy() - 1
+    return (d**4).mean(axis=(-3, -2, -1)) / (d**2).mean(axis=(-3, -2, -1)) ** 2
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a run file and a user's module, which is imported anew in each test."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_statistics.py").write_text(MINE)
+    return tmp_path
+
+
+def run(results: str, *words: str) -> Path:
+    """The folder of a run with these results."""
+    Path("run.toml").write_text(RUN + results)
+    done = flowpm_here("simulate", "run.toml", "--output", "out", *words)
+    assert done.returncode == 0, done.stderr
+    return Path("out")
+
+
+def table(path: Path) -> np.ndarray:
+    return np.genfromtxt(path, delimiter=",", names=True)
+
+
+def test_a_registered_statistic_is_known_to_all(here, monkeypatch):
+    """By a name in the register, and as a user's own without one."""
+    monkeypatch.setitem(STATISTICS, "peakedness", "own_statistics:kurtosis")
+    out = run('statistics = ["peakedness", "own_statistics:kurtosis"]')
+    density = fpm.State.from_snapshot(out).density()
+    d = density.numpy().astype(float) - 1
+    expected = (d**4).mean() / (d**2).mean() ** 2
+    of_posterior = measured(["peakedness", "own_statistics:kurtosis"], density)
+    features = json.loads((out / "statistics" / "features.json").read_text())
+    of_study = measured_run(out, skip=0)
+    for full, name in (("peakedness", "peakedness"), ("own_statistics:kurtosis", "kurtosis")):
+        values = [
+            table(out / "statistics" / f"{name}.csv")["value"],
+            of_posterior[full][0, 0],
+            features[name][0],
+            of_study[f"mean feature of {name}"],
+        ]
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+        assert (out / "statistics" / f"{name}.png").is_file()
+    early = fpm.State.from_snapshot(out / "a_0.5000").density()
+    [[at_half]] = measured(["peakedness"], early)["peakedness"]
+    values = table(out / "a_0.5000" / "statistics" / "peakedness.csv")["value"]
+    np.testing.assert_allclose(values, at_half, rtol=1e-5)
+    assert abs(at_half - expected) > 0.1
+
+
+def test_all_statistics_of_a_run(here):
+    """Those of redshift space along the line of sight; the table has units and no pandas."""
+    names = ", ".join(f'"{name}"' for name in STATISTICS)
+    out = run(f'statistics = [{names}]\nline_of_sight = "x"\nmultipoles = "x"')
+    folder = out / "statistics"
+    assert sorted(path.stem for path in folder.glob("*.csv")) == sorted(STATISTICS)
+    power = table(out / "power_spectrum.csv")
+    np.testing.assert_allclose(table(folder / "power.csv")["power_Mpch3"], power["P_Mpch3"])
+    assert (folder / "power.csv").read_text().startswith("k [h/Mpc],modes,power [(Mpc/h)^3]\n")
+    poles = np.loadtxt(folder / "multipoles.csv", delimiter=",", skiprows=1)
+    of_order = [poles[poles[:, 0] == order, -1] for order in (0, 2, 4)]
+    columns = [power[f"P{order}_in_redshift_space_Mpch3"] for order in (0, 2, 4)]
+    np.testing.assert_allclose(of_order, columns, rtol=1e-7)
+    density = fpm.State.from_snapshot(out).density()
+    features = json.loads((folder / "features.json").read_text())
+    for name, [vector] in measured(["power", "histograms", "bispectrum"], density).items():
+        np.testing.assert_allclose(features[name], vector, rtol=1e-5, atol=1e-5)
+    assert not (run("", "--overwrite") / "statistics").exists()
+
+
+def test_interlaced_spectra_of_a_run(here):
+    """The power and the multipoles, against the same from Python."""
+    state = fpm.State.from_snapshot(run('interlaced = true\nmultipoles = "z"'))
+    power = fpm.power_spectrum(state.density(), interlaced=state.density(shift=0.5))
+    found = table(Path("out/power_spectrum.csv"))
+    np.testing.assert_allclose(found["P_Mpch3"], power.power, rtol=1e-5)
+    assert abs(found["P_Mpch3"] / fpm.power_spectrum(state.density()).power - 1).max() > 0.01
+    seen, shifted = (state.density(redshift_space="z", shift=shift) for shift in (0.0, 0.5))
+    poles = fpm.multipoles(seen, interlaced=shifted).power
+    np.testing.assert_allclose(found["P0_in_redshift_space_Mpch3"], poles[0], rtol=1e-5)
+
+
+def test_wrong_statistics_are_refused(here):
+    """Before the work; a module's missing object when the work begins, but not by --check."""
+    for results, message in (
+        ('statistics = ["powr"]', "no statistic 'powr'; did you mean power?"),
+        ('statistics = ["nowhere:kurtosis"]', "there is no module 'nowhere'"),
+        ('line_of_sight = "x"', "goes with statistics"),
+        ('statistics = ["own_statistics:skewness"]', "has no 'skewness'"),
+    ):
+        Path("run.toml").write_text(RUN + results)
+        done = flowpm_here("simulate", "run.toml", "--output", "out")
+        assert done.returncode == 2 and message in done.stderr.replace("\n", " "), done.stderr
+    with pytest.raises(ValueError, match="several named power"):
+        ResultsOptions(statistics=["power", "own_statistics:power"])
