@@ -41,10 +41,10 @@ from meshimpl import launch
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
 OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.png", LIGHT_CONE)
 """Further results of a run with a light cone."""
+OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
+"""Results that only some runs have."""
 STATISTICS, FEATURES = "statistics", "features.json"
 """The folder of a state's statistics, and the file in it with the features of each."""
-OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES, STATISTICS)
-"""Results that only some runs have."""
 CAPTIONS = {
     "density.png": "The density of a slab through the box, relative to the mean.",
     "power_spectrum.png": "The power of the density by wavenumber, with linear theory.",
@@ -83,7 +83,7 @@ class SimulationFolder(JobFolder):
     """
 
     kind = "run"
-    contents = (*FILES, *OF_RUN, *SNAPSHOTS)
+    contents = (*FILES, *OF_RUN, STATISTICS, *SNAPSHOTS)
     begun = f"{PARTIAL}/checkpoints/step-*.zarr"
     suffix = "output"
     captions = CAPTIONS
@@ -252,7 +252,8 @@ class SimulationFolder(JobFolder):
                     if os.path.lexists(self.path / name):
                         (self.path / name).rename(self.partial / f"replaced-{name}")
                 old_are_away.touch()
-            for name in (*FILES, *OF_RUN, *_outputs_in(self.partial), *SNAPSHOTS):
+            others = _outputs_in(self.partial)
+            for name in (*FILES, *OF_RUN, STATISTICS, *others, *SNAPSHOTS):
                 if (self.partial / name).exists():
                     (self.partial / name).replace(self.path / name)
             remove(self.partial)

@@ -55,7 +55,8 @@ def measured(
         density = state.density(redshift_space=along)
     twice = results.interlaced and statistic.takes("interlaced")
     shifted = state.density(redshift_space=along, shift=0.5) if twice else None
-    return statistic.measured(density, axis=along, interlaced=shifted)
+    noise = state.box.volume / state.box.cells if results.subtract_shot_noise else 0.0
+    return statistic.measured(density, axis=along, interlaced=shifted, shot_noise=noise)
 
 
 def write_statistics(

@@ -323,6 +323,7 @@ class ResultsOptions(Options):
     )
     line_of_sight: LineOfSight = Field(default="z", description=A_LINE_OF_SIGHT)
     interlaced: bool = Field(default=False, description="true or false")
+    subtract_shot_noise: bool = Field(default=False, description="true or false")
 
     @property
     def values(self) -> int:
@@ -431,6 +432,7 @@ class SimulationOptions(SimulatedRun):
     may_differ = (
         "output.checkpoint_every", "output.format", "output.fields", "output.figures",
         "results.interlaced", "results.line_of_sight", "results.multipoles", "results.statistics",
+        "results.subtract_shot_noise",
         "run.halo",
     )  # fmt: skip
 

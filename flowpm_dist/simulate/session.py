@@ -315,7 +315,12 @@ class SimulationSession:
                     "versions": versions(),
                 }
                 shown = write_light_cone_results(
-                    self.folder.partial, cone, results, self.simulation.cosmology, about
+                    self.folder.partial,
+                    cone,
+                    results,
+                    self.simulation.cosmology,
+                    about,
+                    subtract=options.results.subtract_shot_noise,
                 )
             del results
             power, warn = self.simulation.theory.power, self.progress.warn

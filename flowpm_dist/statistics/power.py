@@ -378,12 +378,17 @@ def _by_wedge(values: Any, shared: Binning) -> Any:
     return reshape(values, [*values.shape[:-1], -1, shared.bins])
 
 
-def _power(density: Field, interlaced: Field | None = None) -> PowerSpectrum:
-    return power_spectrum(density, window="cic", interlaced=interlaced)
+def _power(
+    density: Field, interlaced: Field | None = None, shot_noise: float = 0.0
+) -> PowerSpectrum:
+    return power_spectrum(density, window="cic", interlaced=interlaced, shot_noise=shot_noise)
 
 
-def _multipoles(density: Field, axis: str = "z", interlaced: Field | None = None) -> Multipoles:
-    return multipoles(density, axis=axis, window="cic", interlaced=interlaced)
+def _multipoles(
+    density: Field, axis: str = "z", interlaced: Field | None = None, shot_noise: float = 0.0
+) -> Multipoles:
+    options: dict[str, Any] = {"interlaced": interlaced, "shot_noise": shot_noise}
+    return multipoles(density, axis=axis, window="cic", **options)
 
 
 def _shapes(poles: Multipoles) -> np.ndarray:
@@ -393,8 +398,11 @@ def _shapes(poles: Multipoles) -> np.ndarray:
     return vectors.reshape(*vectors.shape[:-2], -1)
 
 
-def _wedges(density: Field, axis: str = "z", interlaced: Field | None = None) -> Wedges:
-    return power_wedges(density, axis=axis, window="cic", interlaced=interlaced)
+def _wedges(
+    density: Field, axis: str = "z", interlaced: Field | None = None, shot_noise: float = 0.0
+) -> Wedges:
+    options: dict[str, Any] = {"interlaced": interlaced, "shot_noise": shot_noise}
+    return power_wedges(density, axis=axis, window="cic", **options)
 
 
 POWER = Statistic(_power, lambda spectrum: np.log(spectrum.power))

@@ -50,7 +50,8 @@ class Statistic:
             - `values`: the kind of the density's numbers, a
               `flowpm_dist.statistics.histogram.CellValues`;
             - `axis`: "x", "y" or "z", the line of sight of a density in redshift space;
-            - `interlaced`: a density of the same particles half a cell away, or None.
+            - `interlaced`: a density of the same particles half a cell away, or None;
+            - `shot_noise`: the shot noise to subtract from the power [(Mpc/h)^3].
         features: makes of a result the vectors [value] or [universe, value] that parameters are
             inferred from. None if `measure` returns them.
     """

@@ -18,6 +18,7 @@ from run_files import RUN
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Halofit, LinearPower
 from flowpm_dist.cosmology.options import PartialCosmologyOptions
+from flowpm_dist.cosmology.theory import theory_of
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
@@ -388,6 +389,38 @@ def test_the_spectra_are_those_of_python(born):
         np.testing.assert_allclose(rows["C_ell"], measured.power[i, j], atol=1e-6 * scale)
         for name, theory in theories.items():
             np.testing.assert_allclose(rows[name], theory[i, j], rtol=1e-7)
+
+
+def test_the_noise_of_particles_is_in_the_table(born):
+    """That of sources at one redshift: V / N times the integral of their kernel over distances."""
+    out, _ = born
+    table = np.genfromtxt(out / "convergence_power.csv", delimiter=",", names=True)
+    noise = table["particle_noise"][(table["i"] == 0) & (table["j"] == 0)]
+    line = theory_of(COSMOLOGY).line_of_sight
+    source = float(line.comoving(tf.constant(1 / 1.6, tf.float64)))
+    chi = (np.arange(4000) + 0.5) * source / 4000
+    a = line.scale_factor(tf.constant(chi)).numpy()
+    kernel = 1.5 * COSMOLOGY.Omega_m / 2997.92458**2 * chi / a * (1 - chi / source)
+    expected = (64.0 / 8) ** 3 * np.sum((kernel / chi) ** 2) * source / 4000
+    np.testing.assert_allclose(noise, expected, rtol=1e-5)
+
+
+def test_the_noise_of_particles_is_subtracted(here, born):
+    """From C_l and from P, that of particles that are placed at random."""
+    text = f"{TEXT}\n[results]\nsubtract_shot_noise = true\n"
+    (here / "less.toml").write_text(text)
+    done = flowpm_here("simulate", "less.toml", "--output", "less")
+    assert done.returncode == 0, done.stderr
+    (maps, maps_less), (power, power_less) = (
+        [
+            np.genfromtxt(folder / name, delimiter=",", names=True)
+            for folder in (born[0], here / "less")
+        ]
+        for name in ("convergence_power.csv", "power_spectrum.csv")
+    )
+    noise = maps["C_ell"] - maps_less["C_ell"]
+    np.testing.assert_allclose(noise, maps["particle_noise"], rtol=1e-3)
+    np.testing.assert_allclose(power["P_Mpch3"] - power_less["P_Mpch3"], 8.0**3, rtol=1e-3)
 
 
 def test_a_run_with_a_light_cone_leaves_its_results(born):

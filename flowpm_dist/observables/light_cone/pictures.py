@@ -184,12 +184,14 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         measured = per_log * spectra.power[pair]
         scatter = gaussian_scatter(measured, spectra.modes)
         draw_measured(top, shifted, measured, scatter, colour=colour, label=name)
+        top.plot(fine, per_log_fine * spectra.noise[pair], color=colour, lw=1.0, ls=":")
         ratio = spectra.power[pair] / spectra.halofit[pair]
         scatter = gaussian_scatter(ratio, spectra.modes)
         draw_measured(below, shifted, ratio, scatter, colour=colour)
         ratios.append(ratio)
     top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
     top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")
+    top.plot([], [], color=MUTED, lw=1.0, ls=":", label="particles at random")
     top.set(xscale="log", yscale="log", ylabel=POWER_PER_LOG)
     top.set_title("power of the convergence; bars: scatter of a Gaussian field", **SMALL_TITLE)
     below.set(xlabel=MULTIPOLE, ylabel="measured / halofit")

@@ -49,6 +49,7 @@ class LightConePlan:
         planes: number of planes, or shells, of matter that are painted.
         plane_width: width of the first plane or shell [Mpc/h].
         particles: estimated number of particles that are written.
+        particle_volume: the volume of the box for each particle [(Mpc/h)^3].
         warnings: warnings for the user; they are stored with the maps.
     """
 
@@ -57,6 +58,7 @@ class LightConePlan:
     planes: int = 0
     plane_width: float = 0.0
     particles: float = 0.0
+    particle_volume: float = 0.0
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -105,7 +107,8 @@ class LightConePlan:
                     f"made of whole layers of particles, {layer:g} Mpc/h apart"
                 )
         particles = boxes * math.prod(grid) if cone.particles else 0.0
-        return cls(cone, chi_max, planes, width, particles, tuple(warnings))
+        volume = math.prod(size) / math.prod(grid)
+        return cls(cone, chi_max, planes, width, particles, volume, tuple(warnings))
 
     def coarser(self) -> Iterator[tuple[str, LightConePlan]]:
         """Yields plans with fewer and fewer pixels, each with the setting that gives it."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from flowpm_dist.cosmology.line_of_sight import Power
 from flowpm_dist.cosmology.nonlinear import Halofit
@@ -85,6 +86,8 @@ def write_light_cone_results(
     results: list[Any],
     cosmology: Cosmology,
     about: dict[str, Any],
+    *,
+    subtract: bool = False,
 ) -> ShownLightCone:
     """Writes maps and spectra, and returns what `draw_light_cone` shows of them. On rank 0.
 
@@ -94,6 +97,7 @@ def write_light_cone_results(
         results: results of the observers of `observers_of`.
         cosmology: cosmology of the run.
         about: further attributes of the maps.
+        subtract: whether to subtract the particles' noise from the spectra.
 
     Raises:
         WriteError: they cannot be written.
@@ -125,7 +129,9 @@ def write_light_cone_results(
         kappa = _transposed(maps["kappa"].values)
         drawn = ["kappa", "gamma1", "gamma2"]
     write_light_cone(folder / LIGHT_CONE, maps, attributes, conventions)
-    spectra = measure(kappa, options, cosmology)
+    spectra = measure(kappa, options, cosmology, plan.particle_volume)
+    if subtract:
+        spectra = replace(spectra, power=spectra.power - spectra.noise[:, np.newaxis])
     try:
         write_convergence_power(folder / "convergence_power.csv", spectra)
     except OSError as error:
@@ -258,6 +264,7 @@ class ConvergenceSpectra:
         ell: mean |l| in each bin [bin].
         modes: number of modes in each bin [bin].
         power: measured power [pair, bin] [1].
+        noise: the power of particles that are placed at random, the same for all l [pair] [1].
         linear, halofit: Limber's approximation, means over the same modes [pair, bin] [1].
         fine: multipoles of a curve [ell].
         curves: Limber's approximation there, of linear power and of halofit [2, source, ell] [1].
@@ -267,19 +274,26 @@ class ConvergenceSpectra:
     ell: np.ndarray
     modes: np.ndarray
     power: np.ndarray
+    noise: np.ndarray
     linear: np.ndarray
     halofit: np.ndarray
     fine: np.ndarray
     curves: np.ndarray
 
 
-def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> ConvergenceSpectra:
-    """Returns the spectra of maps of convergence, and theory.
+def measure(
+    kappa: Any, options: LensingOptions, cosmology: Cosmology, particle_volume: float
+) -> ConvergenceSpectra:
+    """Returns the spectra of maps of convergence, their noise and theory.
+
+    The noise is the sum of the squares of the particles' weights in the maps, over the solid angle:
+    its mean is Limber's integral of the power V / N of particles that are placed at random.
 
     Args:
         kappa: [source, x, y] or [source, pixel] [1].
         options: the light cone; the painting of its particles is divided out.
         cosmology: cosmology of the run.
+        particle_volume: the volume for each particle, V / N [(Mpc/h)^3].
     """
     count = len(options.sources)
     pairs = list(itertools.combinations_with_replacement(range(count), 2))
@@ -317,12 +331,14 @@ def measure(kappa: Any, options: LensingOptions, cosmology: Cosmology) -> Conver
     theories = [
         functools.partial(spectra, power) for power in (universe.power, Halofit(universe.power))
     ]
+    white = spectra(lambda k, a: tf.fill(tf.shape(k * a), tf.cast(particle_volume, k.dtype)), [1.0])
     fine, each = np.geomspace(ell[0], ell[-1], 100), np.arange(count)
     return ConvergenceSpectra(
         pairs,
         ell,
         measured[0].modes,
         np.stack([spectrum.power for spectrum in measured]),
+        white[tuple(zip(*pairs, strict=True))][:, 0],
         in_bins(theories[0]),
         in_bins(theories[1]),
         fine,
@@ -340,6 +356,7 @@ def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
         "modes": np.tile(spectra.modes, len(spectra.pairs)),
         "limber_linear": spectra.linear.ravel(),
         "limber_halofit": spectra.halofit.ravel(),
+        "particle_noise": np.repeat(spectra.noise, count),
     }
-    table, formats = np.column_stack(list(columns.values())), "%d,%d,%.8e,%.8e,%d,%.8e,%.8e"
+    table, formats = np.column_stack(list(columns.values())), "%d,%d,%.8e,%.8e,%d,%.8e,%.8e,%.8e"
     np.savetxt(path, table, formats, header=",".join(columns), comments="")
