@@ -1,6 +1,7 @@
 """The register of statistics: in run files, posteriors and studies, by name and by users' own."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -129,3 +130,18 @@ def test_wrong_statistics_are_refused(here):
         assert done.returncode == 2 and message in done.stderr.replace("\n", " "), done.stderr
     with pytest.raises(ValueError, match="several named power"):
         ResultsOptions(statistics=["power", "own_statistics:power"])
+
+
+def test_counts_and_whole_numbers_are_measured_with_a_warning():
+    """The power of counts of mean 5 is 25 times that of their overdensity, which is said."""
+    counts = np.random.default_rng(2).poisson(5.0, (8, 8, 8))
+    overdensity = counts / counts.mean() - 1
+    expected = fpm.power_spectrum(overdensity, 100.0).power
+    with pytest.warns(UserWarning, match=r"its mean is (4|5)\.\d+: the power of its overdensity"):
+        of_counts = fpm.power_spectrum(counts, 100.0).power
+    np.testing.assert_allclose(of_counts, expected * counts.mean() ** 2, rtol=1e-9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fpm.power_spectrum(overdensity, 100.0)
+        of_density = fpm.power_spectrum(overdensity + 1, 100.0).power
+    np.testing.assert_allclose(of_density, expected, rtol=1e-9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,6 +36,9 @@ from meshimpl.process_mesh import ProcessMesh
 Window = Literal["own", "cic"] | None
 """The window that is divided out of a field's modes: "own" is what a painted `Field` knows of its
 painting, and none for arrays and blocks; "cic" is cloud-in-cell's, of any field; None leaves it."""
+
+TOLERANCE = 0.1
+"""How far the mean of a density may be from 1 without a warning."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +360,7 @@ def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
 
     Args:
         field: a `Field`; or this rank's block [..., x, y, z] of a field on `box`; or a whole array
-            [x, y, z] on one rank.
+            [x, y, z] on one rank, whose whole numbers become float64.
         box: the `Box` of a block; or the sides of a whole array's box [Mpc/h], one number or three.
             A `Field` has its own box.
 
@@ -376,6 +380,7 @@ def box_of(field: Any, box: Any = None) -> tuple[Box, tf.Tensor]:
     if isinstance(box, Box):
         return box, field
     block = tf.convert_to_tensor(field)
+    block = block if block.dtype.is_floating else tf.cast(block, tf.float64)
     if box is None:
         raise ValueError(
             "an array has no box of its own: box_size [Mpc/h] is needed, or the box of a block"
@@ -399,9 +404,14 @@ def sample_of(
 
     Raises:
         ValueError: see `box_of`; also if the two fields are not on the same box.
+
+    Warns:
+        UserWarning: a whole array is a density or counts whose mean is not 1.
     """
     interlaced = in_unit("interlaced", interlaced)
     own, block = box_of(field, box)
+    if tf.executing_eagerly() and not isinstance(field, Field) and not isinstance(box, Box):
+        _warn_of_mean(block)
     if window == "own":
         window = field.window if isinstance(field, Field) else None
     if interlaced is None:
@@ -409,3 +419,15 @@ def sample_of(
     shifted_box, shifted = box_of(interlaced, box)
     check_same_box(own, shifted_box, "the field and its interlaced one")
     return own, Sample(block, window, shifted)
+
+
+def _warn_of_mean(block: tf.Tensor) -> None:
+    """Warns of counts and densities of another mean than 1, whose power has its square."""
+    mean, least = float(tf.reduce_mean(block)), float(tf.reduce_min(block))
+    if least >= 0 and mean > 0 and abs(mean - 1) > TOLERANCE:
+        warnings.warn(
+            f"no value of the field is below 0, and its mean is {mean:.4g}: the power of its "
+            f"overdensity, field / mean - 1, is {mean**2:.4g} times smaller; a density must have "
+            "the mean 1, an overdensity the mean 0",
+            stacklevel=4,
+        )
