@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from flowpm_dist.io.files import human_size, no_link, read_bytes
+from flowpm_dist.io.files import check_regular, human_size, no_link
 from flowpm_dist.studies.workers import LOOK_SECONDS, Claim
 from meshimpl import launch
 
@@ -28,6 +28,8 @@ END_SECONDS = 5.0
 """Time that a launcher has to end after its ranks were killed [s]."""
 LAST_LINES = 12
 """Lines of a run's output that a message shows."""
+LAST_BYTES = 2**20
+"""The end of a run's output that is searched for the reason of its failure [bytes]."""
 _NO_MEMORY = (
     "ResourceExhausted",
     "RESOURCE_EXHAUSTED",
@@ -170,13 +172,21 @@ def _by_itself(status: int, log: Path) -> tuple[str, str]:
     """Returns how a process ended by itself, and its last words."""
     if status == 0:
         return COMPLETE, ""
-    text = read_bytes(log).decode(errors="replace")
+    text = _end_of(log)
     killed = status in (-signal.SIGKILL, 128 + signal.SIGKILL)
     kind = NO_MEMORY if killed or any(each in text for each in _NO_MEMORY) else FAILED
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [n for n, line in enumerate(lines) if line.startswith("error: ")]
     last = lines[errors[-1] :] if errors else lines[-LAST_LINES:]
     return kind, "\n".join(last) or f"it ended with status {status}"
+
+
+def _end_of(log: Path) -> str:
+    """Returns the end of a log, which may be of any size."""
+    check_regular(log)
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_BYTES))
+        return file.read(LAST_BYTES).decode(errors="replace")
 
 
 def is_on_one_host() -> bool:

@@ -372,6 +372,14 @@ def test_how_a_run_ends(tmp_path):
     assert memory_of(os.getpid()) > 2**20
 
 
+def test_a_failure_with_a_long_log_is_explained_by_its_end(tmp_path):
+    """A log above 16 MiB, of which only the last lines are shown."""
+    code = "for n in range(18): print('x' * 2**20)\nraise SystemExit('error: no such field')"
+    ended = run([sys.executable, "-c", code], tmp_path / "log")
+    assert (tmp_path / "log").stat().st_size > 2**24
+    assert (ended.status, ended.message, ended.code) == (FAILED, "error: no such field", 1)
+
+
 def test_a_claim_is_of_one_process(tmp_path):
     mine, other = Claim(tmp_path / "piece"), Claim(tmp_path / "piece")
     assert mine.take() and not other.take()
