@@ -49,14 +49,12 @@ class Outcome:
         seconds: its duration [s].
         message: why it did not complete, or an empty text.
         code: the exit status of its process.
-        value: the value by which a tuning judges it; None if it has none.
     """
 
     status: str
     seconds: float
     message: str = ""
     code: int = 0
-    value: float | None = None
 
 
 def run(

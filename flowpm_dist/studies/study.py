@@ -5,10 +5,9 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError, decoration
-from flowpm_dist.io.files import human_size, read_json, write_text
+from flowpm_dist.io.files import human_size, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder, check_room
 from flowpm_dist.jobs.job import Command, Costs, Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -28,7 +27,7 @@ from flowpm_dist.studies.measures import STEP, measured
 from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is_on_one_host
 from flowpm_dist.studies.rows import all_planned
-from flowpm_dist.studies.subject import RESULT, RUN
+from flowpm_dist.studies.subject import RESULT, RUN, read_result, write_result
 from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.workers import Claim, StopSignals, alone, share
 from meshimpl import launch
@@ -39,6 +38,8 @@ WAIT_SECONDS = 5.0
 GRACE_SECONDS = 20.0
 """Time that a run has to stop; it is made anew later [s]."""
 SUMMARY, LARGEST = "summary.csv", "largest.csv"
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OSError, ArithmeticError)
+"""Errors of files that a run has left with other contents than it should."""
 
 
 class StudyFolder(WorkFolder):
@@ -72,9 +73,14 @@ class StudyFolder(WorkFolder):
         return self.recorded(f"{len(runs)} runs" if runs else "")
 
     def ended(self) -> list[summary.Run]:
-        """Returns all runs that have ended, by their numbers."""
-        results = map(read_json, sorted(self.runs.glob(f"*/{RESULT}")))
-        return [summary.Run(**result) for result in results if result]
+        """Returns all runs that have ended, by their numbers.
+
+        Raises:
+            UnreadableError: the file of a run has values of other types.
+        """
+        folders = [path.parent for path in sorted(self.runs.glob(f"*/{RESULT}"))]
+        runs = (read_result(folder, summary.Run) for folder in folders)
+        return [run for run in runs if run is not None]
 
 
 class StudyJob(Job[StudyOptions, list[summary.Run]]):
@@ -210,8 +216,8 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
     def _run(self, point: Point, stop: StopSignals, claim: Claim) -> summary.Run | None:
         """Returns a run, made unless it has ended before; None if it was stopped."""
         folder = self.folder.runs / point.name
-        if result := read_json(folder / RESULT):
-            return summary.Run(**result)
+        if (before := read_result(folder, summary.Run)) is not None:
+            return before
         study = self.options.study
         more = [] if study.memory is None else [OVERRIDE]
         more += [] if study.trace is None else ["--trace", str(study.trace)]
@@ -238,11 +244,12 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         )  # fmt: skip
         if outcome.status == COMPLETE:
             try:
-                ended = replace(ended, measured=measured(folder / RUN, study.skip))
-            except (ValueError, KeyError, TypeError, OSError, ArithmeticError) as error:
+                values = summary.checked(measured(folder / RUN, study.skip))
+                ended = replace(ended, measured=values)
+            except UNREADABLE as error:
                 message = f"{folder / RUN}: its measurements cannot be read: {error}"
                 ended = replace(ended, status=FAILED, message=message)
-        write_text(folder / RESULT, json.dumps(asdict(ended), indent=1) + "\n")
+        write_result(folder, ended)
         return ended
 
     def _write(self, progress: Progress, *, complete: bool) -> list[summary.Run]:

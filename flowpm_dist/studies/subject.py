@@ -6,18 +6,19 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import read_bytes, remove
+from flowpm_dist.io.files import UnreadableError, read_bytes, remove, write_text
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import RunFile, Settings, flat, read_table
 from flowpm_dist.options import AnyPath, Options, Problem, ProblemsError, as_written
@@ -28,6 +29,7 @@ LOG, RESULT, RUN = "log.txt", "result.json", "run"
 """Names in the folder of a run: its output, how it ended, and its results."""
 Values = Mapping[str, Any]
 """Values of a subject's keys, by "section.key", or by the option of a script."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,40 @@ class Subject:
 
     def _can_resume(self, output: Path) -> bool:
         return not self.is_script and job_class(self.command).folder_type(output).can_resume()
+
+
+def read_result(folder: Path, kind: type[Result]) -> Result | None:
+    """Returns how the run in a folder ended; None if it has not.
+
+    Args:
+        folder: the folder of the run.
+        kind: the dataclass of the result.
+
+    Raises:
+        UnreadableError: the file lacks a value, or has one of another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_json(read_bytes(folder / RESULT), strict=True)
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        details = error.errors()[0]
+        place = ": ".join([str(folder / RESULT), *map(str, details["loc"])])
+        again = "remove this file, and with --resume the run is made again"
+        raise UnreadableError(f"{place}: {details['msg']}; {again}") from None
+
+
+def write_result(folder: Path, result: Any) -> None:
+    """Write how a run ended.
+
+    Args:
+        folder: the folder of the run.
+        result: a dataclass, see `read_result`.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
 
 
 def _settings_of(values: Values) -> Settings:

@@ -6,7 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from flowpm_dist.studies.measures import (
     ENERGY,
@@ -31,6 +33,21 @@ SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "ener
 FIGURES = (SCALING, PHASES, KEYS, ENERGIES)
 """The files of the figures, see `studies.figures`."""
 NO_COUNTER = "Energy: no counter could be read on these hosts."
+TEXTS = ("energy of", "host", "versions")
+"""The columns of what is measured that are texts; all others are numbers."""
+
+
+def checked(measured: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what was measured of a run, after a check of its types.
+
+    Raises:
+        ValueError: a value is no number, or no text in `TEXTS`.
+    """
+    for name, value in measured.items():
+        word, kinds = ("text", str) if name in TEXTS else ("number", (int, float))
+        if not isinstance(value, kinds):
+            raise ValueError(f"{name} is {value!r}; must be a {word}")
+    return measured
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,7 @@ class Run:
     status: str
     seconds: float
     message: str = ""
-    measured: Mapping[str, Any] = field(default_factory=dict)
+    measured: Annotated[Mapping[str, Any], AfterValidator(checked)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import pytest
 from commands import flowpm_here, plain
 from rank_jobs import needs_horovod
 
+from flowpm_dist.io.files import UnreadableError
 from flowpm_dist.jobs.job import PROGRAM
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.studies.measures import measured
@@ -27,6 +28,7 @@ from flowpm_dist.studies.process import (
     memory_of,
     run,
 )
+from flowpm_dist.studies.study import StudyFolder
 from flowpm_dist.studies.summary import Run, groups_of, summary_rows, summary_text
 from flowpm_dist.studies.workers import CLAIM, Claim, StopSignals, share
 
@@ -404,6 +406,44 @@ def test_measurements_of_a_simulation(tmp_path):
     assert found["seconds in paint"] == 0.5 and found["memory of a rank [MiB]"] == 3
     assert found["energy [J]"] == 360.0 and found["mean power [W]"] == 30.0
     assert measured(tmp_path, skip=9)["seconds a step"] == 4.0
+
+
+@pytest.mark.parametrize(
+    "result, key",
+    [
+        ({"seconds": "1"}, "seconds"),
+        ({"status": None}, "status"),
+        ({"varied": [1]}, "varied"),
+        ({"measured": {"seconds a step": "fast"}}, "measured: Value error, seconds a step is"),
+        ({"measured": {"host": 3}}, "measured: Value error, host is 3; must be a text"),
+    ],
+)
+def test_a_result_with_other_types_is_named(tmp_path, result, key):
+    """By its file, its key and the remedy."""
+    known = {"number": 0, "varied": {}, "ranks": 1, "repeat": 0, "status": COMPLETE, "seconds": 1.0}
+    path = tmp_path / "runs" / "0000" / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(known))
+    assert StudyFolder(tmp_path).ended() == [Run(**known)]
+    path.write_text(json.dumps(known | result))
+    with pytest.raises(UnreadableError, match=f"^{path}: {key}.*; remove this file"):
+        StudyFolder(tmp_path).ended()
+
+
+@pytest.mark.parametrize(
+    "timings",
+    [{"steps": [1.0], "particles": 8, "phases": ["paint"]}, {"steps": ["a"], "particles": 8}, [1]],
+)
+def test_timings_with_other_types_fail_their_run_alone(here, timings):
+    """The study ends, and says of the run that its measurements cannot be read."""
+    leave = f"(options.output / 'timings.json').write_text({json.dumps(timings)!r})"
+    Path("script.py").write_text(f"{SCRIPT}\n{leave}\n")
+    study_file("repeats = 1")
+    done = flowpm_here("study", "study.toml")
+    assert done.returncode == 0, done.stderr
+    (run_row,) = rows_of("study-study/points.csv")
+    assert run_row["status"] == "failed"
+    assert "its measurements cannot be read" in run_row["message"]
 
 
 def test_meshes_are_compared_with_the_fewest_ranks():

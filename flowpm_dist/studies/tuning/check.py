@@ -98,7 +98,7 @@ def _misfits(options: TuneOptions, judge: Judge, output: Path) -> Iterator[Probl
             if why := wrong({key: value}):
                 yield Problem(f"shortened.{key}", f"= {as_written(value)}: {why}")
     for key in options.tune.seed_keys or judge.seeds:
-        if why := wrong({key: fresh_seed(options.tune.seed, 0)}):
+        if why := wrong({key: fresh_seed(options.tune.seed, 0, "choice")}):
             yield Problem("tune.seed_keys", f"has {key}: {why}")
     refused = set[str]()
     for values in options.corners(MOST_CORNERS):

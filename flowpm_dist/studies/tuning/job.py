@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.errors import WorkError, decoration
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Command, Costs, Job, StopError
 from flowpm_dist.jobs.progress import Progress
@@ -28,10 +28,11 @@ from flowpm_dist.jobs.run_file import flat, write_run_file
 from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, STOPPED, is_on_one_host, run
+from flowpm_dist.studies.subject import Values
 from flowpm_dist.studies.tuning import check, results
-from flowpm_dist.studies.tuning.options import TuneOptions
+from flowpm_dist.studies.tuning.options import Purpose, TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
-from flowpm_dist.studies.tuning.results import Candidate, Verdict
+from flowpm_dist.studies.tuning.results import Candidate, Gain, Verdict
 from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
     SHARED_BY,
@@ -97,12 +98,14 @@ class Tuned:
 
     Attributes:
         records: the trials that count.
-        candidates: what was repeated on fresh seeds, the best first.
+        choice: what was repeated on fresh seeds to choose the best, the best first.
+        gain: what the best gains over the defaults; None if nothing was repeated.
         verdict: which values are the best.
     """
 
     records: list[TrialRecord]
-    candidates: list[Candidate]
+    choice: list[Candidate]
+    gain: Gain | None
     verdict: Verdict
 
 
@@ -139,7 +142,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         return (
             f"{tune.trials} trials of {tune.subject.name}{ranks}, {tune.sampler}, {pruning}; "
             f"{keys} key{'s' * (keys > 1)}, {self.judge.metric}; the best {tune.repeats} and the "
-            f"defaults on {tune.seeds} fresh seeds"
+            f"defaults on fresh seeds, {tune.seeds} of each"
         )
 
     @property
@@ -147,7 +150,8 @@ class TuneJob(Job[TuneOptions, Tuned]):
     def costs(self) -> Costs:
         tune, subject = self.options.tune, self._subject
         # An ended trial keeps only tables and pictures.
-        whole = tune.workers + tune.seeds * (tune.repeats + 1) * (tune.repeats > 0)
+        choice = tune.repeats if tune.repeats > 1 else 0
+        whole = tune.workers + tune.seeds * (choice + 2) * (tune.repeats > 0)
         disk = FIGURES_AND_TABLES + whole * (0 if subject is None else subject.costs.disk)
         ranks, cores, warnings = tune.ranks * tune.workers, launch.available_cores(), []
         if is_on_one_host():
@@ -173,8 +177,15 @@ class TuneJob(Job[TuneOptions, Tuned]):
         """Makes the trials and the repeats that no other worker makes, and writes the results.
 
         Raises:
-            StopError: a signal stopped it; trials that were running will be run again.
+            StopError: a signal stopped it; trials that were running will be continued.
+            WorkError: no trial is complete, or the storage cannot be written.
         """
+        from flowpm_dist.studies.tuning.storage import storage_errors
+
+        with storage_errors(self.folder.storage):
+            return self._work(progress)
+
+    def _work(self, progress: Progress) -> Tuned:
         from flowpm_dist.studies.tuning.trials import Trials
 
         options, folder, tune = self.options, self.folder, self.options.tune
@@ -190,25 +201,19 @@ class TuneJob(Job[TuneOptions, Tuned]):
         )
         with stop.heard(progress.say), self._other_workers(stop, progress):
             self._make_trials(trials, stop, progress)
-            chosen = self._chosen(trials) if not stop else {}
-            repeats = repeats_of(chosen, options, self.judge, folder.repeats)
-
-            def show(done: int, folder: Path) -> None:
-                progress("repeats on fresh seeds", done, len(repeats))
-
-            pieces = {each.folder: partial(make_repeat, options, each, stop) for each in repeats}
-            done = sum(bool(each.result) for each in repeats)
-            progress("repeats on fresh seeds", done, len(repeats))
-            share(pieces, stop, show, WAIT_SECONDS)
+            choice, gain = self._make_repeats(trials, stop, progress)
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
             raise StopError(stop.name, place)
-        candidates = results.candidates_of(repeats, chosen, tune.seeds) if chosen else []
-        verdict = results.verdict_of(candidates, trials.best)
-        result = Tuned(trials.counted, candidates, verdict)
+        verdict = results.verdict_of(gain, trials.best, tune.worth)
+        result = Tuned(trials.counted, choice, gain, verdict)
         with alone(folder.repeats):  # each worker writes the same
             self._write(result, trials)
             self._draw(result, trials, progress.warn)
+        if not trials.best:
+            first_trial = result.records[0]
+            message = f"trial {first_trial.number} is {first_trial.state}: {first_trial.message}"
+            raise WorkError(f"{verdict.sentence} {message}")
         return result
 
     @property
@@ -271,14 +276,13 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 continue
             settings, claim = options.settings(trial.values), trial.claim
             ended = judged_run(options, settings, trial.folder, claim, stop, trial.falls_behind)
-            facts = {"value": ended.value, "seconds": ended.seconds, "message": ended.message}
-            trials.end(trial, ended.status, **facts)
+            trials.end(trial, ended)
             with alone(self.folder.storage):
                 self._write_trials(trials)
-            if ended.status == STOPPED:
+            if ended.state == STOPPED:
                 break
             value = "" if ended.value is None else f", {self.judge.metric} {ended.value:.4g}"
-            summary = f"trial {trial.number}: {ended.status}{value}, {ended.seconds:.0f} s"
+            summary = f"trial {trial.number}: {ended.state}{value}, {ended.seconds:.0f} s"
             progress.say(f"{summary}; {_shown(trial.values)}")
         progress("trials", len(trials.counted), total)
 
@@ -286,24 +290,53 @@ class TuneJob(Job[TuneOptions, Tuned]):
         path = self.folder.path / TRIALS
         results.write_trials(path, trials.records, [*self.options.space])
 
-    def _chosen(self, trials: Trials) -> dict[str, Mapping[str, Any]]:
-        """Returns the values to repeat by their name; none if no trial is complete."""
+    def _make_repeats(
+        self, trials: Trials, stop: StopSignals, progress: Progress
+    ) -> tuple[list[Candidate], Gain | None]:
+        """Makes the runs on fresh seeds: first those that choose, then those that judge the choice.
+
+        Returns:
+            What was repeated for the choice, the best first, and the gain of the best; nothing if
+            no trial has other values than the defaults, or a signal came.
+        """
         defaults, count = self._defaults, self.options.tune.repeats
-        others = [record for record in trials.best if {**record.values} != defaults]
-        if not (others and count):
-            return {}
-        best = {f"trial {record.number}": record.values for record in others[:count]}
-        return {**best, DEFAULTS: defaults if {*defaults} == {*self.options.space} else {}}
+        others = [record for record in trials.best if {**record.values} != defaults][:count]
+        if stop or not others:
+            return [], None
+        chosen = {f"trial {record.number}": record.values for record in others}
+
+        def repeated(chosen: Mapping[str, Values], purpose: Purpose) -> list[Candidate]:
+            folder = self.folder.repeats
+            repeats = repeats_of(chosen, self.options, self.judge, folder, purpose)
+            heading = f"repeats on fresh seeds for the {purpose}"
+
+            def show(done: int, folder: Path) -> None:
+                progress(heading, done, len(repeats))
+
+            show(sum(each.result is not None for each in repeats), folder)
+            pieces = {
+                each.folder: partial(make_repeat, self.options, each, stop) for each in repeats
+            }
+            share(pieces, stop, show, WAIT_SECONDS)
+            return results.candidates_of(repeats, chosen)
+
+        choice = repeated(chosen, "choice") if len(chosen) > 1 else []
+        name = choice[0].name if choice else [*chosen][0]
+        known = defaults if {*defaults} == {*self.options.space} else {}
+        pair = repeated({name: chosen[name], DEFAULTS: known}, "verdict")
+        by_name = {each.name: each for each in pair}
+        return choice, Gain(by_name[name], by_name[DEFAULTS])
 
     def _write(self, result: Tuned, trials: Trials) -> None:
         """Writes the results."""
         options, path, verdict = self.options, self.folder.path, result.verdict
         self._write_trials(trials)
-        if result.candidates:
-            results.write_best(path / BEST, result.candidates, [*options.space])
+        if result.gain is not None:
+            keys, seeds = [*options.space], options.tune.seeds
+            results.write_best(path / BEST, result.choice, result.gain, keys, seeds)
         results.write_run_file(path / "best.toml", options, verdict)
         self.folder.write_mark(
-            complete=True,
+            complete=bool(trials.best),
             **{key: getattr(options.tune, key) for key in ENOUGH},
             best={"name": verdict.name, "values": dict(verdict.values)},
             metric=self.judge.metric,
@@ -326,12 +359,11 @@ class TuneJob(Job[TuneOptions, Tuned]):
     @override
     def report(self, result: Tuned) -> str:
         path, verdict, metric = self.folder.path, result.verdict, self.judge.metric
-        lines = []
-        for each in result.candidates:
-            gain = f"to the defaults {each.difference:+.4g} +- {each.error:.2g}; "
-            text = f"  {each.name}: {each.mean:.4g} +- {each.spread:.2g}; "
-            lines.append(text + (gain if each.name != DEFAULTS else "") + _shown(each.values))
+        lines = [_scores(each) for each in result.choice]
         repeated = [f"\n{metric} on fresh seeds, at full length:", *lines] if lines else []
+        if (gain := result.gain) is not None:
+            repeated += [f"\n{metric} on {'other ' * bool(lines)}fresh seeds, for the verdict:"]
+            repeated += [_scores(gain.winner), _scores(gain.defaults)]
         counts = ", ".join(f"{number} {state}" for state, number in _count(result.records).items())
         return f"""
 Tuning in {path}: {len(result.records)} trials, {counts}
@@ -342,6 +374,11 @@ Tuning in {path}: {len(result.records)} trials, {counts}
 {chr(10).join(repeated)}
 Best: {verdict.name}, {_shown(verdict.values)}
 {verdict.sentence}"""
+
+
+def _scores(candidate: Candidate) -> str:
+    scores = f"{candidate.mean:.4g} +- {candidate.spread:.2g}"
+    return f"  {candidate.name}: {scores}; {_shown(candidate.values)}"
 
 
 def _shown(values: Mapping[str, Any]) -> str:

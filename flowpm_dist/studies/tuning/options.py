@@ -91,14 +91,20 @@ class Range(Options):
         return [self.low + n * step for n in range(round((self.high - self.low) / step) + 1)]
 
 
-def fresh_seed(seed: int, number: int) -> int:
-    """Returns a seed that no trial had.
+Purpose = Literal["choice", "verdict"]
+"""What runs on fresh seeds are for: to choose among the best trials, or to judge the choice."""
+
+
+def fresh_seed(seed: int, number: int, purpose: Purpose) -> int:
+    """Returns a seed that no trial had, and no run for another purpose.
 
     Args:
         seed: the seed of the tuning.
         number: number of the fresh seed, from 0.
+        purpose: what the run is for.
     """
-    return int(np.random.default_rng([seed, number, 1]).integers(2**20, 2**31))
+    stream = {"choice": 1, "verdict": 2}[purpose]
+    return int(np.random.default_rng([seed, number, stream]).integers(2**20, 2**31))
 
 
 Space = Mapping[str, Range | tuple[Any, ...]]
@@ -144,7 +150,11 @@ class TuneSection(SubjectSection):
         storage: a database for workers on one host, or a journal for workers on several hosts.
         seed: the seed of the choice of values, and of the fresh seeds.
         repeats: how many of the best trials are repeated at full length.
-        seeds: the number of fresh seeds of each of them.
+        seeds: the number of fresh seeds of each of them. If there are several, the best of them
+            is repeated on as many other seeds, and so are the defaults: these runs guide no choice,
+            and decide whether it beats the defaults.
+        worth: the smallest gain over the defaults that matters, in the units of `metric`. Values
+            that gain less do not replace the defaults.
         seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject. For
             a script, trials give them `seed`.
         metric: the column of the subject's table that is made small: one of validation.
@@ -169,6 +179,7 @@ class TuneSection(SubjectSection):
     seed: Seed = Field(default=0, description=A_SEED)
     repeats: int = count(3, least=0)
     seeds: int = count(3, least=2)
+    worth: float = Field(default=0.0, ge=0, description="a number of at least 0")
     seed_keys: Names | None = Field(default=None, description="a list of different keys")
     metric: str | None = Field(default=None, min_length=1, description="the name of a column")
     constant: float | None = Field(default=None, description="a number")

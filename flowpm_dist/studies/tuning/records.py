@@ -1,4 +1,4 @@
-"""The trials of a tuning that have ended. Nothing here imports optuna."""
+"""How the runs of a tuning ended. Nothing here imports optuna."""
 
 from __future__ import annotations
 
@@ -9,29 +9,39 @@ from typing import Any
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY
 
 PRUNED, COLLAPSED, LOST = "pruned", "collapsed", "lost"
-"""How a trial ended, besides how its run did."""
+"""How a run ended, besides how its process did."""
 COUNTED = (COMPLETE, PRUNED, COLLAPSED, FAILED, NO_MEMORY)
 """How the trials ended that count."""
 
 
 @dataclass(frozen=True)
-class TrialRecord:
-    """A trial that has ended.
+class JudgedRun:
+    """A run that has ended, and the value by which it is judged.
 
     Attributes:
-        number: number of the trial.
-        state: one of `COUNTED`, or `LOST` or "stopped" for one whose values were tried again.
+        state: one of `COUNTED`; "stopped" for a run that is to be continued; `LOST` for a trial
+            whose worker died before it had its values.
         value: its value; None if it has none. A pruned trial has its best value so far.
-        values: the values that it tried, by key.
         seconds: its duration since it was begun or resumed [s].
-        folder: name of its folder.
         message: why it is not complete.
     """
 
-    number: int
     state: str
     value: float | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
-    folder: str = ""
     message: str = ""
+
+
+@dataclass(frozen=True)
+class TrialRecord(JudgedRun):
+    """A trial that has ended or was stopped.
+
+    Attributes:
+        number: number of the trial.
+        values: the values that it tried, by key.
+        folder: name of its folder.
+    """
+
+    number: int = 0
+    values: Mapping[str, Any] = field(default_factory=dict)
+    folder: str = ""

@@ -13,14 +13,21 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from scipy.special import stdtrit
 
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
 from flowpm_dist.studies.process import COMPLETE
+from flowpm_dist.studies.subject import Values
 from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COLLAPSED, TrialRecord
 from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat
+
+LEVEL = 0.05
+"""The largest probability of calling values better than the defaults that are not."""
+FEWEST_PAIRS = 3
+"""Pairs of runs below which nothing is decided."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +38,12 @@ class Candidate:
         name: name of the values.
         values: the values by key.
         scores: the value on each seed; NaN where a run has none [seed].
-        differences: `scores` minus the defaults' scores on the same seeds [seed].
         collapsed: number of the runs that have collapsed.
     """
 
     name: str
     values: Mapping[str, Any]
     scores: np.ndarray
-    differences: np.ndarray
     collapsed: int = 0
 
     @property
@@ -50,16 +55,6 @@ class Candidate:
     def spread(self) -> float:
         """Standard deviation over the seeds."""
         return _deviation(self.scores)
-
-    @property
-    def difference(self) -> float:
-        """Mean difference to the defaults, paired by seed; below 0 if this is better."""
-        return _mean(self.differences)
-
-    @property
-    def error(self) -> float:
-        """Standard error of `difference`."""
-        return _deviation(self.differences) / np.sqrt(max(1, np.isfinite(self.differences).sum()))
 
     @property
     def failed(self) -> int:
@@ -77,85 +72,125 @@ def _deviation(values: np.ndarray) -> float:
     return float(known.std(ddof=1)) if known.size > 1 else float("nan")
 
 
-def candidates_of(
-    repeats: Sequence[Repeat], chosen: Mapping[str, Mapping[str, Any]], seeds: int
-) -> list[Candidate]:
-    """Returns what was repeated, the lowest mean first.
+def candidates_of(repeats: Sequence[Repeat], chosen: Mapping[str, Values]) -> list[Candidate]:
+    """Returns what was repeated, the best first: the fewest failures, then the lowest mean.
 
     Args:
-        repeats: the runs, of which all have ended.
-        chosen: the values by name, `DEFAULTS` among them.
-        seeds: the number of seeds.
+        repeats: the runs for one purpose, of which all have ended.
+        chosen: the values by name.
     """
-    scores = {name: np.full(seeds, np.nan) for name in chosen}
-    collapsed = dict.fromkeys(chosen, 0)
-    for each in repeats:
-        result = each.result
-        if result.get("state") in (COMPLETE, COLLAPSED) and result.get("value") is not None:
-            scores[each.name][each.seed] = result["value"]
-        collapsed[each.name] += result.get("state") == COLLAPSED
-    reference = scores[DEFAULTS]
-    candidates = [
-        Candidate(name, chosen[name], scores[name], scores[name] - reference, collapsed[name])
-        for name in chosen
-    ]
+    candidates = []
+    for name, values in chosen.items():
+        results = [each.result for each in repeats if each.name == name]
+        scores = [
+            np.nan
+            if result is None or result.value is None or result.state not in (COMPLETE, COLLAPSED)
+            else result.value
+            for result in results
+        ]
+        collapsed = sum(result is not None and result.state == COLLAPSED for result in results)
+        candidates.append(Candidate(name, values, np.array(scores), collapsed))
     return sorted(candidates, key=lambda c: (c.failed, np.nan_to_num(c.mean, nan=np.inf)))
 
 
 @dataclass(frozen=True)
+class Gain:
+    """How much better values are than the defaults, by a paired t-test on the same seeds.
+
+    Attributes:
+        winner, defaults: both on the same seeds, which guided no choice.
+    """
+
+    winner: Candidate
+    defaults: Candidate
+
+    @property
+    def _pairs(self) -> np.ndarray:
+        """The gain on each seed on which both have a value."""
+        gains = self.defaults.scores - self.winner.scores
+        return gains[np.isfinite(gains)]
+
+    @property
+    def pairs(self) -> int:
+        """Number of seeds on which both have a value."""
+        return self._pairs.size
+
+    @property
+    def mean(self) -> float:
+        """Mean gain; above 0 if the winner is better."""
+        return _mean(self._pairs)
+
+    @property
+    def error(self) -> float:
+        """Standard error of `mean`."""
+        return _deviation(self._pairs) / np.sqrt(max(1, self.pairs))
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The lower and the upper limit of the true gain, each with the error rate `LEVEL`."""
+        width = stdtrit(max(1, self.pairs - 1), 1 - LEVEL) * self.error
+        return self.mean - width, self.mean + width
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether there are enough pairs, and the winner has a value wherever the defaults have."""
+        lost = np.isfinite(self.defaults.scores) & ~np.isfinite(self.winner.scores)
+        return self.pairs >= FEWEST_PAIRS and not lost.any()
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Which values are the best, and whether that is skill.
+    """Which values are the best, and whether they beat the defaults.
 
     Attributes:
         name: name of the best values.
         values: the best values by key; empty if they are the subject's own.
-        beats: whether they beat the defaults by more than the spread; None if nothing was repeated.
+        beats: whether they beat the defaults; None if that is not decided.
         sentence: the same in words.
     """
 
     name: str
-    values: Mapping[str, Any]
+    values: Values
     beats: bool | None
     sentence: str
 
 
-def verdict_of(candidates: Sequence[Candidate], best: Sequence[TrialRecord]) -> Verdict:
-    """Returns which values are the best.
-
-    Values beat the defaults if their mean is lower by more than the larger of both spreads. If they
-    do not, the defaults are the best values.
+def verdict_of(gain: Gain | None, best: Sequence[TrialRecord], worth: float = 0.0) -> Verdict:
+    """Returns which values are the best; the defaults, unless others are shown to beat them.
 
     Args:
-        candidates: what was repeated, see `candidates_of`.
+        gain: the gain of the best values that were repeated; None if none were.
         best: the complete trials, the best first.
+        worth: the smallest gain that matters.
     """
     if not best:
         return Verdict(DEFAULTS, {}, None, "No trial is complete: the defaults stand.")
-    if not candidates:
+    if gain is None:
         sentence = "It was not repeated: whether it beats the defaults is not known."
         return Verdict(f"trial {best[0].number}", best[0].values, None, sentence)
-    first, others = candidates[0], len(candidates) - 1
-    defaults = next(each for each in candidates if each.name == DEFAULTS)
+    winner, defaults = gain.winner, gain.defaults
     stand = partial(Verdict, DEFAULTS, defaults.values)
-    if np.isnan(first.mean):
+    if np.isnan(winner.mean) and np.isnan(defaults.mean):
         return stand(None, "No run on fresh seeds has a value: the defaults stand.")
-    if first is defaults:
-        sentence = "On fresh seeds no trial is better than the defaults: the defaults stand."
-        return stand(False, sentence)
-    if np.isnan(first.difference):
+    if np.isnan(defaults.mean):
         sentence = "The defaults have no value on fresh seeds to compare with."
-        return Verdict(first.name, first.values, None, sentence)
-    spread = float(np.nanmax([first.spread, defaults.spread, 0.0]))
-    gain = f"{-first.difference:.4g} +- {first.error:.2g}"
-    which = f"{first.name}, the best of {others} on these seeds," if others > 1 else first.name
-    if -first.difference > spread:
-        beats = f"On fresh seeds {which} beats the defaults by {gain}, more than the spread over "
-        return Verdict(first.name, first.values, True, f"{beats}seeds, {spread:.2g}.")
-    return stand(
-        False,
-        f"On fresh seeds {which} is better than the defaults by {gain}: that is no more than the "
-        f"spread over seeds, {spread:.2g}, so the defaults stand.",
-    )
+        return Verdict(winner.name, winner.values, None, sentence)
+    low, high = gain.limits
+    gains = f"gains {gain.mean:.3g} +- {gain.error:.2g} over the defaults"
+    text = f"On {gain.pairs} fresh seeds {winner.name} {gains}"
+    if not gain.can_decide:
+        needed = f"a verdict needs at least {FEWEST_PAIRS} seeds, and a value on each"
+        return stand(None, f"Not decided: {needed}. The defaults are kept.")
+    limits = f"{1 - LEVEL:.0%} limits {low:.3g} and {high:.3g}"
+    if low > 0 and gain.mean >= worth:
+        beats = f"On fresh seeds {winner.name} beats the defaults by {gain.mean:.4g} +- "
+        return Verdict(winner.name, winner.values, True, f"{beats}{gain.error:.2g} ({limits}).")
+    if low > 0:
+        return stand(False, f"{text}, less than tune.worth = {worth:g}: the defaults stand.")
+    if high <= worth:
+        return stand(False, f"{text} ({limits}): the defaults stand.")
+    more = "The defaults are kept; more seeds may decide."
+    return stand(None, f"Not decided: {text[0].lower()}{text[1:]} ({limits}). {more}")
 
 
 def _cell(value: Any) -> Any:
@@ -183,19 +218,30 @@ def write_trials(path: Path, records: Sequence[TrialRecord], keys: Sequence[str]
     _write(path, (*facts, *keys, "message"), rows)
 
 
-def write_best(path: Path, candidates: Sequence[Candidate], keys: Sequence[str]) -> None:
-    """Write a row for each of the values that were repeated."""
-    facts = ("name", "mean", "spread", "difference", "error", "collapsed", "failed")
-    seeds = [f"seed {number}" for number in range(len(candidates[0].scores))]
-    rows = [
-        {
-            **{fact: getattr(each, fact) for fact in facts},
-            **dict(zip(seeds, each.scores.tolist(), strict=True)),
-            **each.values,
-        }
-        for each in candidates
-    ]
-    _write(path, (*facts, *seeds, *keys), rows)
+def write_best(
+    path: Path, choice: Sequence[Candidate], gain: Gain, keys: Sequence[str], seeds: int
+) -> None:
+    """Write a row for each of the values that were repeated: for the verdict, and for the choice.
+
+    Args:
+        path: path of the file.
+        choice: what was repeated to choose the best.
+        gain: what was repeated for the verdict.
+        keys: the keys of the space.
+        seeds: the number of seeds.
+    """
+    columns = ("name", "mean", "spread", "difference", "error", "collapsed", "failed", "purpose")
+    scores = [f"seed {number}" for number in range(seeds)]
+    pair = [(each, "verdict") for each in (gain.winner, gain.defaults)]
+    differences = {gain.winner.name: (-gain.mean, gain.error), DEFAULTS: (0.0, 0.0)}
+    rows = []
+    for each, purpose in [*pair, *((each, "choice") for each in choice)]:
+        row = {name: getattr(each, name, None) for name in columns} | {"purpose": purpose}
+        if purpose == "verdict":
+            row["difference"], row["error"] = differences[each.name]
+        values = zip(scores, each.scores.tolist(), strict=True)
+        rows.append({**row, **dict(values), **each.values})
+    _write(path, (*columns, *scores, *keys), rows)
 
 
 def write_run_file(path: Path, options: TuneOptions, verdict: Verdict) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -12,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size, read_json, write_text
+from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
-from flowpm_dist.studies.subject import RESULT, RUN
+from flowpm_dist.studies.subject import RUN, read_result, write_result
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
-from flowpm_dist.studies.tuning.options import TuneOptions, TuneSection, fresh_seed
-from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED
+from flowpm_dist.studies.tuning.options import Purpose, TuneOptions, TuneSection, fresh_seed
+from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED, JudgedRun
 from flowpm_dist.studies.workers import Claim, StopSignals
 from meshimpl import launch
 
@@ -31,6 +30,8 @@ TABLE_SECONDS = 1.0
 """Time between two looks at a run's table [s]."""
 DEFAULTS = "defaults"
 """What the subject's own values are called among those that are repeated."""
+PLACES: Mapping[Purpose, str] = {"choice": "seed", "verdict": "verdict"}
+"""Beginnings of the names of the repeats' folders."""
 
 
 def prepared(options: TuneOptions, values: Mapping[str, Any], folder: Path) -> Judge:
@@ -58,7 +59,7 @@ def judged_run(
     claim: Claim,
     stop: StopSignals,
     falls_behind: Callable[[int, float], bool] | None = None,
-) -> Outcome:
+) -> JudgedRun:
     """Run the subject in a folder, or resume the run that is there, and judge it by its table.
 
     Args:
@@ -75,7 +76,7 @@ def judged_run(
         judge = prepared(options, values, folder)
     except UserError as error:
         status = NO_MEMORY if isinstance(error, TooLargeError) else FAILED
-        return Outcome(status, 0.0, str(error))
+        return JudgedRun(status, message=str(error))
     watch = Watch(folder / RUN / judge.table, judge, falls_behind, stop)
     outcome = options.target.run(
         folder,
@@ -106,19 +107,18 @@ class Watch:
     falls_behind: Callable[[int, float], bool] | None
     stop: StopSignals
     _looked: float = -math.inf
-    _state: tuple[int, int] | None = None
-    _verdict: str = ""
-    _why: str = ""
+    _state: str = ""
+    _reason: str = ""
     _values: list[float] = field(default_factory=list)
 
     def is_over(self) -> bool:
         """Returns whether the run is to stop."""
-        if self.stop and not self._verdict:
-            self._verdict = STOPPED
-        if not self._verdict and time.monotonic() - self._looked > TABLE_SECONDS:
+        if self.stop and not self._state:
+            self._state = STOPPED
+        if not self._state and time.monotonic() - self._looked > TABLE_SECONDS:
             self._look(ends=True)
             self._looked = time.monotonic()
-        return bool(self._verdict)
+        return bool(self._state)
 
     def _look(self, *, ends: bool) -> None:
         """Reports the values that were added to the table.
@@ -126,11 +126,6 @@ class Watch:
         Args:
             ends: whether the run is still going on, and may be ended.
         """
-        about = self.table.stat() if self.table.is_file() else None
-        state = about and (about.st_mtime_ns, about.st_size)
-        if state == self._state:
-            return
-        self._state = state
         for place, value in self.judge.values_in(self.table)[len(self._values) :]:
             self._values.append(value)
             if self.falls_behind is None:
@@ -142,10 +137,10 @@ class Watch:
                 continue
             late = known and place >= COLLAPSE_CHECK
             if self.judge.has_collapsed(self._values) and (late or not finite):
-                self._verdict, self._why = COLLAPSED, self._nothing_learnt()
+                self._state, self._reason = COLLAPSED, self._nothing_learnt()
             elif behind:
-                self._verdict = PRUNED
-            if self._verdict:
+                self._state = PRUNED
+            if self._state:
                 return
 
     def _nothing_learnt(self) -> str:
@@ -154,26 +149,25 @@ class Watch:
             return f"{self.judge.metric} is not finite"
         return f"{self.judge.metric} = {value:.4g}: a constant prediction reaches {constant:.4g}"
 
-    def judged(self, outcome: Outcome) -> Outcome:
+    def judged(self, outcome: Outcome) -> JudgedRun:
         """Returns how the run ended, with its value.
 
         Args:
             outcome: how its process ended.
         """
-        if self._verdict != STOPPED:
+        if self._state != STOPPED:
             self._look(ends=False)
         values, judge = self._values, self.judge
         state, message = outcome.status, outcome.message
-        if self._verdict:
-            state, message = self._verdict, self._why
+        if self._state:
+            state, message = self._state, self._reason
         elif state == FAILED and values and not math.isfinite(values[-1]):
             state = COLLAPSED
         elif state == COMPLETE and not values:
             state, message = FAILED, f"it left no {judge.metric} in {judge.table}"
         elif state == COMPLETE and judge.has_collapsed(values):
             state, message = COLLAPSED, self._nothing_learnt()
-        seconds = round(outcome.seconds, 3)
-        return Outcome(state, seconds, message, outcome.code, judge.value(values))
+        return JudgedRun(state, judge.value(values), round(outcome.seconds, 3), message)
 
 
 @dataclass(frozen=True)
@@ -182,35 +176,36 @@ class Repeat:
 
     Attributes:
         name: name of the values, such as "trial 7" or `DEFAULTS`.
-        seed: number of the fresh seed, from 0.
+        number: number of the fresh seed, from 0.
         values: the values of all keys, with the seed's.
         folder: the folder of the run.
     """
 
     name: str
-    seed: int
+    number: int
     values: Mapping[str, Any]
     folder: Path
 
     @property
-    def result(self) -> dict[str, Any]:
-        """How the run ended; empty if it has not."""
-        return read_json(self.folder / RESULT)
+    def result(self) -> JudgedRun | None:
+        """How the run ended; None if it has not."""
+        return read_result(self.folder, JudgedRun)
 
 
 def make_repeat(options: TuneOptions, repeat: Repeat, stop: StopSignals, claim: Claim) -> None:
     """Run values at full length, unless that was done, and write how the run ended."""
-    if repeat.result:
-        return
-    ended = judged_run(options, repeat.values, repeat.folder, claim, stop)
-    if ended.status != STOPPED:
-        facts = {"state": ended.status, "value": ended.value, "seconds": ended.seconds}
-        text = json.dumps({**facts, "message": ended.message}, indent=1)
-        write_text(repeat.folder / RESULT, f"{text}\n")
+    if repeat.result is None:
+        ended = judged_run(options, repeat.values, repeat.folder, claim, stop)
+        if ended.state != STOPPED:
+            write_result(repeat.folder, ended)
 
 
 def repeats_of(
-    chosen: Mapping[str, Mapping[str, Any]], options: TuneOptions, judge: Judge, folder: Path
+    chosen: Mapping[str, Mapping[str, Any]],
+    options: TuneOptions,
+    judge: Judge,
+    folder: Path,
+    purpose: Purpose,
 ) -> list[Repeat]:
     """Returns the runs of chosen values on fresh seeds, the first seed of all of them first.
 
@@ -219,13 +214,14 @@ def repeats_of(
         options: the run file of the tuning.
         judge: how runs are judged.
         folder: folder of the repeats.
+        purpose: what the runs are for.
     """
     keys = options.tune.seed_keys or judge.seeds
     repeats = []
     for number in range(options.tune.seeds):
-        seeds = dict.fromkeys(keys, fresh_seed(options.tune.seed, number))
+        seeds = dict.fromkeys(keys, fresh_seed(options.tune.seed, number, purpose))
         for name, values in chosen.items():
-            place = folder / name.replace(" ", "-") / f"seed-{number}"
+            place = folder / name.replace(" ", "-") / f"{PLACES[purpose]}-{number}"
             repeats.append(Repeat(name, number, {**values, **seeds}, place))
     return repeats
 

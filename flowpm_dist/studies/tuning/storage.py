@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
 from flowpm_dist.io.files import UnreadableError, WriteError
+
+DATABASE = "study.db"
+LOCK_SECONDS = 60.0
+"""Time for which a database waits for another worker [s]."""
 
 
 class JournalLock(JournalFileOpenLock):
@@ -85,6 +92,20 @@ class Journal(JournalFileBackend):
             raise WriteError.of(self._path, error) from error
 
 
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Inside, errors of a database are errors that name its folder.
+
+    Raises:
+        WriteError: the disk is full, the database is locked for too long, or it is damaged.
+    """
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        cause: Any = error.__cause__ or error
+        raise WriteError.of(folder / DATABASE, getattr(cause, "orig", cause)) from error
+
+
 def storage_in(folder: Path, kind: str) -> optuna.storages.BaseStorage:
     """Returns the storage of a tuning's trials, which is made if it is missing.
 
@@ -94,9 +115,7 @@ def storage_in(folder: Path, kind: str) -> optuna.storages.BaseStorage:
     """
     if kind == "journal":
         return optuna.storages.JournalStorage(Journal(folder / "journal.log"))
-    from sqlalchemy import URL
-
-    url = URL.create("sqlite", database=str(folder.absolute() / "study.db"))
+    url = URL.create("sqlite", database=str(folder.absolute() / DATABASE))
     return optuna.storages.RDBStorage(
-        url.render_as_string(), engine_kwargs={"connect_args": {"timeout": 60}}
+        url.render_as_string(), engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}}
     )

@@ -1,13 +1,13 @@
 """The trials of a tuning in optuna's storage, which several workers share.
 
-A trial is counted once it is complete, pruned, collapsed, failed or out of memory. A trial whose
-worker has died is not counted: its values wait for a worker again.
+A trial is counted once it is complete, pruned, collapsed, failed or out of memory. Before, it is
+running in optuna's terms: a worker holds the claim on its folder, or was stopped or has died, and
+the next worker continues the trial.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,17 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from flowpm_dist.io.files import UnreadableError, remove
+from flowpm_dist.io.files import remove
 from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED
 from flowpm_dist.studies.subject import RUN
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
-from flowpm_dist.studies.tuning.records import COUNTED, LOST, TrialRecord
+from flowpm_dist.studies.tuning.records import COUNTED, LOST, JudgedRun, TrialRecord
 from flowpm_dist.studies.tuning.storage import storage_in
 from flowpm_dist.studies.workers import Claim, alone
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
-AGAIN = (LOST, STOPPED)
-"""How trials ended whose values are tried again."""
-_TOLD = {COMPLETE: TrialState.COMPLETE} | dict.fromkeys((FAILED, *AGAIN), TrialState.FAIL)
+_TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL, LOST: TrialState.FAIL}
 """optuna knows all other states as pruned: then the sampler keeps away from such values."""
 
 
@@ -50,7 +48,7 @@ class Trials:
         tried: values that are tried first; empty for none.
 
     Raises:
-        UnreadableError: the storage is damaged, or names folders that no tuning makes.
+        UnreadableError: the storage is damaged.
         WriteError: the storage cannot be written.
     """
 
@@ -69,27 +67,31 @@ class Trials:
         self._distributions = {key: _distribution(values) for key, values in space.items()}
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder):
-            self._storage = storage_in(folder, options.storage)
             self._study = optuna.create_study(
                 study_name="tune",
-                storage=self._storage,
-                pruner=_FairPruner(_pruner(options, first)),
+                storage=storage_in(folder, options.storage),
+                pruner=_pruner(options, first),
                 load_if_exists=True,
             )
-            trials = self._study.get_trials(deepcopy=False)
-            for each in trials:
-                _folder_of(each)
-            if tried and not trials:
+            if tried and not self._trials:
                 self._study.enqueue_trial(dict(tried))
 
+    @property
+    def _trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
     def next(self) -> Trial | None:
-        """Returns a trial for this worker to run; None if there is none to begin now."""
+        """Returns a trial for this worker to run; None if there is none to begin now.
+
+        Trials that a worker left come first.
+        """
         with alone(self._folder):
-            self._end_lost()
-            trials = self._study.get_trials(deepcopy=False)
-            begun = [each for each in trials if _state(each) in (*COUNTED, "running")]
-            waiting = any(each.state == TrialState.WAITING for each in trials)
-            if not waiting and len(begun) >= self._options.trials:
+            trials = self._trials
+            for each in trials:
+                if each.state == TrialState.RUNNING and (trial := self._continued(each)):
+                    return trial
+            running = [each for each in self._trials if each.state == TrialState.RUNNING]
+            if len(self.counted) + len(running) >= self._options.trials:
                 return None
             # The choice depends on the trials so far alone, and differs between workers.
             self._study.sampler = _sampler(self._options, len(trials))
@@ -97,11 +99,30 @@ class Trials:
             trial.claim.take()
             return trial
 
+    def _continued(self, running: FrozenTrial) -> Trial | None:
+        """Returns a running trial if this worker is to continue it.
+
+        A trial that has lost too many workers is ended.
+        """
+        trial = Trial(optuna.Trial(self._study, running._trial_id), self._runs)
+        if not trial.claim.take():
+            return None
+        stopped, losses = (running.user_attrs.get(name, 0) for name in ("stopped", "losses"))
+        losses += not stopped
+        if losses < MOST_LOSSES and {*running.params} == {*self._distributions}:
+            trial.asked.set_user_attr("losses", losses)
+            trial.asked.set_user_attr("stopped", False)
+            return trial
+        if losses < MOST_LOSSES:
+            self._tell(trial, JudgedRun(LOST))
+        else:
+            self._tell(trial, JudgedRun(FAILED, message=f"{losses} of its workers have died"))
+        return None
+
     @property
     def are_done(self) -> bool:
         """Whether all trials have ended."""
-        trials = self._study.get_trials(deepcopy=False)
-        left = any(not each.state.is_finished() for each in trials)
+        left = any(not each.state.is_finished() for each in self._trials)
         return not left and len(self.counted) >= self._options.trials
 
     @property
@@ -120,18 +141,18 @@ class Trials:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials that have ended, by number."""
-        facts = ("value", "seconds", "message")
+        """All trials that have ended or were stopped, by number."""
+        facts = ("state", "value", "seconds", "message")
         return [
             TrialRecord(
                 number=each.number,
-                state=_state(each),
                 values={key: each.params[key] for key in self._distributions if key in each.params},
-                folder=_folder_of(each),
-                **{name: each.user_attrs[name] for name in facts if name in each.user_attrs},
+                folder=folder_name(each.number),
+                **{"state": LOST}
+                | {name: each.user_attrs[name] for name in facts if name in each.user_attrs},
             )
-            for each in self._study.get_trials(deepcopy=False)
-            if each.state.is_finished()
+            for each in self._trials
+            if each.state.is_finished() or each.user_attrs.get("stopped")
         ]
 
     def importances(self) -> dict[str, float]:
@@ -149,48 +170,28 @@ class Trials:
         except (ValueError, RuntimeError):  # no key varies
             return {}
 
-    def end(self, trial: Trial, state: str, **facts: Any) -> None:
+    def end(self, trial: Trial, run: JudgedRun) -> None:
         """Write how a trial ended; its run keeps tables and pictures, but no weights.
 
         Args:
             trial: the trial, whose claim is given up.
-            state: one of `COUNTED`, or `STOPPED` for one that is to be tried again.
-            facts: `value`, `seconds` and `message`.
+            run: how its run ended; one that was stopped is continued later.
         """
         with alone(self._folder):
-            self._end(trial.asked, state, **facts)
-            trial.claim.give_up()
+            self._tell(trial, run)
         for path in trial.folder.glob(f"{RUN}/*"):
-            if state != STOPPED and path.is_dir() and not path.is_symlink():
+            if run.state != STOPPED and path.is_dir() and not path.is_symlink():
                 remove(path, ignore_errors=True)
 
-    def _end_lost(self) -> None:
-        """Ends the trials whose workers have died."""
-        for each in self._study.get_trials(deepcopy=False):
-            if each.state != TrialState.RUNNING:
-                continue
-            claim = Claim(self._runs / _folder_of(each))
-            if claim.take():
-                losses = each.user_attrs.get("losses", 0) + 1
-                if losses < MOST_LOSSES:
-                    self._end(each, LOST, losses=losses)
-                else:
-                    self._end(each, FAILED, message=f"{losses} of its workers have died")
-                claim.give_up()
-
-    def _end(self, trial: Any, state: str, **facts: Any) -> None:
-        """Writes how a trial ended; the values of a lost or stopped one wait for a worker first."""
-        attributes = {**trial.user_attrs, **facts}
-        if state in AGAIN and {*trial.params} == {*self._distributions}:
-            again = {"again": trial.number, "folder": _folder_of(trial)}
-            again["losses"] = attributes.get("losses", 0)
-            trials = self._study.get_trials(deepcopy=False)
-            if all(each.user_attrs.get("again") != trial.number for each in trials):
-                self._study.enqueue_trial(trial.params, user_attrs=again)
-        for name, fact in {**facts, "state": state}.items():
-            self._storage.set_trial_user_attr(trial._trial_id, name, fact)
-        value = facts["value"] if state == COMPLETE else None
-        self._study.tell(trial.number, value, state=_TOLD.get(state, TrialState.PRUNED))
+    def _tell(self, trial: Trial, run: JudgedRun) -> None:
+        for name, fact in vars(run).items():
+            trial.asked.set_user_attr(name, fact)
+        trial.asked.set_user_attr("stopped", run.state == STOPPED)
+        if run.state != STOPPED:
+            value = run.value if run.state == COMPLETE else None
+            state = _TOLD.get(run.state, TrialState.PRUNED)
+            self._study.tell(trial.number, value, state=state)
+        trial.claim.give_up()
 
 
 class Trial:
@@ -203,17 +204,16 @@ class Trial:
     Attributes:
         number: number of the trial.
         values: the values to try, by key.
-        folder: its folder, which an earlier try of the same values may have used.
+        folder: its folder.
         claim: the claim on the folder.
     """
 
     def __init__(self, asked: optuna.Trial, runs: Path) -> None:
         self.asked = asked
         self.number, self.values = asked.number, dict(asked.params)
-        name = _folder_of(asked)
-        asked.set_user_attr("folder", name)
-        self.folder, self.claim = runs / name, Claim(runs / name)
-        self._reported: set[int] = set()
+        self.folder = runs / folder_name(asked.number)
+        self.claim = Claim(self.folder)
+        self._reported = {*asked.study.get_trials(deepcopy=False)[self.number].intermediate_values}
 
     def falls_behind(self, place: int, value: float) -> bool:
         """Returns whether the trial is to be pruned after a validation.
@@ -229,58 +229,9 @@ class Trial:
         return bool(self.asked.should_prune())
 
 
-class _CountedStudy:
-    """A study without the trials whose values are tried again: these compete only once.
-
-    Args:
-        study: optuna's study.
-    """
-
-    def __init__(self, study: optuna.Study) -> None:
-        self._study = study
-
-    def get_trials(self, *args: Any, **options: Any) -> list[FrozenTrial]:
-        """Returns the trials that compete."""
-        trials = self._study.get_trials(*args, **options)
-        return [trial for trial in trials if trial.user_attrs.get("state") not in AGAIN]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
-
-
-class _FairPruner(optuna.pruners.BasePruner):
-    """A pruner that does not compare a trial with an earlier try of the same trial."""
-
-    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
-        self._pruner = pruner
-
-    def prune(self, study: Any, trial: FrozenTrial) -> bool:
-        """Returns whether a trial falls behind those that compete."""
-        counted: Any = _CountedStudy(study)
-        return self._pruner.prune(counted, trial)
-
-
-def _state(trial: Any) -> str:
-    """Returns how a trial ended, or "running" or "waiting"."""
-    if not trial.state.is_finished():
-        return str(trial.state.name.lower())
-    return str(trial.user_attrs.get("state", LOST))
-
-
-def _folder_of(trial: Any) -> str:
-    """Returns the name of a trial's folder: its number, or that of an earlier try of its values.
-
-    Raises:
-        UnreadableError: the storage has another name. What is in this folder may be removed.
-    """
-    name = trial.user_attrs.get("folder") or f"{trial.number:04d}"
-    if not (isinstance(name, str) and re.fullmatch(r"[0-9]{4,}", name)):
-        raise UnreadableError(
-            f"trial {trial.number} in the storage has the folder {name!r}; must be the number of a "
-            f"trial, such as {trial.number:04d}: put the storage back as the tuning left it, or "
-            "begin anew with --overwrite"
-        )
-    return name
+def folder_name(number: int) -> str:
+    """Returns the name of a trial's folder."""
+    return f"{number:04d}"
 
 
 def _distribution(values: Range | Sequence[Any]) -> BaseDistribution:
