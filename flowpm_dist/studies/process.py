@@ -66,7 +66,7 @@ def run(
     limit: float | None = None,
     grace: float = STOP_SECONDS,
     claim: Claim | None = None,
-    asked: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run a command to its end, in a process group of its own.
 
@@ -81,8 +81,8 @@ def run(
         grace: time that it has to stop [s]; then it is killed.
         claim: the claim of this work. The command holds it as well, so that nobody else takes it
             while the command ends, should this process die.
-        asked: whether the command is to stop; called several times a second. It is then sent
-            SIGTERM.
+        should_stop: returns whether the command is to stop; it is called several times a second.
+            The command is then sent SIGTERM.
     """
     begin = time.monotonic()
     with open(log, "wb", opener=no_link) as out:
@@ -93,11 +93,11 @@ def run(
             stderr=subprocess.STDOUT,
             env=None if environment is None else dict(environment),
             process_group=0,
-            pass_fds=() if claim is None else claim.held,
+            pass_fds=() if claim is None else claim.descriptors,
             preexec_fn=launch.dying_with_parent(),
         )
         try:
-            ended = _watched(process, begin, memory, limit, grace, asked)
+            ended = _watched(process, begin, memory, limit, grace, should_stop)
         except BaseException:
             _kill(process)
             raise
@@ -112,7 +112,7 @@ def _watched(
     memory: int | None,
     limit: float | None,
     grace: float,
-    asked: Callable[[], bool],
+    should_stop: Callable[[], bool],
 ) -> tuple[str, str] | None:
     """Waits for the end of a process, and ends it if it must be.
 
@@ -134,7 +134,7 @@ def _watched(
         if stopped is None:
             if limit is not None and now - begin > limit:
                 stopped = FAILED, f"it was stopped after {now - begin:.0f} s, its time limit"
-            elif asked():
+            elif should_stop():
                 stopped = STOPPED, ""
             if stopped is not None:
                 stopped_at = now
@@ -146,19 +146,25 @@ def _watched(
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kills a process and all that it has started; a launcher may then end by itself."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        family = []
-    for member in family:
+    descendants = _family(process.pid)[1:]
+    for member in descendants:
         with contextlib.suppress(psutil.Error):
             member.kill()
-    if family:
+    if descendants:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
     process.kill()
     process.wait()
     _kill_group(process.pid)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """Returns a process and all that it has started; nothing if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def _kill_group(group: int) -> None:
@@ -199,13 +205,11 @@ def memory_of(pid: int) -> int:
     Processes on other hosts are not counted.
     """
     total = 0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for member in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                try:
-                    memory = member.memory_full_info()
-                    total += getattr(memory, "pss", memory.rss)
-                except psutil.AccessDenied:
-                    total += member.memory_info().rss
+    for member in _family(pid):
+        with contextlib.suppress(psutil.Error):
+            try:
+                memory = member.memory_full_info()
+                total += getattr(memory, "pss", memory.rss)
+            except psutil.AccessDenied:
+                total += member.memory_info().rss
     return total

@@ -28,13 +28,11 @@ from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is_on_one_host
 from flowpm_dist.studies.rows import all_planned
 from flowpm_dist.studies.subject import RESULT, RUN, read_result, write_result
-from flowpm_dist.studies.tables import write_rows
+from flowpm_dist.studies.tables import save_figures, write_rows
 from flowpm_dist.studies.workers import Claim, StopSignals, alone, share
 from meshimpl import launch
 
 MARK = "study.json"
-WAIT_SECONDS = 5.0
-"""Time between two looks at the runs of other workers [s]."""
 GRACE_SECONDS = 20.0
 """Time that a run has to stop; it is made anew later [s]."""
 SUMMARY, LARGEST = "summary.csv", "largest.csv"
@@ -174,16 +172,15 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         with alone(self.folder.runs):
             write_run_file(self.folder.run_file, self.options.resolved())
             self.folder.keep_checksums(self.options.checksums())
-        stop = StopSignals()
 
         def show(count: int, folder: Path) -> None:
             progress("run", count, len(points), str(points[folder]))
 
-        with stop.heard(progress.say):
+        with StopSignals(progress.say) as stop:
             pieces = {
                 folder: partial(self._do, point, stop, progress) for folder, point in points.items()
             }
-            count = share(pieces, stop, show, WAIT_SECONDS)
+            count = share(pieces, stop, show)
         if stop and count < len(points):
             self._write(progress, complete=False)
             raise StopError(stop.name, f"after {count} runs of {len(points)}")
@@ -231,7 +228,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
             limit=study.limit,
             grace=GRACE_SECONDS,
             claim=claim,
-            asked=lambda: bool(stop),
+            should_stop=lambda: bool(stop),
         )
         if outcome.status == STOPPED:
             return None
@@ -280,12 +277,9 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
                 write_rows(path / LARGEST, summary.largest_rows(summary.groups_of(runs), largest))
             return
         with decoration("figures", warn):
-            from flowpm_dist.io.figures import save_figure
             from flowpm_dist.studies.figures import figures
 
-            for name, draw in figures(summary.groups_of(runs)).items():
-                with decoration(name, warn):
-                    save_figure(draw(), path / name)
+            save_figures(path, figures(summary.groups_of(runs)), warn)
 
     @override
     def report(self, result: list[summary.Run]) -> str:

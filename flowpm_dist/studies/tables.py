@@ -1,13 +1,17 @@
-"""Tables that a study and a tuning write."""
+"""Tables and figures that a study and a tuning write."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import written_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def write_rows(
@@ -37,3 +41,20 @@ def write_rows(
             table.writerow(
                 {k: f"{v:.{digits}g}" if isinstance(v, float) else v for k, v in row.items()}
             )
+
+
+def save_figures(
+    folder: Path, drawings: Mapping[str, Callable[[], Figure]], warn: Callable[[str], None]
+) -> None:
+    """Write figures; one that fails is a warning.
+
+    Args:
+        folder: the folder.
+        drawings: functions that draw the figures, by the name of their file.
+        warn: shows the user a warning.
+    """
+    from flowpm_dist.io.figures import save_figure
+
+    for name, draw in drawings.items():
+        with decoration(name, warn):
+            save_figure(draw(), folder / name)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from flowpm_dist.io.files import no_link
 from meshimpl import launch
@@ -19,6 +19,8 @@ from meshimpl import launch
 CLAIM = ".claim"
 LOOK_SECONDS = 0.2
 """Time between two looks at a process, or at a claim [s]."""
+WAIT_SECONDS = 1.0
+"""Time between two looks at the work of other workers [s]."""
 
 
 class Claim:
@@ -47,7 +49,7 @@ class Claim:
         return True
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def descriptors(self) -> tuple[int, ...]:
         """The file descriptor of the claim, if this process has it."""
         return () if self._file is None else (self._file.fileno(),)
 
@@ -74,7 +76,6 @@ def share(
     pieces: Mapping[Path, Callable[[Claim], object]],
     stop: StopSignals,
     show: Callable[[int, Path], None],
-    wait: float,
 ) -> int:
     """Do those pieces of work that no other worker does, until all are done or a signal comes.
 
@@ -82,7 +83,6 @@ def share(
         pieces: what does the work, or what is left of it, by the folder that a worker claims.
         stop: the signals that this process has received.
         show: is called after each piece, with the number of pieces that are done and its folder.
-        wait: time between two looks at the pieces of other workers [s].
 
     Returns:
         The number of pieces that are done.
@@ -104,37 +104,43 @@ def share(
                 del left[folder]
                 show(len(pieces) - len(left), folder)
         if len(left) == before and not stop:
-            time.sleep(wait)
+            time.sleep(WAIT_SECONDS)
     return len(pieces) - len(left)
 
 
 class StopSignals:
-    """Signals that ask this process to stop, remembered until its runs have ended."""
+    """Signals that ask this process to stop, remembered until its runs have ended.
 
-    def __init__(self) -> None:
+    It is a context: inside, a signal is remembered, and a second SIGINT raises SystemExit.
+
+    Args:
+        say: shows the user a line.
+
+    Attributes:
+        received: the number of the last signal; None without one.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
         self.received: int | None = None
+        self._say = say
+        self._handlers: dict[int, Any] = {}
 
-    @contextmanager
-    def heard(self, say: Callable[[str], None]) -> Iterator[StopSignals]:
-        """Inside, a signal is remembered; a second SIGINT raises SystemExit.
+    def __enter__(self) -> Self:
+        self._handlers = {
+            number: signal.signal(number, self._note) for number in launch.STOP_SIGNALS
+        }
+        return self
 
-        Args:
-            say: shows the user a line.
-        """
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
 
-        def note(number: int, frame: Any) -> None:
-            if number == self.received == signal.SIGINT:
-                raise SystemExit(128 + number)
-            if self.received is None:
-                say("stopping the runs ...")
-            self.received = number
-
-        before = {number: signal.signal(number, note) for number in launch.STOP_SIGNALS}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _note(self, number: int, frame: Any) -> None:
+        if number == self.received == signal.SIGINT:
+            raise SystemExit(128 + number)
+        if self.received is None:
+            self._say("stopping the runs ...")
+        self.received = number
 
     def __bool__(self) -> bool:
         return self.received is not None

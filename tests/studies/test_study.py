@@ -370,7 +370,7 @@ def test_how_a_run_ends(tmp_path):
     assert ended("import os; os.kill(os.getpid(), 9)").status == NO_MEMORY
     late = ended("import time; time.sleep(60)", limit=0.5)
     assert late.status == FAILED and "its time limit" in late.message and late.seconds < 10
-    assert ended("import time; time.sleep(60)", asked=lambda: True).status == STOPPED
+    assert ended("import time; time.sleep(60)", should_stop=lambda: True).status == STOPPED
     assert memory_of(os.getpid()) > 2**20
 
 
@@ -531,15 +531,15 @@ def _alive(name: str) -> bool:
 
 def test_a_signal_ends_the_sharing_of_work_at_once(tmp_path):
     """Pieces that were not begun leave nothing behind."""
-    stop, done = StopSignals(), []
+    stop, done = StopSignals(print), []
 
     def do(claim):
-        assert claim.held
+        assert claim.descriptors
         done.append(claim)
         stop.received = signal.SIGTERM
 
     folders = [tmp_path / f"{number:03d}" for number in range(20)]
-    assert share(dict.fromkeys(folders, do), stop, lambda count, folder: None, 0.0) == 0
+    assert share(dict.fromkeys(folders, do), stop, lambda count, folder: None) == 0
     assert len(done) == 1
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [
         Path("000"), Path("000", CLAIM),

@@ -578,7 +578,7 @@ def test_a_storage_names_no_folder_but_a_trials_own(here, storage):
     Path("precious/run/weights").mkdir(parents=True)
     trials = trials_in(here, storage=storage)()
     trial = trials.next()
-    trial.asked.set_user_attr("folder", "../precious")
+    trial.optuna_trial.set_user_attr("folder", "../precious")
     trials.end(trial, JudgedRun(STOPPED))
     again = trials_in(here, storage=storage)()
     assert [record.folder for record in again.records] == ["0000"]
@@ -595,7 +595,7 @@ def test_a_full_disk_costs_a_journal_its_last_line_alone(here):
     trial = trials.next()
     whole = journal.read_bytes()
     with disk_of(len(whole) + 40), pytest.raises(WriteError, match="cannot write .*journal.log: "):
-        trial.asked.set_user_attr("message", "x" * 100)
+        trial.optuna_trial.set_user_attr("message", "x" * 100)
     assert journal.read_bytes().startswith(whole) and len(journal.read_bytes()) == len(whole) + 40
     with pytest.warns(UserWarning, match=f"{journal}: removed a last line"):
         trials.end(trial, JudgedRun("complete", 1.0, 1.0))

@@ -29,6 +29,7 @@ from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, STOPPED, is_on_one_host, run
 from flowpm_dist.studies.subject import Values
+from flowpm_dist.studies.tables import save_figures
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import Purpose, TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
@@ -41,7 +42,7 @@ from flowpm_dist.studies.tuning.runs import (
     make_repeat,
     repeats_of,
 )
-from flowpm_dist.studies.workers import StopSignals, alone, share
+from flowpm_dist.studies.workers import WAIT_SECONDS, StopSignals, alone, share
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ MARK, TRIALS, BEST = "tune.json", "trials.csv", "best.csv"
 FIGURES = ("history.png", "importances.png", "parallel.png")
 ENOUGH = ("trials", "repeats", "seeds")
 """Keys of [tune] that a later run may raise; the mark says what is done of them."""
-WAIT_SECONDS = 1.0
-"""Time between two looks at what other workers do [s]."""
 
 
 class TuneFolder(WorkFolder):
@@ -93,7 +92,7 @@ class TuneFolder(WorkFolder):
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """The result of a tuning.
 
     Attributes:
@@ -109,7 +108,7 @@ class Tuned:
     verdict: Verdict
 
 
-class TuneJob(Job[TuneOptions, Tuned]):
+class TuneJob(Job[TuneOptions, TuningResult]):
     """A tuning that was checked and can begin."""
 
     command = Command(
@@ -173,7 +172,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
             int(str(mark.get(key, 0))) >= getattr(self.options.tune, key) for key in ENOUGH
         )
 
-    def work(self, progress: Progress) -> Tuned:
+    def work(self, progress: Progress) -> TuningResult:
         """Makes the trials and the repeats that no other worker makes, and writes the results.
 
         Raises:
@@ -185,11 +184,10 @@ class TuneJob(Job[TuneOptions, Tuned]):
         with storage_errors(self.folder.storage):
             return self._work(progress)
 
-    def _work(self, progress: Progress) -> Tuned:
+    def _work(self, progress: Progress) -> TuningResult:
         from flowpm_dist.studies.tuning.trials import Trials
 
         options, folder, tune = self.options, self.folder, self.options.tune
-        stop = StopSignals()
         with alone(folder.repeats):
             write_run_file(folder.run_file, options.resolved())
             folder.keep_checksums(options.checksums())
@@ -199,14 +197,14 @@ class TuneJob(Job[TuneOptions, Tuned]):
         trials = Trials(
             folder.storage, folder.trials, tune, options.space, first=self._first_place, tried=first
         )
-        with stop.heard(progress.say), self._other_workers(stop, progress):
+        with StopSignals(progress.say) as stop, self._other_workers(stop, progress):
             self._make_trials(trials, stop, progress)
             choice, gain = self._make_repeats(trials, stop, progress)
         if stop:
             place = f"after {len(trials.counted)} of {tune.trials} trials"
             raise StopError(stop.name, place)
         verdict = results.verdict_of(gain, trials.best, tune.worth)
-        result = Tuned(trials.counted, choice, gain, verdict)
+        result = TuningResult(trials.counted, choice, gain, verdict)
         with alone(folder.repeats):  # each worker writes the same
             self._write(result, trials)
             self._draw(result, trials, progress.warn)
@@ -245,7 +243,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
                 command,
                 logs / f"{name}-{number}.txt",
                 environment={**os.environ, SHARED_BY: str(tune.workers)},
-                asked=lambda: bool(stop) or failed.is_set(),
+                should_stop=lambda: bool(stop) or failed.is_set(),
             )
             if outcome.status not in (COMPLETE, STOPPED):
                 progress.warn(f"worker {number} has ended: {outcome.message}")
@@ -317,7 +315,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
             pieces = {
                 each.folder: partial(make_repeat, self.options, each, stop) for each in repeats
             }
-            share(pieces, stop, show, WAIT_SECONDS)
+            share(pieces, stop, show)
             return results.candidates_of(repeats, chosen)
 
         choice = repeated(chosen, "choice") if len(chosen) > 1 else []
@@ -327,7 +325,7 @@ class TuneJob(Job[TuneOptions, Tuned]):
         by_name = {each.name: each for each in pair}
         return choice, Gain(by_name[name], by_name[DEFAULTS])
 
-    def _write(self, result: Tuned, trials: Trials) -> None:
+    def _write(self, result: TuningResult, trials: Trials) -> None:
         """Writes the results."""
         options, path, verdict = self.options, self.folder.path, result.verdict
         self._write_trials(trials)
@@ -345,19 +343,17 @@ class TuneJob(Job[TuneOptions, Tuned]):
             states=_count(result.records),
         )
 
-    def _draw(self, result: Tuned, trials: Trials, warn: Callable[[str], None]) -> None:
+    def _draw(self, result: TuningResult, trials: Trials, warn: Callable[[str], None]) -> None:
         """Draws the results, which are complete."""
         with decoration("figures", warn):
-            from flowpm_dist.io.figures import save_figure
             from flowpm_dist.studies.tuning.figures import figures
 
             space, metric = self.options.space, self.judge.metric
-            for name, draw in figures(result.records, trials.importances, space, metric).items():
-                with decoration(name, warn):
-                    save_figure(draw(), self.folder.path / name)
+            drawings = figures(result.records, trials.importances, space, metric)
+            save_figures(self.folder.path, drawings, warn)
 
     @override
-    def report(self, result: Tuned) -> str:
+    def report(self, result: TuningResult) -> str:
         path, verdict, metric = self.folder.path, result.verdict, self.judge.metric
         lines = [_scores(each) for each in result.choice]
         repeated = [f"\n{metric} on fresh seeds, at full length:", *lines] if lines else []

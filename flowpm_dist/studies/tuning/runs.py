@@ -86,7 +86,7 @@ def judged_run(
         resume=True,
         limit=tune.limit if falls_behind else None,
         claim=claim,
-        asked=watch.is_over,
+        should_stop=watch.is_over,
     )
     return watch.judged(outcome)
 

@@ -110,8 +110,8 @@ class Trials:
         stopped, losses = (running.user_attrs.get(name, 0) for name in ("stopped", "losses"))
         losses += not stopped
         if losses < MOST_LOSSES and {*running.params} == {*self._distributions}:
-            trial.asked.set_user_attr("losses", losses)
-            trial.asked.set_user_attr("stopped", False)
+            trial.optuna_trial.set_user_attr("losses", losses)
+            trial.optuna_trial.set_user_attr("stopped", False)
             return trial
         if losses < MOST_LOSSES:
             self._tell(trial, JudgedRun(LOST))
@@ -185,8 +185,8 @@ class Trials:
 
     def _tell(self, trial: Trial, run: JudgedRun) -> None:
         for name, fact in vars(run).items():
-            trial.asked.set_user_attr(name, fact)
-        trial.asked.set_user_attr("stopped", run.state == STOPPED)
+            trial.optuna_trial.set_user_attr(name, fact)
+        trial.optuna_trial.set_user_attr("stopped", run.state == STOPPED)
         if run.state != STOPPED:
             value = run.value if run.state == COMPLETE else None
             state = _TOLD.get(run.state, TrialState.PRUNED)
@@ -198,7 +198,7 @@ class Trial:
     """A trial that this worker runs.
 
     Args:
-        asked: optuna's trial.
+        optuna_trial: optuna's trial.
         runs: folder of the trials' folders.
 
     Attributes:
@@ -208,12 +208,13 @@ class Trial:
         claim: the claim on the folder.
     """
 
-    def __init__(self, asked: optuna.Trial, runs: Path) -> None:
-        self.asked = asked
-        self.number, self.values = asked.number, dict(asked.params)
-        self.folder = runs / folder_name(asked.number)
+    def __init__(self, optuna_trial: optuna.Trial, runs: Path) -> None:
+        self.optuna_trial = optuna_trial
+        self.number, self.values = optuna_trial.number, dict(optuna_trial.params)
+        self.folder = runs / folder_name(optuna_trial.number)
         self.claim = Claim(self.folder)
-        self._reported = {*asked.study.get_trials(deepcopy=False)[self.number].intermediate_values}
+        trials = optuna_trial.study.get_trials(deepcopy=False)
+        self._reported = {*trials[self.number].intermediate_values}
 
     def falls_behind(self, place: int, value: float) -> bool:
         """Returns whether the trial is to be pruned after a validation.
@@ -225,8 +226,8 @@ class Trial:
         if place in self._reported:
             return False
         self._reported.add(place)
-        self.asked.report(value, place)
-        return bool(self.asked.should_prune())
+        self.optuna_trial.report(value, place)
+        return bool(self.optuna_trial.should_prune())
 
 
 def folder_name(number: int) -> str:
