@@ -15,7 +15,6 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,26 +29,26 @@ from flowpm_dist.io.files import UnreadableError, WriteError
 from flowpm_dist.jobs.run_file import ConfigError, read_table
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import STOPPED
-from flowpm_dist.studies.subject import Subject, write_result
+from flowpm_dist.studies.subject import Subject
 from flowpm_dist.studies.tuning.judges import Judge, constant_value, judge_of
 from flowpm_dist.studies.tuning.options import TuneOptions, fresh_seed
 from flowpm_dist.studies.tuning.records import JudgedRun, TrialRecord
 from flowpm_dist.studies.tuning.results import (
     Candidate,
     Gain,
-    candidates_of,
+    ranked,
     verdict_of,
     write_run_file,
 )
 from flowpm_dist.studies.tuning.runs import (
     DEFAULTS,
     SHARED_BY,
-    Repeat,
     check_memory,
     prepared,
-    repeats_of,
+    repeat,
     threads_of_rank,
 )
+from flowpm_dist.studies.workers import StopSignals
 from meshimpl import launch
 
 SCRIPT = """
@@ -395,32 +394,27 @@ def processes_with(text):
     return [line for line in listed.splitlines() if text in line and os.getcwd() in line]
 
 
-def left_runs(values):
-    """Repeats that have ended with these values on each seed; None for one that failed."""
-    repeats = []
-    for name, scores in values.items():
-        for number, value in enumerate(scores):
-            repeats.append(Repeat(name, number, {}, Path(name, str(number))))
-            # A run that failed in the middle has a value, which does not count.
-            run = JudgedRun("failed", 0.1) if value is None else JudgedRun("complete", value)
-            write_result(repeats[-1].folder, run)
-    return repeats
+def candidate(name, scores, values=None):
+    """Values that were repeated, by the value on each seed; None for a run that failed."""
+    # A run that failed in the middle has a value, which does not count.
+    runs = [JudgedRun("failed", 0.1) if x is None else JudgedRun("complete", x) for x in scores]
+    return Candidate(name, values or {}, runs)
 
 
 def gain_of(winner, defaults):
     """The gain of trial 3, by the values on each seed."""
-    values = [Candidate("trial 3", {"rate": 0.1}, np.array(winner, float))]
-    return Gain(*values, Candidate(DEFAULTS, {"rate": 0.2}, np.array(defaults, float)))
+    return Gain(
+        candidate("trial 3", winner, {"rate": 0.1}), candidate(DEFAULTS, defaults, {"rate": 0.2})
+    )
 
 
 TRIAL = TrialRecord("complete", 1.0, number=3, values={"rate": 0.1})
 
 
-def test_repeats_are_chosen_by_their_mean(here):
+def test_repeats_are_chosen_by_their_mean():
     """Means and spreads by hand; a missing run is left out, and puts values last."""
-    values = {"trial 3": [1.0, 2.0, 3.0], "trial 5": [0.5, None, 0.7], "trial 7": [2.0, 4.0, 3.0]}
-    chosen = {name: {"rate": 0.1} for name in values}
-    first, second, last = candidates_of(left_runs(values), chosen)
+    values = {"trial 5": [0.5, None, 0.7], "trial 7": [2.0, 4.0, 3.0], "trial 3": [1.0, 2.0, 3.0]}
+    first, second, last = ranked(candidate(name, scores) for name, scores in values.items())
     assert [first.name, second.name, last.name] == ["trial 3", "trial 7", "trial 5"]
     assert (first.mean, first.spread) == (2.0, 1.0)
     assert (last.failed, last.mean) == (1, pytest.approx(0.6))
@@ -451,18 +445,19 @@ def test_the_gain_is_tested_by_pairs(here):
         ([1.0, 1.0, 1.0], 0.0, True, "beats the defaults by 1 +- 0"),
         ([0.0, 0.0, 0.0], 0.0, False, "the defaults stand"),
         ([1.0, 1.0], 0.0, None, "Not decided: a verdict needs at least 3 seeds, and a value on e"),
-        ([1.0, 1.0, 1.0, math.nan], 0.0, None, "Not decided: a verdict needs at least 3 seeds"),
+        ([1.0, 1.0, 1.0, None], 0.0, None, "Not decided: a verdict needs at least 3 seeds"),
     ],
 )
 def test_the_verdict(gains, worth, beats, sentence):
     """Better, better by less than matters, no better, or not decided."""
-    verdict = verdict_of(gain_of([-each for each in gains], np.zeros(len(gains))), [TRIAL], worth)
+    scores = [None if gain is None else -gain for gain in gains]
+    verdict = verdict_of(gain_of(scores, np.zeros(len(gains))), [TRIAL], worth)
     assert verdict.beats is beats and sentence in verdict.sentence
     assert verdict.values == {"rate": 0.1 if beats else 0.2}
 
 
 def test_the_verdict_without_values():
-    unknown = [math.nan] * 3
+    unknown = [None] * 3
     no_defaults = verdict_of(gain_of([1.0, 1.0, 1.0], unknown), [TRIAL])
     assert "no value on fresh seeds" in no_defaults.sentence and no_defaults.beats is None
     assert (no_defaults.name, no_defaults.values) == ("trial 3", {"rate": 0.1})
@@ -481,20 +476,14 @@ def share_called_better(true_gain, seeds, tunings=2_000):
     """
     draws = np.random.default_rng(seeds)
 
-    def repeated(trues):
-        scores = {name: draws.normal(true, size=seeds) for name, true in trues.items()}
-        runs = [
-            SimpleNamespace(name=name, result=JudgedRun("complete", value))
-            for name, values in scores.items()
-            for value in values
-        ]
-        return candidates_of(runs, dict.fromkeys(trues, {}))
+    def repeated(name, true):
+        return candidate(name, draws.normal(true, size=seeds))
 
     better = 0
     for _ in range(tunings):
-        chosen = repeated({f"trial {number}": -true_gain for number in range(3)})[0].name
-        pair = {each.name: each for each in repeated({chosen: -true_gain, DEFAULTS: 0.0})}
-        better += bool(verdict_of(Gain(pair[chosen], pair[DEFAULTS]), [TRIAL]).beats)
+        chosen = ranked(repeated(f"trial {number}", -true_gain) for number in range(3))[0].name
+        gain = Gain(repeated(chosen, -true_gain), repeated(DEFAULTS, 0.0))
+        better += bool(verdict_of(gain, [TRIAL]).beats)
     return better / tunings
 
 
@@ -515,28 +504,33 @@ def test_how_often_the_verdict_is_wrong():
     assert powers[3] < powers[8] < powers[20]
 
 
-def test_runs_for_the_verdict_have_guided_no_choice(here):
+def test_runs_for_the_verdict_have_guided_no_choice(here, monkeypatch):
     """They have seeds and folders of their own: the lowest of several means is lucky."""
+    runs = []
+
+    def judged_run(options, values, folder, *rest):
+        runs.append((values["seed"], folder))
+        return JudgedRun("complete", 1.0)
+
+    monkeypatch.setattr("flowpm_dist.studies.tuning.runs.judged_run", judged_run)
     run_file(seeds=4)
-    options, chosen = TuneOptions.load("tune.toml"), {"trial 3": {"rate": 0.1}}
-    choice, verdict = (
-        repeats_of(chosen, options, Judge(), Path("out"), purpose)
-        for purpose in ("choice", "verdict")
-    )
-    assert len({each.values["seed"] for each in (*choice, *verdict)}) == 8
-    assert len({each.folder for each in (*choice, *verdict)}) == 8
+    options, place, stop = TuneOptions.load("tune.toml"), Path("out"), StopSignals(print)
+    for purpose in ("choice", "verdict"):
+        values = {"trial 3": {"rate": 0.1}}
+        repeat(values, purpose, options, Judge(), place, stop, lambda *shown: None)
+    seeds, folders = zip(*runs, strict=True)
+    assert len({*seeds}) == len({*folders}) == 8
     seeds = [fresh_seed(0, n, purpose) for n in range(100) for purpose in ("choice", "verdict")]
     assert len({*seeds}) == 200
 
 
 def test_the_best_run_file_has_the_defaults_where_they_stand(here):
     run_file({"network.dropout": [0.0, 0.2]}, subject="train.toml")
-    values = [{"network.dropout": 0.2}, {"network.dropout": 0.0}]
-    scores = [np.array([1.0, 3.0, 2.0]), np.array([1.5, 3.0, 2.1])]
-    names = ["trial 1", DEFAULTS]
-    gain = Gain(*(Candidate(*each) for each in zip(names, values, scores, strict=True)))
-    verdict = verdict_of(gain, [TRIAL])
-    write_run_file(Path("best.toml"), TuneOptions.load("tune.toml"), verdict)
+    gain = Gain(
+        candidate("trial 1", [1.0, 3.0, 2.0], {"network.dropout": 0.2}),
+        candidate(DEFAULTS, [1.5, 3.0, 2.1], {"network.dropout": 0.0}),
+    )
+    write_run_file(Path("best.toml"), TuneOptions.load("tune.toml"), verdict_of(gain, [TRIAL]))
     assert "# Not decided: " in Path("best.toml").read_text()
     assert read_table("best.toml")["network"]["dropout"] == 0.0
 

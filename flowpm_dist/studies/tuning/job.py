@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +38,9 @@ from flowpm_dist.studies.tuning.runs import (
     SHARED_BY,
     check_memory,
     judged_run,
-    make_repeat,
-    repeats_of,
+    repeat,
 )
-from flowpm_dist.studies.workers import WAIT_SECONDS, StopSignals, alone, share
+from flowpm_dist.studies.workers import WAIT_SECONDS, StopSignals, alone
 from meshimpl import launch
 
 if TYPE_CHECKING:
@@ -304,26 +302,15 @@ class TuneJob(Job[TuneOptions, TuningResult]):
         chosen = {f"trial {record.number}": record.values for record in others}
 
         def repeated(chosen: Mapping[str, Values], purpose: Purpose) -> list[Candidate]:
-            folder = self.folder.repeats
-            repeats = repeats_of(chosen, self.options, self.judge, folder, purpose)
-            heading = f"repeats on fresh seeds for the {purpose}"
+            place, judge = self.folder.repeats, self.judge
+            runs = repeat(chosen, purpose, self.options, judge, place, stop, progress)
+            return [Candidate(name, chosen[name], runs[name]) for name in chosen]
 
-            def show(done: int, folder: Path) -> None:
-                progress(heading, done, len(repeats))
-
-            show(sum(each.result is not None for each in repeats), folder)
-            pieces = {
-                each.folder: partial(make_repeat, self.options, each, stop) for each in repeats
-            }
-            share(pieces, stop, show)
-            return results.candidates_of(repeats, chosen)
-
-        choice = repeated(chosen, "choice") if len(chosen) > 1 else []
+        choice = results.ranked(repeated(chosen, "choice")) if len(chosen) > 1 else []
         name = choice[0].name if choice else [*chosen][0]
         known = defaults if {*defaults} == {*self.options.space} else {}
         pair = repeated({name: chosen[name], DEFAULTS: known}, "verdict")
-        by_name = {each.name: each for each in pair}
-        return choice, Gain(by_name[name], by_name[DEFAULTS])
+        return choice, Gain(*pair)
 
     def _write(self, result: TuningResult, trials: Trials) -> None:
         """Writes the results."""

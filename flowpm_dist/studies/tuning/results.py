@@ -5,7 +5,7 @@ Nothing here imports TensorFlow or optuna.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,8 @@ from flowpm_dist.studies.process import COMPLETE
 from flowpm_dist.studies.subject import Values
 from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.tuning.options import TuneOptions
-from flowpm_dist.studies.tuning.records import COLLAPSED, TrialRecord
-from flowpm_dist.studies.tuning.runs import DEFAULTS, Repeat
+from flowpm_dist.studies.tuning.records import COLLAPSED, JudgedRun, TrialRecord
+from flowpm_dist.studies.tuning.runs import DEFAULTS
 
 LEVEL = 0.05
 """The largest probability of calling values better than the defaults that are not."""
@@ -37,14 +37,24 @@ class Candidate:
     Attributes:
         name: name of the values.
         values: the values by key.
-        scores: the value on each seed; NaN where a run has none [seed].
-        collapsed: number of the runs that have collapsed.
+        runs: how the runs ended; None for one that was not made [seed].
     """
 
     name: str
-    values: Mapping[str, Any]
-    scores: np.ndarray
-    collapsed: int = 0
+    values: Values
+    runs: Sequence[JudgedRun | None]
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The value on each seed; NaN where a run has none, or failed [seed]."""
+        states = (COMPLETE, COLLAPSED)
+        values = [run.value if run and run.state in states else None for run in self.runs]
+        return np.array(values, float)
+
+    @property
+    def collapsed(self) -> int:
+        """Number of the runs that have collapsed."""
+        return sum(run is not None and run.state == COLLAPSED for run in self.runs)
 
     @property
     def mean(self) -> float:
@@ -72,24 +82,8 @@ def _deviation(values: np.ndarray) -> float:
     return float(known.std(ddof=1)) if known.size > 1 else float("nan")
 
 
-def candidates_of(repeats: Sequence[Repeat], chosen: Mapping[str, Values]) -> list[Candidate]:
-    """Returns what was repeated, the best first: the fewest failures, then the lowest mean.
-
-    Args:
-        repeats: the runs for one purpose, of which all have ended.
-        chosen: the values by name.
-    """
-    candidates = []
-    for name, values in chosen.items():
-        results = [each.result for each in repeats if each.name == name]
-        scores = [
-            np.nan
-            if result is None or result.value is None or result.state not in (COMPLETE, COLLAPSED)
-            else result.value
-            for result in results
-        ]
-        collapsed = sum(result is not None and result.state == COLLAPSED for result in results)
-        candidates.append(Candidate(name, values, np.array(scores), collapsed))
+def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Returns candidates, the best first: the fewest failures, then the lowest mean."""
     return sorted(candidates, key=lambda c: (c.failed, np.nan_to_num(c.mean, nan=np.inf)))
 
 

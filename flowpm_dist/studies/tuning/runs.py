@@ -7,19 +7,21 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
-from flowpm_dist.studies.subject import RUN, read_result, write_result
+from flowpm_dist.studies.subject import RUN, Values, read_result, write_result
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
 from flowpm_dist.studies.tuning.options import Purpose, TuneOptions, TuneSection, fresh_seed
 from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED, JudgedRun
-from flowpm_dist.studies.workers import Claim, StopSignals
+from flowpm_dist.studies.workers import Claim, StopSignals, share
 from meshimpl import launch
 
 COLLAPSE_CHECK = 50
@@ -170,60 +172,53 @@ class Watch:
         return JudgedRun(state, judge.value(values), round(outcome.seconds, 3), message)
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """Values that are repeated on a fresh seed.
-
-    Attributes:
-        name: name of the values, such as "trial 7" or `DEFAULTS`.
-        number: number of the fresh seed, from 0.
-        values: the values of all keys, with the seed's.
-        folder: the folder of the run.
-    """
-
-    name: str
-    number: int
-    values: Mapping[str, Any]
-    folder: Path
-
-    @property
-    def result(self) -> JudgedRun | None:
-        """How the run ended; None if it has not."""
-        return read_result(self.folder, JudgedRun)
-
-
-def make_repeat(options: TuneOptions, repeat: Repeat, stop: StopSignals, claim: Claim) -> None:
-    """Run values at full length, unless that was done, and write how the run ended."""
-    if repeat.result is None:
-        ended = judged_run(options, repeat.values, repeat.folder, claim, stop)
-        if ended.state != STOPPED:
-            write_result(repeat.folder, ended)
-
-
-def repeats_of(
-    chosen: Mapping[str, Mapping[str, Any]],
+def repeat(
+    chosen: Mapping[str, Values],
+    purpose: Purpose,
     options: TuneOptions,
     judge: Judge,
     folder: Path,
-    purpose: Purpose,
-) -> list[Repeat]:
-    """Returns the runs of chosen values on fresh seeds, the first seed of all of them first.
+    stop: StopSignals,
+    progress: Progress,
+) -> dict[str, list[JudgedRun | None]]:
+    """Run chosen values at full length on fresh seeds, shared with other workers.
 
     Args:
         chosen: values by key, by their name.
+        purpose: what the runs are for.
         options: the run file of the tuning.
         judge: how runs are judged.
         folder: folder of the repeats.
-        purpose: what the runs are for.
+        stop: the signals that this process has received.
+        progress: shows how many runs have ended.
+
+    Returns:
+        How the runs of each name ended [seed]; None for a run that was not made before a signal.
     """
-    keys = options.tune.seed_keys or judge.seeds
-    repeats = []
-    for number in range(options.tune.seeds):
-        seeds = dict.fromkeys(keys, fresh_seed(options.tune.seed, number, purpose))
-        for name, values in chosen.items():
-            place = folder / name.replace(" ", "-") / f"{PLACES[purpose]}-{number}"
-            repeats.append(Repeat(name, number, {**values, **seeds}, place))
-    return repeats
+    numbers = range(options.tune.seeds)
+    folders = {
+        name: [folder / name.replace(" ", "-") / f"{PLACES[purpose]}-{n}" for n in numbers]
+        for name in chosen
+    }
+
+    def run(name: str, number: int, claim: Claim) -> None:
+        place = folders[name][number]
+        if read_result(place, JudgedRun) is None:
+            seed = fresh_seed(options.tune.seed, number, purpose)
+            seeds = dict.fromkeys(options.tune.seed_keys or judge.seeds, seed)
+            ended = judged_run(options, {**chosen[name], **seeds}, place, claim, stop)
+            if ended.state != STOPPED:
+                write_result(place, ended)
+
+    def show(done: int, place: Path) -> None:
+        progress(f"repeats on fresh seeds for the {purpose}", done, len(pieces))
+
+    pieces = {folders[name][n]: partial(run, name, n) for n in numbers for name in chosen}
+    share(pieces, stop, show)
+    return {
+        name: [read_result(place, JudgedRun) for place in places]
+        for name, places in folders.items()
+    }
 
 
 def check_memory(job: Job[Any, Any] | None, workers: int) -> None:
