@@ -177,7 +177,7 @@ class Costs:
         pieces: the pieces of the work; the first are the main ones.
         ranks: the largest number of ranks of the jobs that it starts at one time; None if it
             starts none.
-        warnings: where the hardware is short for it.
+        warnings: where that is too little, or more than the hardware has.
     """
 
     demand: Demand | None

@@ -684,6 +684,13 @@ def test_workers_share_the_host(here, monkeypatch):
     assert "tune.workers = 3: 3 ranks share 2 cores here" in found and "2 would fit" in found
 
 
+def test_seeds_that_decide_nothing_are_a_warning(here):
+    for repeats, warned in ((0, False), (1, True)):
+        run_file(repeats=repeats, seeds=2)
+        checked = flowpm_here("tune", "tune.toml", "--check")
+        assert ("tune.seeds = 2: a verdict needs at least 3" in plain(checked.stdout)) is warned
+
+
 def test_a_tuning_is_one_process(here):
     run_file()
     check = ["tune", "tune.toml", "--check"]

@@ -151,6 +151,9 @@ class TuneJob(Job[TuneOptions, TuningResult]):
         whole = tune.workers + tune.seeds * (choice + 2) * (tune.repeats > 0)
         disk = FIGURES_AND_TABLES + whole * (0 if subject is None else subject.costs.disk)
         ranks, cores, warnings = tune.ranks * tune.workers, launch.available_cores(), []
+        if tune.repeats and tune.seeds < results.FEWEST_PAIRS:
+            needed = f"a verdict needs at least {results.FEWEST_PAIRS}"
+            warnings.append(f"tune.seeds = {tune.seeds}: {needed}")
         if is_on_one_host():
             if ranks > cores:
                 share_of = f"tune.ranks = {tune.ranks} and tune.workers = {tune.workers}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -108,21 +107,20 @@ def judge_of(
         metric: a column in place of the default one.
         constant: the value of a constant prediction, in place of the one that is known.
     """
-    judge = _judge_of(options, metric)
+    match options:
+        case None:
+            judge: Judge | None = Judge(metric=metric or "validation_loss")
+        case TrainingPlan():
+            judge = _of_training(options, metric)
+        case EmulationOptions():
+            judge = _of_emulation(options, metric)
+        case ReconstructionOptions():
+            judge = _of_reconstruction(options, metric)
+        case _:
+            judge = None
     return judge if judge is None or constant is None else replace(judge, constant=constant)
 
 
-@singledispatch
-def _judge_of(options: object, metric: str | None) -> Judge | None:
-    return None
-
-
-@_judge_of.register
-def _of_script(options: None, metric: str | None) -> Judge:
-    return Judge(metric=metric or "validation_loss")
-
-
-@_judge_of.register
 def _of_training(plan: TrainingPlan, metric: str | None) -> Judge | None:
     if isinstance(plan.data, DummyData):
         return None
@@ -170,7 +168,6 @@ def constant_value(loss: str, metric: str, *, bounded: bool) -> float | None:
     return known[name] if metric in ("validation_loss", "validation_mae") else None
 
 
-@_judge_of.register
 def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
     emulate = options.emulate
     keys = ("kind", "correlation", "displacement", "validation", "validate_every")
@@ -188,7 +185,6 @@ def _of_emulation(options: EmulationOptions, metric: str | None) -> Judge:
     )
 
 
-@_judge_of.register
 def _of_reconstruction(options: ReconstructionOptions, metric: str | None) -> Judge:
     return Judge(
         table="iterations.csv",

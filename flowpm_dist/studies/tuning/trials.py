@@ -32,7 +32,7 @@ from flowpm_dist.studies.workers import Claim, alone
 
 MOST_LOSSES = 3
 """A trial whose workers have died so often has failed."""
-_TOLD = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL, LOST: TrialState.FAIL}
+_OPTUNA_STATES = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL, LOST: TrialState.FAIL}
 """optuna knows all other states as pruned: then the sampler keeps away from such values."""
 
 
@@ -189,7 +189,7 @@ class Trials:
         trial.optuna_trial.set_user_attr("stopped", run.state == STOPPED)
         if run.state != STOPPED:
             value = run.value if run.state == COMPLETE else None
-            state = _TOLD.get(run.state, TrialState.PRUNED)
+            state = _OPTUNA_STATES.get(run.state, TrialState.PRUNED)
             self._study.tell(trial.number, value, state=state)
         trial.claim.give_up()
 
