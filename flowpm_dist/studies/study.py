@@ -285,20 +285,12 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
     def report(self, result: list[summary.Run]) -> str:
         path, groups = self.folder.path, summary.groups_of(result)
         if key := self.options.study.largest:
-            lines = [f"{path}: largest.csv"]
-            for row in summary.largest_rows(groups, key):
-                texts = (f"{name} {value}" for name, value in row.items() if value != "")
-                lines.append(", ".join(texts))
-            return "\n".join(lines)
-        lines = [f"{path}: summary.md, points.csv, pictures; all of them in report.html"]
-        for group in groups:
-            step, speed = group.spread(STEP), group.spread(summary.SPEED_UP)
-            text = group.label or self.options.study.subject.stem
-            text += f", {summary.ranks_of(group.ranks)}: "
-            text += "no run is complete" if step is None else f"{step[0]:.4g} s a step"
-            if speed is not None and group.ideal > 1:
-                text += f", speed-up {speed[0]:.2f} of {group.ideal:g}"
-            if group.failed:
-                text += f"; {len(group.failed)} runs {group.failed[0].status}"
-            lines.append(text)
-        return "\n".join(lines)
+            lines, rows = [f"{path}: {LARGEST}"], summary.largest_rows(groups, key)
+        else:
+            lines = [f"{path}: summary.md, points.csv, pictures; all of them in report.html"]
+            columns = (*groups[0].keys, "ranks", STEP, *summary.RATIOS, summary.NOT_COMPLETE)
+            rows = [
+                {name: row[name] for name in columns if name in row}
+                for row in summary.summary_rows(groups)
+            ]
+        return "\n".join([*lines, *map(summary.line_of, rows)])

@@ -27,8 +27,10 @@ from flowpm_dist.studies.process import COMPLETE, NO_MEMORY
 from flowpm_dist.studies.tables import write_rows
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
-SPEED_UP, EFFICIENCY = "speed-up", "efficiency"
+RATIOS = SPEED_UP, EFFICIENCY = "speed-up", "efficiency"
 """Columns that follow from the throughput of a group and that on the fewest ranks."""
+NOT_COMPLETE = "not complete"
+"""The column with how runs ended that are not complete."""
 SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
 FIGURES = (SCALING, PHASES, KEYS, ENERGIES)
 """The files of the figures, see `studies.figures`."""
@@ -146,7 +148,12 @@ class Group:
 
 def label_of(values: Mapping[str, Any]) -> str:
     """Returns values as a text such as "batch 8, learning_rate 0.001"."""
-    return ", ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in values.items())
+    return line_of({key.rpartition(".")[2]: value for key, value in values.items()})
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    """Returns a row of a table as a text; cells without a value are left out."""
+    return ", ".join(f"{name} {_short(value)}" for name, value in row.items() if value != "")
 
 
 def ranks_of(count: int) -> str:
@@ -208,7 +215,7 @@ def _columns(groups: Sequence[Group]) -> list[str]:
     )
     known = [name for name in SUMMARISED if name in measured]
     known += [name for name in measured if name.startswith(FEATURE)]
-    return [*known, SPEED_UP, EFFICIENCY] if several else known
+    return [*known, *RATIOS] if several else known
 
 
 def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -222,7 +229,7 @@ def summary_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 if name in (STEP, THROUGHPUT, SPEED_UP):
                     row |= {f"{name}, least": spread[1], f"{name}, greatest": spread[2]}
         if group.failed:
-            row["not complete"] = ", ".join(sorted({run.status for run in group.failed}))
+            row[NOT_COMPLETE] = ", ".join(sorted({run.status for run in group.failed}))
         rows.append(row)
     return rows
 

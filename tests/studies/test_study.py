@@ -260,6 +260,9 @@ def test_a_run_that_fails_is_a_result(here):
     done = flowpm_here("study", "study.toml")
     assert done.returncode == 0
     assert [run["status"] for run in rows_of("study-study/points.csv")] == ["complete", "failed"]
+    assert (
+        "rate 0.1, ranks 1, seconds a step 0.093\nrate -1, ranks 1, not complete fa" in done.stdout
+    )
     assert "error: a rate below 0" in Path("study-study/summary.md").read_text()
     assert rows_of("study-study/summary.csv")[1]["not complete"] == "failed"
 
@@ -348,6 +351,7 @@ def test_the_largest_value_that_fits(here):
     study_file('largest = "batch"\nmemory = 0.293\nmost = 64', "mib = [40]\nsleep = [0.6]")
     done = flowpm_here("study", "study.toml")
     assert done.returncode == 0, done.stderr
+    assert "sleep 0.6, ranks 1, largest batch 7, least without room 8" in done.stdout
     found = rows_of("study-study/largest.csv")
     assert [(row["largest batch"], row["least without room"]) for row in found] == [("7", "8")]
     tried = [int(name.partition("-")[2]) for name in begun()]
