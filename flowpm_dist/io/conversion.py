@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, remove, snapshot_attributes
+from flowpm_dist.io.files import UnreadableError, remove, snapshot_attributes
 from flowpm_dist.io.formats import PARTICLE_FORMATS
 from flowpm_dist.io.particles import (
     Header,
@@ -73,6 +73,7 @@ def convert_snapshot(
         The path of the new snapshot, a folder.
 
     Raises:
+        SnapshotError: the snapshot is damaged, or a value is not finite.
         WriteError: it cannot be written.
     """
     (write_part, finish), header = PARTICLE_FORMATS[format], Header.of(snapshot.attributes)
@@ -87,7 +88,7 @@ def convert_snapshot(
         aside.mkdir(parents=True)
         found = []
         for number in range(files):
-            block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1])
+            block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1], snapshot.path)
             found.append(write_part(aside, number, files, block, header))
             report(number + 1)
         if finish is not None:
@@ -99,11 +100,8 @@ def convert_snapshot(
         remove(replaced, ignore_errors=True)
     except OSError as error:
         raise write_error(path, error) from error
-    except (ValueError, RuntimeError, KeyError) as error:
-        if isinstance(error, WriteError):
-            raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise SnapshotError(f"the snapshot is damaged: {reason}") from error
+    except UnreadableError as error:
+        raise SnapshotError(str(error)) from error
     finally:
         remove(aside, ignore_errors=True)
     return path

@@ -12,8 +12,6 @@ import platform
 import re
 import secrets
 import shutil
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -23,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.io.errors import WorkError
+from flowpm_dist.io.errors import UserError, WorkError
 
 GENERATOR = "flowpm-dist"
 PACKAGES = (
@@ -114,6 +112,18 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, "must be a regular file", str(path))
 
 
+def check_regular_files(folder: Path) -> None:
+    """Checks that a folder, and the folders in it, hold nothing but regular files and folders.
+
+    Raises:
+        OSError: there is a device, a pipe, or a link to one or to nothing; or a folder cannot be
+            read.
+    """
+    for entry in _entries(folder):
+        if not (entry.is_file() or entry.is_dir()):
+            raise OSError(errno.EINVAL, "must be a regular file", entry.path)
+
+
 def read_bytes(path: Path, most: int = 2**24) -> bytes:
     """Returns the contents of a regular file.
 
@@ -126,8 +136,9 @@ def read_bytes(path: Path, most: int = 2**24) -> bytes:
     """
     check_regular(path)
     with path.open("rb") as file:
-        data = file.read(most + 1)
-    if len(data) > most:
+        large = os.fstat(file.fileno()).st_size > most
+        data = b"" if large else file.read(most + 1)
+    if large or len(data) > most:
         raise OSError(errno.EFBIG, f"must have at most {human_size(most)}", str(path))
     return data
 
@@ -149,10 +160,43 @@ def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the dictionary in a JSON file; an empty one if it is missing or damaged."""
     try:
-        found = json.loads(read_text(path))
+        table = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return table if isinstance(table, dict) else {}
+
+
+@contextmanager
+def reading(
+    path: Path, advice: str = "", raises: type[Exception] = UnreadableError
+) -> Iterator[None]:
+    """Inside, whatever a damaged file makes a library raise becomes an error that names the file.
+
+    Args:
+        path: the file or folder.
+        advice: the end of the message.
+        raises: the class of the error, in place of UnreadableError.
+
+    Raises:
+        UnreadableError: anything but another error of this package was raised inside.
+    """
+    try:
+        yield
+    except raises:
+        raise
+    except UnreadableError as error:
+        raise raises(str(error)) from error
+    except (UserError, WorkError):
+        raise
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            elsewhere = error.filename and Path(error.filename) != path
+            text = error.strerror + f": {error.filename}" * bool(elsewhere)
+        lines = text.strip().splitlines()
+        reason = lines[0][:200] if lines else type(error).__name__
+        message = f" ({reason}): {advice}" if advice else f": {reason}"
+        raise raises(f"{path} cannot be read{message}") from error
 
 
 @contextmanager
@@ -254,7 +298,7 @@ def _listed(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _entries(folder: Path, apart: str) -> Iterator[os.DirEntry[str]]:
+def _entries(folder: Path, apart: str = "") -> Iterator[os.DirEntry[str]]:
     """Yields all in a folder and in the folders in it; no symbolic link is followed below it."""
     for entry in _listed(folder):
         yield entry
@@ -288,55 +332,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     Raises:
         UnreadableError: the file is missing, damaged, or no .npz file.
     """
-    try:
-        with np.load(path) as held:
-            return {name: held[name] for name in held.files}
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, TypeError) as error:
-        raise UnreadableError(
-            f"{path} cannot be read ({error}): it is missing or damaged"
-        ) from error
-
-
-def number_type(name: Any, where: str, kinds: str = "fiu") -> np.dtype[Any]:
-    """Returns the dtype that a file names, if its values can be read as they lie in the file.
-
-    Values of other kinds can be addresses, which whoever wrote the file has chosen.
-
-    Args:
-        name: the dtype, or its name in the file.
-        where: file and key, for the message.
-        kinds: kinds of NumPy's dtypes: f, i and u are numbers, S is text.
-
-    Raises:
-        UnreadableError: it is of another kind.
-    """
-    try:
-        found = np.dtype(name)
-    except (TypeError, ValueError, SyntaxError):
-        found = None
-    if found is None or found.kind not in kinds:
-        words = {"f": "floating-point", "iu": "whole", "fiu": "real"}.get(kinds, "real")
-        raise UnreadableError(f"{where} is {name}; must be the dtype of {words} numbers")
-    return found
-
-
-def check_numbers(array: Any, where: str, kinds: str, shape: tuple[int, ...] | None = None) -> None:
-    """Checks the dtype and the shape of an array in a file before its values are read.
-
-    Args:
-        array: the array; None if the file lacks it.
-        where: file and name, for the message.
-        kinds: see `number_type`.
-        shape: the shape that it must have.
-
-    Raises:
-        UnreadableError: it is missing, or has another dtype or shape.
-    """
-    if not hasattr(array, "dtype"):
-        raise UnreadableError(f"{where} is missing")
-    number_type(array.dtype, f"{where}: dtype", kinds)
-    if shape is not None and tuple(array.shape) != shape:
-        raise UnreadableError(f"{where}: shape {list(array.shape)}; must be {list(shape)}")
+    with reading(path, "it is missing or damaged"):
+        check_regular(path)
+        with np.load(path) as archive:
+            return {name: archive[name] for name in archive.files}
 
 
 def human_size(count: int) -> str:

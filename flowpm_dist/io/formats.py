@@ -257,7 +257,7 @@ def write_particles(
     box, (write_part, finish) = displacement.box, PARTICLE_FORMATS[format]
     header = Header.of(attributes)
     mesh, x, v = box.mesh, np.asarray(displacement.block), np.asarray(velocity.block)
-    block = ParticleBlock(x, v, box.offset, 0, box.block[0])
+    block = ParticleBlock(x, v, box.offset, 0, box.block[0], path)
     try:
         if mesh.rank == 0:
             path.mkdir(parents=True)

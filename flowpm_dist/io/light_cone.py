@@ -11,25 +11,26 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import (
     CONE_PARTICLES,
     GENERATOR,
     LIGHT_CONE,
-    UnreadableError,
     WriteError,
-    check_numbers,
+    read_json,
+    reading,
     write_text,
 )
 from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.opening import check_numbers, checked, missing_chunks, open_arrays, open_hdf5
 from flowpm_dist.io.snapshot import (
     complete_attributes,
     mark_complete,
-    missing_chunks,
     new_array,
     new_group,
 )
@@ -117,23 +118,17 @@ def load_light_cone(path: str | Path) -> LightConeMaps:
 
     Raises:
         UserError: there are none, their writing was interrupted, or a chunk is missing.
-        UnreadableError: an array does not hold real numbers.
+        UnreadableError: an array does not hold real numbers, or is damaged.
     """
     path = Path(path)
     if path.name != LIGHT_CONE:
         path = path / LIGHT_CONE
     attributes = complete_attributes(path, "holds no maps of a light cone")
-    import zarr
-
-    try:
-        arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
-    except ValueError as error:  # a codec or a data type that zarr does not know, such as pickle
-        raise UnreadableError(f"{path} holds an array that cannot be read: {error}") from error
-    for name, array in arrays.items():
-        check_numbers(array, f"{path}/{name}", "fiu")
+    arrays = open_arrays(path)
     if lost := missing_chunks(path, arrays):
         raise UserError(f"{lost}: copy the maps again, or run again")
-    return LightConeMaps({n: np.asarray(a[...]) for n, a in arrays.items()}, attributes)
+    with reading(path):
+        return LightConeMaps({n: np.asarray(a[...]) for n, a in arrays.items()}, attributes)
 
 
 STEM = "light_cone"
@@ -144,6 +139,8 @@ COLUMNS = {"Coordinates": 3, "Velocities": 3, "ScaleFactor": 1}
 UNITS = {"Coordinates": "Mpc/h, comoving", "Velocities": "km/s, peculiar", "ScaleFactor": "1"}
 NUMBERS = sum(COLUMNS.values())
 """Numbers stored for each particle."""
+MOST_PARTS = 10**6
+"""Largest number of files."""
 ROWS = 2**12
 """Particles of a chunk, of which the last in a file may be nearly empty."""
 SPARE = 64 * 2**20  # left on the disk [bytes]
@@ -287,6 +284,13 @@ def _name(number: int) -> str:
     return f"{STEM}.{number}.hdf5"
 
 
+class _List(BaseModel):
+    """The contents of the file `LIST`."""
+
+    parts: Annotated[int, Field(ge=0, le=MOST_PARTS)]
+    light_cone: dict[str, Any]
+
+
 def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the particles of a light cone, and its attributes.
 
@@ -301,30 +305,26 @@ def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str
         UserError: there is no complete light cone, or a part is missing.
         UnreadableError: a part does not hold particles.
     """
-    import h5py
-
     folder = Path(folder)
     if not holds_light_cone(folder) and (folder / CONE_PARTICLES).is_dir():
         folder = folder / CONE_PARTICLES
-    try:
-        about = json.loads((folder / LIST).read_text())
-        parts, attributes = int(about["parts"]), about["light_cone"]
-    except FileNotFoundError:
-        found = "its particles are not complete" if holds_light_cone(folder) else "there is none"
-        raise UserError(f"{folder}: no {LIST} of a light cone: {found}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / LIST} is damaged: {error}") from error
-    files = [folder / _name(number) for number in range(parts)]
-    missing = [path.name for path in files if not path.is_file()]
+    if not (folder / LIST).exists():
+        state = "its particles are not complete" if holds_light_cone(folder) else "there is none"
+        raise UserError(f"{folder}: no {LIST} of a light cone: {state}")
+    with reading(folder / LIST, raises=UserError):
+        about = checked(_List, read_json(folder / LIST), f"{folder / LIST} is damaged: key")
+    files = [folder / _name(number) for number in range(about.parts)]
+    missing = [path.name for path in files if not path.exists()]
     if missing:
-        raise UserError(f"{folder}: of {parts} files of a light cone, {missing[0]} is missing")
+        raise UserError(f"{folder}: of {len(files)} files of a light cone, {missing[0]} is missing")
     columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
     for path in files:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             count = len(file["ScaleFactor"]) if "ScaleFactor" in file else 0
             for name, values in columns.items():
                 shape = (count,) if COLUMNS[name] == 1 else (count, COLUMNS[name])
                 check_numbers(file.get(name), f"{path}:{name}", "f", shape)
                 values.append(file[name][:])
     nothing = {name: np.zeros((0,) if n == 1 else (0, n)) for name, n in COLUMNS.items()}
-    return {name: np.concatenate(columns[name] or [nothing[name]]) for name in COLUMNS}, attributes
+    particles = {name: np.concatenate(columns[name] or [nothing[name]]) for name in COLUMNS}
+    return particles, about.light_cone

@@ -21,13 +21,15 @@ from flowpm_dist.io.files import (
     OF_PARTICLES,
     SNAPSHOT,
     UnreadableError,
-    check_numbers,
-    number_type,
+    check_regular,
+    read_text,
+    reading,
     snapshot_attributes,
 )
 from flowpm_dist.io.formats import DARK_MATTER, NAMES, UNITS
+from flowpm_dist.io.opening import check_numbers, number_type, open_hdf5
 from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
-from flowpm_dist.io.snapshot import SnapshotError
+from flowpm_dist.io.snapshot import SnapshotError, check_attributes
 from flowpm_dist.options import in_unit
 
 if TYPE_CHECKING:
@@ -129,6 +131,7 @@ class ParticleFiles:
         if self.written is not None:
             if cosmology is not None:
                 raise SnapshotError(f"{self.path} holds its cosmology: leave cosmology out")
+            check_attributes(self.path, self.written)
             return dict(self.written)
         if cosmology is None:
             raise SnapshotError(
@@ -288,11 +291,9 @@ def particle_files(
     if not found:
         return None
     ((read, folder),) = found
-    try:
+    with reading(folder, raises=SnapshotError):
         files = read(folder)
         totals = _totals(files.header)
-    except (OSError, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
-        raise SnapshotError(f"{folder} cannot be read: {error}") from error
     files = files.with_units(units or {})
     others = [n for n, total in enumerate(totals) if total and n != DARK_MATTER]
     if others:
@@ -316,8 +317,6 @@ def _totals(header: Mapping[str, Any]) -> np.ndarray:
 
 def _gadget(path: Path) -> ParticleFiles:
     """Returns a snapshot in Gadget-4's HDF5, whose velocities are over sqrt(a)."""
-    import h5py
-
     if path.is_dir():
         folder, names = path, sorted(path.glob("*.hdf5"))
     else:  # one of the files, all of which differ in a number before the ending
@@ -327,7 +326,7 @@ def _gadget(path: Path) -> ParticleFiles:
     header: dict[str, Any] = {}
     parts = []
     for name in names:
-        with h5py.File(name) as file:
+        with open_hdf5(name) as file:
             groups = [file[group] for group in ("Parameters", "Header") if group in file]
             header |= {key: value for group in groups for key, value in group.attrs.items()}
             ids = file.get(f"PartType{DARK_MATTER}/{NAMES[0]}")
@@ -349,9 +348,7 @@ def _gadget(path: Path) -> ParticleFiles:
 
 
 def _read_gadget(path: Path, begin: int, end: int) -> ParticleSlab:
-    import h5py
-
-    with h5py.File(path) as file:
+    with open_hdf5(path) as file:
         ids, x, v = (file[f"PartType{DARK_MATTER}/{name}"][begin:end] for name in NAMES)
     return ids, x, v
 
@@ -360,7 +357,7 @@ def _bigfile(path: Path) -> ParticleFiles:
     """Returns a snapshot in bigfile, whose velocities are peculiar."""
     header: dict[str, Any] = {}
     attributes = path / "Header" / "attr-v2"
-    for line in attributes.read_text().splitlines():
+    for line in read_text(attributes).splitlines():
         name, dtype, _, raw = line.split(" #HUMANE ")[0].split()
         kind = number_type(dtype, f"{attributes}: {name}", "fiuSb")
         values = np.frombuffer(bytes.fromhex(raw), kind)
@@ -400,7 +397,7 @@ def _files_of(
         UnreadableError: the block has other values, or a data file has another size.
     """
     header = folder / "header"
-    lines = header.read_text().splitlines()
+    lines = read_text(header).splitlines()
     text, count, _ = (line.split(":")[1].strip() for line in lines[:3])
     dtype = number_type(text, f"{header}: DTYPE", kinds)
     if count != str(members):
@@ -412,6 +409,7 @@ def _files_of(
                 f"{header}: {line!r}; must be the name of a data file, such as 000000, and the "
                 "number of its items"
             )
+        check_regular(folder / name)
         shape, size = (int(items), members), (folder / name).stat().st_size
         if size != (wanted := int(items) * members * dtype.itemsize):
             raise UnreadableError(

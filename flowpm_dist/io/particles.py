@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.cosmology.background import Background
-from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, write_text
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.io.files import (
+    ABOUT,
+    GENERATOR,
+    UnreadableError,
+    WriteError,
+    reading,
+    write_text,
+)
+from flowpm_dist.io.opening import not_finite
 
 HUBBLE = 100.0
 """H0 [km/s / (Mpc/h)]; times a velocity in Mpc/h H0 it is one in km/s."""
@@ -56,7 +65,7 @@ class Header:
     def of(cls, attributes: Mapping[str, Any]) -> Header:
         """Returns the header from the attributes of a snapshot."""
         (nx, ny, nz), (lx, ly, lz) = attributes["grid"], attributes["box_size"]
-        a, numbers = float(attributes["a"]), attributes["cosmology"]
+        a, numbers = float(attributes["a"]), Cosmology(**attributes["cosmology"]).numbers()
         rest = attributes.get("Omega_de", Background(numbers).Omega_de)  # of a theory of its own
         return cls(a, (nx, ny, nz), (lx, ly, lz), numbers, float(rest))
 
@@ -86,6 +95,7 @@ class ParticleBlock:
         velocity: likewise, canonical [Mpc/h H0].
         origin: lattice site of the first value of the arrays.
         begin, end: the rows of the arrays along x that belong to the block.
+        path: the snapshot, for messages.
     """
 
     displacement: Any
@@ -93,6 +103,7 @@ class ParticleBlock:
     origin: tuple[int, int, int]
     begin: int
     end: int
+    path: Path = Path()
 
     @property
     def count(self) -> int:
@@ -105,7 +116,11 @@ class ParticleBlock:
         return np.dtype(self.displacement.dtype)
 
     def particles(self, header: Header) -> Iterator[ParticleSlab]:
-        """Yields all particles of the block, in the order of their ids within a slab."""
+        """Yields all particles of the block, in the order of their ids within a slab.
+
+        Raises:
+            UnreadableError: the arrays cannot be read, or a value is not finite.
+        """
         rows = max(1, SLAB // math.prod(self.displacement.shape[1:3]))
         chunks = getattr(self.displacement, "chunks", None)
         if chunks:  # zarr's; each is decompressed once
@@ -113,16 +128,17 @@ class ParticleBlock:
         first = self.begin
         while first < self.end:
             last = min(self.end, (first // rows + 1) * rows)
-            displacement = np.asarray(self.displacement[first:last])
-            velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
+            with reading(self.path, "the snapshot is damaged"):
+                displacement = np.asarray(self.displacement[first:last])
+                velocity = np.asarray(self.velocity[first:last], dtype=np.float64)
             begins = (self.origin[0] + first, *self.origin[1:])
             for name, values in (("displacement", displacement), ("velocity", velocity)):
-                if not (finite := np.isfinite(values)).all():
-                    *site, axis = (int(i) for i in np.argwhere(~finite)[0])
+                if (wrong := not_finite(values)) is not None:
+                    *site, axis = wrong
                     place = [b + i for b, i in zip(begins, site, strict=True)]
-                    raise ValueError(
-                        f"{name} of the particle of site {place} is {values[*site, axis]} along "
-                        f"{'xyz'[axis]}: all values must be finite"
+                    raise UnreadableError(
+                        f"{self.path}: {name} of the particle of site {place} is "
+                        f"{values[*wrong]} along {'xyz'[axis]}: all values must be finite"
                     )
             sites = np.meshgrid(
                 *(np.arange(b, b + n) for b, n in zip(begins, displacement.shape, strict=False)),

@@ -8,6 +8,7 @@ the group is set last.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pydantic
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from flowpm_dist.cosmology.background import A_MAX
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, OF_PARTICLES, SNAPSHOT, WriteError, snapshot_attributes
+from flowpm_dist.io.files import (
+    GENERATOR,
+    OF_PARTICLES,
+    SNAPSHOT,
+    UnreadableError,
+    WriteError,
+    reading,
+    snapshot_attributes,
+)
 from flowpm_dist.io.formats import write_particles
+from flowpm_dist.io.opening import checked, missing_chunks, not_finite, open_arrays
 from flowpm_dist.options.types import EvenSide, Length
 
 if TYPE_CHECKING:
@@ -68,20 +78,45 @@ class Snapshot:
             "halo" [particle spacings], "options" of initial conditions and force, and
             "conventions". Snapshots by `flowpm-dist simulate` also have "versions" and "config",
             the run file as TOML.
+        path: the folder of the snapshot.
     """
 
     arrays: Mapping[str, zarr.Array[Any]]
     attributes: Mapping[str, Any]
+    path: Path = Path(SNAPSHOT)
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Returns the whole array of a name, in memory.
 
         Raises:
             KeyError: the snapshot has no such array.
+            UnreadableError: a file of it is damaged, or a value is not finite.
         """
         if name not in self.arrays:
             raise KeyError(f"the snapshot has no {name!r}; it has {', '.join(self.arrays)}")
-        return np.asarray(self.arrays[name][...])
+        return self.values(name, ...)
+
+    def values(self, name: str, place: Any) -> np.ndarray:
+        """Returns a part of an array, in memory.
+
+        Args:
+            name: name of the array.
+            place: slices along its axes, or `...` for all of it.
+
+        Raises:
+            SnapshotError: the snapshot has no such array.
+            UnreadableError: a file of it is damaged, or a value is not finite.
+        """
+        array = self.array(name)
+        with reading(self.path / name):
+            values = np.asarray(array[place])
+        if (wrong := not_finite(values)) is not None:
+            begins = [0] * values.ndim if place is ... else [each.start or 0 for each in place]
+            there = [i + (begins[n] if n < len(begins) else 0) for n, i in enumerate(wrong)]
+            raise UnreadableError(
+                f"{self.path / name} has {values[*wrong]} at {there}: all values must be finite"
+            )
+        return values
 
     def array(self, name: str) -> zarr.Array[Any]:
         """Returns an array without reading it; its slices can be read.
@@ -129,20 +164,13 @@ def load_snapshot(path: str | Path) -> Snapshot:
             )
     attributes = complete_attributes(path, "is not a snapshot")
     if attributes.get("format") != FORMAT:
-        found = attributes.get("format")
-        raise SnapshotError(f"{path} has format {found}; this version reads format {FORMAT}")
-    import zarr
-
-    try:
-        arrays = dict(zarr.open_group(path, mode="r", zarr_format=3).arrays())
-    except ValueError as error:  # zarr does not know the codec or the data type, such as pickle
-        raise SnapshotError(f"{path} holds an array that cannot be read: {error}") from error
-    for name, array in arrays.items():
-        if array.dtype.kind not in "fiu":
-            raise SnapshotError(f"{path}/{name} holds {array.dtype}; must be real numbers")
+        version = reprlib.repr(attributes.get("format"))
+        raise SnapshotError(f"{path} has format {version}; this version reads format {FORMAT}")
+    with reading(path, raises=SnapshotError):
+        arrays = open_arrays(path)
     if lost := missing_chunks(path, arrays):
         raise SnapshotError(f"{lost}: copy the snapshot again, or run again")
-    return Snapshot(arrays, attributes)
+    return Snapshot(arrays, attributes, path)
 
 
 def _cosmology_of(numbers: Any) -> Cosmology:
@@ -161,6 +189,21 @@ class _Attributes(BaseModel):
     grid: tuple[EvenSide, EvenSide, EvenSide]
     box_size: tuple[Length, Length, Length]
     cosmology: Annotated[Any, AfterValidator(_cosmology_of)]
+    options: dict[str, Any] = {}
+    halo: int = 1
+    seed: int | None = None
+    paired: bool = False
+    Omega_de: float | None = None
+
+
+def check_attributes(source: str | Path, attributes: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Checks the attributes that say what the particles of a snapshot are; returns the grid.
+
+    Raises:
+        SnapshotError: an attribute is missing or wrong.
+    """
+    with reading(Path(source), raises=SnapshotError):
+        return checked(_Attributes, dict(attributes), f"{source} is damaged: attribute").grid
 
 
 def check_particles(source: str | Path, snapshot: Snapshot) -> None:
@@ -175,19 +218,14 @@ def check_particles(source: str | Path, snapshot: Snapshot) -> None:
             f"{source} has no {' and no '.join(missing)}, which is needed here; it has "
             f"{', '.join(snapshot.arrays)} (a run writes what [output] fields names)"
         )
-    try:
-        known = _Attributes.model_validate(dict(snapshot.attributes))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise SnapshotError(f"{source} is damaged: attribute {where}: {first['msg']}") from error
+    grid = check_attributes(source, snapshot.attributes)
     for name in VECTORS:
         array = snapshot.array(name)
-        if array.shape != (*known.grid, 3) or array.dtype.name not in ("float32", "float64"):
+        if array.shape != (*grid, 3) or array.dtype.name not in ("float32", "float64"):
             raise SnapshotError(
                 f"{source} is damaged: {name} has {array.dtype} {list(array.shape)}, its "
                 "attributes do not match its particles; must have float32 or float64 "
-                f"{[*known.grid, 3]}"
+                f"{[*grid, 3]}"
             )
 
 
@@ -373,17 +411,6 @@ def _write_block(path: Path, field: Field) -> None:
         zarr.open_array(path, mode="r+")[place] = block
     except OSError as error:
         raise WriteError.of(path, error) from error
-
-
-def missing_chunks(path: Path, arrays: Mapping[str, zarr.Array[Any]]) -> str:
-    """Returns a text that names an array without all its chunks, or an empty text.
-
-    zarr reads NaN in place of a chunk whose file is missing.
-    """
-    for name, array in arrays.items():
-        if missing := array.nchunks - array.nchunks_initialized:
-            return f"{path / name} lacks {missing} of {array.nchunks} chunks"
-    return ""
 
 
 def mark_complete(path: Path) -> None:

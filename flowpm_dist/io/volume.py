@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import SNAPSHOT, check_regular, snapshot_attributes
+from flowpm_dist.io.files import (
+    SNAPSHOT,
+    check_regular,
+    check_regular_files,
+    reading,
+    snapshot_attributes,
+)
+from flowpm_dist.io.opening import not_finite
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 from meshimpl import launch
 
@@ -36,7 +43,8 @@ class Volume:
     """A volume on disk.
 
     Attributes:
-        array: of shape [x, y, z] or [x, y, z, channel], of which slices are read.
+        array: of shape [x, y, z] or [x, y, z, channel], of which slices are read. A slice that
+            cannot be read is a VolumeError.
         where: path of the array, for messages.
         box_size: sides of the box [Mpc/h]; None if the file does not contain them.
         a: scale factor; None if the file does not contain it.
@@ -49,6 +57,22 @@ class Volume:
     box_size: tuple[float, float, float] | None = None
     a: float | None = None
     observation: Any = None
+
+
+class _ArrayInFile:
+    """An array on disk; what cannot be read of it is a VolumeError that names it.
+
+    Attributes:
+        shape, dtype: of the array.
+    """
+
+    def __init__(self, array: Any, where: str) -> None:
+        self._array, self._where = array, where
+        self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
+
+    def __getitem__(self, place: Any) -> np.ndarray:
+        with reading(Path(self._where), raises=VolumeError):
+            return np.asarray(self._array[place])
 
 
 def open_volume(path: str | Path) -> Volume:
@@ -68,20 +92,24 @@ def open_volume(path: str | Path) -> Volume:
         file = Path(text)
     if not file.exists():
         raise VolumeError(f"{file}: there is no such file")
-    if file.suffix in HDF5:
-        volume = _of_hdf5(file, name)
-    elif name:
-        raise VolumeError(f"{path}: only a data set of an HDF5 file is named after a colon")
-    elif file.is_dir():
-        volume = _of_zarr(file)
-    elif file.suffix == ".npy":
-        volume = _of_npy(file)
-    else:
-        raise VolumeError(f"{file} is not a volume: must be {FORMATS}")
+    with reading(file, raises=VolumeError):
+        volume = _volume_in(file, name)
     dtype = np.dtype(volume.array.dtype)
     if dtype.kind not in "fiu":
         raise VolumeError(f"{volume.where} holds {dtype}; must be real numbers")
-    return volume
+    return replace(volume, array=_ArrayInFile(volume.array, volume.where))
+
+
+def _volume_in(file: Path, name: str) -> Volume:
+    if file.suffix in HDF5:
+        return _of_hdf5(file, name)
+    if name:
+        raise VolumeError(f"{file}:{name}: only a data set of an HDF5 file is named after a colon")
+    if file.is_dir():
+        return _of_zarr(file)
+    if file.suffix == ".npy":
+        return _of_npy(file)
+    raise VolumeError(f"{file} is not a volume: must be {FORMATS}")
 
 
 def _of_npy(file: Path) -> Volume:
@@ -95,16 +123,13 @@ def _of_npy(file: Path) -> Volume:
 def _of_hdf5(file: Path, name: str) -> Volume:
     import h5py
 
-    try:
-        check_regular(file)
-        opened = h5py.File(file, "r")
-    except OSError as error:
-        raise VolumeError(f"{file} is not a readable HDF5 file ({error})") from error
+    check_regular(file)
+    opened = h5py.File(file, "r")  # stays open for slices of the volume
     there: dict[str, Any] = {}
 
-    def note(found: str, item: Any) -> None:
+    def note(place: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset) and item.ndim in SPATIAL:
-            there[found] = item
+            there[place] = item
 
     opened.visititems(note)
     chosen = _chosen(file, there, name, "name one after a colon, as in file.h5:density")
@@ -116,8 +141,7 @@ def _of_hdf5(file: Path, name: str) -> Volume:
 def _of_zarr(file: Path) -> Volume:
     if file.name != SNAPSHOT and (file / SNAPSHOT).exists():
         file = file / SNAPSHOT
-    attributes = snapshot_attributes(file)
-    if attributes is not None:
+    if snapshot_attributes(file) is not None:
         try:
             snapshot = load_snapshot(file)
         except SnapshotError as error:
@@ -130,17 +154,18 @@ def _of_zarr(file: Path) -> Volume:
         return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale, observation)
     import zarr
 
+    check_regular_files(file)
     try:
-        found = zarr.open(file, mode="r")
-        arrays = {} if isinstance(found, zarr.Array) else dict(found.arrays())
+        node = zarr.open(file, mode="r")
+        arrays = {} if isinstance(node, zarr.Array) else dict(node.arrays())
     except (OSError, ValueError, KeyError) as error:
         raise VolumeError(f"{file} is not a volume: must be {FORMATS} ({error})") from error
-    sides = _sides(found.attrs.get("box_size"))
-    if isinstance(found, zarr.Array):
-        return Volume(found, str(file), sides, observation=found.attrs.get("observation"))
+    sides = _sides(node.attrs.get("box_size"))
+    if isinstance(node, zarr.Array):
+        return Volume(node, str(file), sides, observation=node.attrs.get("observation"))
     there = {name: array for name, array in arrays.items() if array.ndim in SPATIAL}
     chosen = _chosen(file, there, "", "give the folder of one of them")
-    observation = there[chosen].attrs.get("observation", found.attrs.get("observation"))
+    observation = there[chosen].attrs.get("observation", node.attrs.get("observation"))
     return Volume(there[chosen], f"{file}/{chosen}", sides, observation=observation)
 
 
@@ -175,7 +200,9 @@ def mapped_array(path: Path) -> Any:
     check_regular(path)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except OverflowError as error:  # of a negative side
+    except (OSError, ValueError, EOFError):
+        raise
+    except Exception as error:  # of a negative side, or of text that is no expression of Python
         raise ValueError("its shape is not valid") from error
 
 
@@ -260,12 +287,10 @@ def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> Non
         raise WhiteNoiseError("a single number; must be an array")
     planes, moments = max(1, 2**24 // max(1, array[:1].nbytes)), np.zeros(2)
     for start in range(0, len(array), planes):
-        finite = np.isfinite(slab := array[start : start + planes])
-        if not finite.all():
-            place = np.argwhere(~finite)[0]
-            place[0] += start
-            value = array[tuple(place)]
-            raise WhiteNoiseError(f"{value} at {place.tolist()}; all values must be finite")
+        slab = array[start : start + planes]
+        if (place := not_finite(slab)) is not None:
+            there = [start + place[0], *place[1:]]
+            raise WhiteNoiseError(f"{slab[*place]} at {there}; all values must be finite")
         moments += noise_moments(slab)
     total, squares = moments.tolist()
     warn_of_other_noise(total, squares, array.size)

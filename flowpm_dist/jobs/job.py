@@ -364,7 +364,7 @@ def read_record(folder: Path) -> RunRecord | None:
             return next((record for record in others if record is not None), None)
     except PermissionError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except Exception as error:  # whatever damaged files make the readers raise
         return RunRecord(folder, "-", "damaged", "", changed(folder), {"error:": str(error)})
 
 

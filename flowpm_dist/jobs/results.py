@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import WriteError, check_regular, no_link, written_whole
+from flowpm_dist.io.files import WriteError, no_link, read_text, written_whole
+
+MOST_TABLE = 2**28
+"""Largest table that is read [bytes]."""
 
 
 class Table:
@@ -68,13 +72,16 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
     Args:
         path: path of the file; a missing file has no rows.
+
+    Raises:
+        OSError, UnicodeDecodeError: see `read_text`.
+        csv.Error: it is not a table.
     """
     try:
-        check_regular(path)
-        with path.open(newline="") as file:
-            return [row for row in csv.DictReader(file) if None not in row.values()]
+        text = io.StringIO(read_text(path, MOST_TABLE), newline="")
     except FileNotFoundError:
         return []
+    return [row for row in csv.DictReader(text) if None not in row.values()]
 
 
 @dataclass(frozen=True)

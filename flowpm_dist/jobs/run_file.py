@@ -21,8 +21,10 @@ All problems of a file are reported at once. Nothing here imports TensorFlow, Ho
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
+import reprlib
 import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -398,8 +400,8 @@ def read_columns(path: Path) -> dict[str, list[str]]:
         UserError: the file cannot be read, or is not such a table.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            head, *rows = [[cell.strip() for cell in row] for row in csv.reader(file) if row]
+        text = io.StringIO(read_text(path, encoding="utf-8-sig"), newline="")
+        head, *rows = [[cell.strip() for cell in row] for row in csv.reader(text) if row]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:  # no line, or no text
@@ -407,9 +409,9 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     for key in head:
         if not re.fullmatch(r"\w+\.\w+", key):
             reason = "must be SECTION.KEY, such as cosmology.Omega_m or initial.seed"
-            raise UserError(f"{path}: the column {key!r} {reason}")
+            raise UserError(f"{path}: the column {reprlib.repr(key)} {reason}")
         if head.count(key) > 1:
-            raise UserError(f"{path}: the column {key} is there twice")
+            raise UserError(f"{path}: the column {key[:80]} is there twice")
     for number, row in enumerate(rows):
         if len(row) != len(head):
             reason = f"has {len(row)} values for {len(head)} columns"

@@ -27,12 +27,14 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import (
     UnreadableError,
     WriteError,
-    check_numbers,
+    check_regular_files,
+    reading,
     remove,
     snapshot_attributes,
 )
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import add_array
+from flowpm_dist.io.opening import check_numbers
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
 from flowpm_dist.jobs.folder import (
     JobFolder,
@@ -315,12 +317,13 @@ class FieldCheckpoints:
         import zarr
 
         try:
-            array = zarr.open_array(path / name, mode="r", zarr_format=3)
-            check_numbers(array, f"{path / name}", "f")
-            block = np.asarray(array[place])
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise CheckpointError(self._damaged(path, f"{name}: {reason}")) from error
+            with reading(path / name):
+                check_regular_files(path / name)
+                array = zarr.open_array(path / name, mode="r", zarr_format=3)
+                check_numbers(array, f"{path / name}", "f")
+                block = np.asarray(array[place])
+        except UnreadableError as error:
+            raise CheckpointError(self._damaged(path, str(error))) from error
         if not np.isfinite(block).all():
             raise CheckpointError(self._damaged(path, f"{name}: values are missing"))
         return tf.constant(block, self._box.dtype)

@@ -248,8 +248,5 @@ class Observations:
 
 def _read(volume: Volume, place: tuple[slice, ...]) -> np.ndarray:
     """Reads a part of a volume, float64 [x, y, z]."""
-    try:
-        part = np.array(volume.array[place], dtype=np.float64)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise VolumeError(f"{volume.where} cannot be read ({error})") from error
+    part = np.array(volume.array[place], dtype=np.float64)
     return part[..., 0] if part.ndim == 4 else part

@@ -144,7 +144,7 @@ class WhiteNoiseSource:
         snapshot, block = self.snapshot, getattr(self, name)
         if snapshot is None or name not in snapshot.arrays:
             return block
-        return tf.convert_to_tensor(np.asarray(snapshot.array(name)[box.place]), box.dtype)
+        return tf.convert_to_tensor(snapshot.values(name, box.place), box.dtype)
 
     def without_snapshot(self, box: Box) -> WhiteNoiseSource:
         """Returns the same source, with this rank's blocks instead of the snapshot of them."""

@@ -22,6 +22,7 @@ from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.initial.options import InitialOptions
+from flowpm_dist.io.files import reading
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.io.snapshot import (
@@ -171,13 +172,15 @@ class State:
         precision = np.dtype(dtype).name
         box = Box((nx, ny, nz), (lx, ly, lz), mesh, tf.as_dtype(precision))
         blocks = (
-            [np.asarray(snapshot.array(name)[box.place]) for name in VECTORS]
+            [snapshot.values(name, box.place) for name in VECTORS]
             if files is None
             else files.blocks(box)
         )
         particles = Particles(*(tf.convert_to_tensor(b.astype(precision)) for b in blocks))
         local = LocalCosmologies.of([Cosmology(**about["cosmology"])], False, theory)
-        options = constructed(SolverOptions, {**about.get("options", {}), "precision": precision})
+        with reading(Path(path), raises=SnapshotError):
+            solver = {**about.get("options", {}), "precision": precision}
+            options = constructed(SolverOptions, solver)
         halo = int(about.get("halo", 1))
         rest, recorded = float(local.theories[0].background.Omega_de), about.get("Omega_de")
         if recorded is not None and abs(rest - recorded) > 1e-9:

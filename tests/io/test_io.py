@@ -369,9 +369,9 @@ def test_pickles_in_zarr_are_refused_and_never_run(tmp_path, kind):
         mark_complete(snapshot)
         shutil.rmtree(snapshot / "density")
         dangerous_array(snapshot / "density", kind, chunk)
-        with pytest.raises(SnapshotError, match="cannot be read|must be real numbers"):
+        with pytest.raises(SnapshotError, match="cannot be read|must be .*real numbers"):
             load_snapshot(snapshot)
-        with pytest.raises(VolumeError, match="cannot be read|must be real numbers"):
+        with pytest.raises(VolumeError, match="cannot be read|must be .*real numbers"):
             open_volume(snapshot)
     assert not (tmp_path / "ran").exists()
     pickle.loads(chunk)

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import BaseModel, FiniteFloat
 from typing_extensions import override
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
-from flowpm_dist.io.files import read_text, write_text
+from flowpm_dist.io.files import read_text, reading, write_text
+from flowpm_dist.io.opening import checked
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -39,6 +41,9 @@ LPT_ONLY = "2lpt"
 """The integrator in a range that was trained on states of Lagrangian perturbation theory."""
 RANGE_TOLERANCE, PARAMETER_TOLERANCE = 1e-3, 1e-2
 """Relative distances from a range that count as inside, of numbers of a run and of parameters."""
+
+Ends = tuple[FiniteFloat, FiniteFloat]
+"""The lowest and the highest value."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,14 @@ class Range:
     """
 
     integrator: str
-    mesh_factor: float
+    mesh_factor: int | FiniteFloat
     deconvolve: bool
     force_gradient: str
     steps: int
-    a: tuple[float, float]
-    cell: tuple[float, float]
-    cosmology: Mapping[str, tuple[float, float]]
-    times: tuple[float, float] | None = None
+    a: Ends
+    cell: Ends
+    cosmology: Mapping[str, Ends]
+    times: Ends | None = None
 
     @property
     def force(self) -> dict[str, Any]:
@@ -348,39 +353,48 @@ def load_correction(path: str | Path) -> Correction:
     """
     source = str(path) if str(path) in SHIPPED else str(Path(path).expanduser().absolute())
     path = file_of(path)
+    with reading(path, raises=CorrectionFileError):
+        text = read_text(path)
     try:
-        about = json.loads(read_text(path))
-        if about["flowpm_dist correction"] != VERSION:
-            raise CorrectionFileError(f"{path} was written by another version of this package")
-        correction = _made_from(about, path)
-        object.__setattr__(correction, "source", source)
-        return correction
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise CorrectionFileError(f"{path} cannot be read: {error}") from error
-    except CorrectionFileError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        about = json.loads(text)
+        version = about["flowpm_dist correction"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorrectionFileError(f"{path} holds no correction") from error
+    if version != VERSION:
+        raise CorrectionFileError(f"{path} was written by another version of this package")
+    with reading(path, raises=CorrectionFileError):
+        correction = _made_from(checked(_Contents, about, f"{path} holds no correction: key"), path)
+    object.__setattr__(correction, "source", source)
+    return correction
 
 
-def _made_from(about: Mapping[str, Any], path: Path) -> Correction:
-    trained, theta = about["trained"], about["theta"]
-    if trained is not None:
-        ranges = {k: tuple(v) for k, v in trained["cosmology"].items()}
-        names = ("a", "cell", "times")
-        ends = {name: tuple(limits) for name in names if (limits := trained.get(name)) is not None}
-        trained = Range(**{**trained, **ends, "cosmology": ranges})
-    if isinstance(theta, str):
-        theta = np.frombuffer(base64.b64decode(theta, validate=True), "<f8")
-    theta = np.array(theta, np.float64)
-    if theta.ndim != 1 or not np.isfinite(theta).all():
+class _Contents(BaseModel):
+    """The contents of a correction's file, see `Correction.about`."""
+
+    kind: str
+    trained: Range | None
+    theta: str | list[FiniteFloat]
+    scores: dict[str, Any]
+    provenance: dict[str, Any]
+    force: _Contents | None = None
+
+
+def _made_from(contents: _Contents, path: Path) -> Correction:
+    theta: Any = contents.theta
+    try:
+        if isinstance(theta, str):
+            theta = np.frombuffer(base64.b64decode(theta, validate=True), "<f8")
+        kind = CORRECTIONS[contents.kind]
+    except (ValueError, KeyError) as error:
+        raise CorrectionFileError(f"{path} holds no correction") from error
+    theta, more = np.array(theta, np.float64), {}
+    if not np.isfinite(theta).all():
         raise CorrectionFileError(f"{path}: theta must be a list of finite numbers")
-    kind, more = CORRECTIONS[about["kind"]], {}
-    if issubclass(kind, StateCorrection) and about["force"] is not None:
-        more["force"] = _made_from(about["force"], path)
+    if issubclass(kind, StateCorrection) and contents.force is not None:
+        more["force"] = _made_from(contents.force, path)
         if not isinstance(more["force"], ForceCorrection):
             raise CorrectionFileError(f"{path}: force must be a correction of the force")
-    return kind(theta, trained, about["scores"], about["provenance"], **more)
+    return kind(theta, contents.trained, contents.scores, contents.provenance, **more)
 
 
 SHIPPED = {

@@ -1,0 +1,337 @@
+"""Damaged and hostile files: each reader names the file in a sentence, soon, in little memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from damage import DAMAGES
+from run_files import RUN
+from test_foreign_folders import READ, filled
+
+from flowpm_dist.cosmology import Cosmology
+from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
+from flowpm_dist.evolution.corrections.base import SHIPPED
+from flowpm_dist.io.conversion import check_conversion, convert_snapshot
+from flowpm_dist.io.errors import UserError, WorkError
+from flowpm_dist.io.files import read_arrays, save_arrays, write_text
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_light_cone
+from flowpm_dist.io.other_codes import particle_files
+from flowpm_dist.io.snapshot import mark_complete, new_array, new_group
+from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_volume
+from flowpm_dist.jobs.run_file import ConfigError
+
+SECONDS, CLOCK, MEMORY = 3, 60, 2**30
+"""What a reader may take for a small file: processor time [s], time [s], and memory [bytes]."""
+TIMES, LONGEST = 60, 1000
+"""The number of damaged files for each reader, and the longest line of a message."""
+SENTENCES = (UserError, WorkError, CorrectionFileError)
+GRID, SIZE = (4, 4, 4), (8.0, 8.0, 8.0)
+COSMOLOGY = Cosmology.planck18()
+LCDM = COSMOLOGY.numbers()
+
+
+class HangError(BaseException):
+    """A reader took too long."""
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Inside, little memory is left to this process, and after some seconds HangError is raised."""
+
+    def late(*_: object) -> None:
+        raise HangError
+
+    size = 1024 * int(_status("VmSize"))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limits = {signal.ITIMER_PROF: SECONDS, signal.ITIMER_REAL: CLOCK}
+    signals = (signal.SIGPROF, signal.SIGALRM)
+    handlers = [signal.signal(number, late) for number in signals]
+    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, before[1]))
+    try:
+        for timer, seconds in limits.items():
+            signal.setitimer(timer, seconds)
+        yield
+    finally:
+        for timer in limits:
+            signal.setitimer(timer, 0)
+        for number, handler in zip(signals, handlers, strict=True):
+            signal.signal(number, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _status(name: str) -> str:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line.split()[1] for line in lines if line.startswith(f"{name}:"))
+
+
+def snapshot(folder: Path) -> Path:
+    path = folder / "run/snapshot.zarr"
+    about = {"a": 0.5, "grid": GRID, "box_size": SIZE, "cosmology": LCDM, "seed": 1}
+    group = new_group(path, about, {})
+    for number, name in enumerate(("displacement", "velocity")):
+        values = np.random.default_rng(number).normal(size=(*GRID, 3)).astype("f4")
+        axes = ("x", "y", "z", "component")
+        array = new_array(group, name, values.shape, (2, 4, 4, 3), values.dtype, axes, "1", name)
+        array[...] = values
+    mark_complete(path)
+    return path
+
+
+def read_snapshot(path: Path) -> None:
+    for format in ("gadget-hdf5", "bigfile"):
+        out = path.parent / "out"
+        try:
+            convert_snapshot(check_conversion(path, out, format, overwrite=True), out, format)
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+
+def converted(format: str) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        ours = snapshot(folder)
+        checked = check_conversion(ours, folder, format, overwrite=False)
+        path = convert_snapshot(checked, folder, format, files=2)
+        shutil.rmtree(folder / "run")
+        (path / "flowpm-dist.json").unlink()
+        return path
+
+    return made
+
+
+def marked(format: str) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        path = converted(format)(folder)
+        about = {"generator": "flowpm-dist", "complete": True, "a": 0.5, "grid": GRID}
+        about |= {"box_size": SIZE, "cosmology": LCDM}
+        (path / "flowpm-dist.json").write_text(json.dumps(about))
+        return path
+
+    return made
+
+
+def read_particles(path: Path) -> None:
+    import flowpm_dist as fpm
+
+    files = particle_files(path)
+    if files is not None:
+        fpm.State.from_snapshot(path, cosmology=None if files.written else COSMOLOGY)
+
+
+def maps(folder: Path) -> Path:
+    x = LabelledArray(np.arange(4.0), ("x",), "deg", "x")
+    kappa = LabelledArray(np.zeros((1, 4, 4), "f4"), ("source", "y", "x"), "1", "kappa")
+    write_light_cone(folder / "lightcone.zarr", {"x": x, "kappa": kappa}, {"z_max": 1.0}, {})
+    return folder
+
+
+def cone(folder: Path) -> Path:
+    import h5py
+
+    for number in range(2):
+        with h5py.File(folder / f"light_cone.{number}.hdf5", "w") as file:
+            for name, n in {"Coordinates": (3,), "Velocities": (3,), "ScaleFactor": ()}.items():
+                file.create_dataset(
+                    name, data=np.ones((5, *n)), chunks=(5, *n), maxshape=(None, *n)
+                )
+    about = {"generator": "flowpm-dist", "parts": 2, "light_cone": {"z_max": 1.0}}
+    write_text(folder / "light_cone.json", json.dumps(about))
+    return folder
+
+
+def correction(name: str) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        return Path(shutil.copy(SHIPPED[name], folder / "correction.json"))
+
+    return made
+
+
+def text_file(name: str, text: str) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        write_text(folder / name, text)
+        return folder / name
+
+    return made
+
+
+def read_run_file(path: Path) -> None:
+    from flowpm_dist.simulate.options import SimulationOptions
+
+    SimulationOptions.load(path)
+
+
+def read_table(path: Path) -> None:
+    from flowpm_dist.jobs.run_file import read_columns
+
+    read_columns(path)
+
+
+def read_n_of_z(path: Path) -> None:
+    from flowpm_dist.observables.lensing.distributions import read_distribution
+
+    read_distribution(path)
+
+
+def numpy_file(folder: Path) -> Path:
+    np.save(folder / "x.npy", np.random.default_rng(0).normal(size=GRID))
+    return folder / "x.npy"
+
+
+def arrays(folder: Path) -> Path:
+    save_arrays(folder / "x.npz", {"a": np.arange(3), "b": np.ones((2, 3))})
+    return folder / "x.npz"
+
+
+def hdf5_volume(folder: Path) -> Path:
+    import h5py
+
+    with h5py.File(folder / "volume.hdf5", "w") as file:
+        file.create_dataset("density", data=np.ones(GRID)).attrs["box_size"] = SIZE
+    return folder / "volume.hdf5"
+
+
+def zarr_volume(folder: Path) -> Path:
+    import zarr
+
+    made = zarr.create_group(folder / "volume", attributes={"box_size": SIZE})
+    made.create_array("density", data=np.ones(GRID))
+    return folder / "volume"
+
+
+def read_volume(path: Path) -> None:
+    open_volume(path).array[...]
+
+
+def read_noise(path: Path) -> None:
+    try:
+        check_white_noise_file(path, GRID)
+    except WhiteNoiseError as error:  # callers name the key and the file
+        raise UserError(f"{path}: {error}") from error
+
+
+def job_folder(command: str) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        filled(folder / "out", command)
+        return folder / "out"
+
+    return made
+
+
+def read_job(path: Path) -> None:
+    from flowpm_dist.cli.runs import comparison, listed
+    from flowpm_dist.jobs.job import records_in
+    from flowpm_dist.jobs.report import page
+
+    if records := records_in(path):
+        listed(records), comparison(records * 2), page(records)
+
+
+def checkpoint(folder: Path) -> Path:
+    import tensorflow as tf
+
+    import flowpm_dist as fpm
+    from flowpm_dist.grid.field import Field
+    from meshimpl import ProcessMesh
+
+    box = fpm.Box(GRID, SIZE, ProcessMesh("all:1"))
+    field = Field(tf.ones(box.block), box)
+    _checkpoints(folder).save(3, {"white_noise": field}, {"a": 0.5}, maps={"m": np.ones(3)})
+    return folder
+
+
+def _checkpoints(folder: Path) -> Any:
+    import flowpm_dist as fpm
+    from flowpm_dist.jobs.session import FieldCheckpoints
+    from meshimpl import ProcessMesh
+
+    return FieldCheckpoints(folder, "step", fpm.Box(GRID, SIZE, ProcessMesh("all:1")), 2)
+
+
+def read_checkpoint(folder: Path) -> None:
+    checkpoints = _checkpoints(folder)
+    if (latest := checkpoints.latest(a=0.5)) is not None:
+        checkpoints.block(latest[0], "white_noise")
+        checkpoints.whole(latest[0], "m")
+
+
+N_OF_Z = "# z n\n0.1 0.5\n0.2 1.0\n0.4 0.3\n"
+TABLE = "initial.seed,box.size\n1,64.0\n2,32.0\n"
+READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "snapshot": (snapshot, read_snapshot),
+    "gadget": (converted("gadget-hdf5"), read_particles),
+    "bigfile": (converted("bigfile"), read_particles),
+    "marked gadget": (marked("gadget-hdf5"), read_particles),
+    "marked bigfile": (marked("bigfile"), read_particles),
+    "maps": (maps, load_light_cone),
+    "cone": (cone, read_light_cone),
+    "filter": (correction("default"), load_correction),
+    "network": (correction("network"), load_correction),
+    "run file": (text_file("run.toml", RUN), read_run_file),
+    "table": (text_file("table.csv", TABLE), read_table),
+    "n(z)": (text_file("n.txt", N_OF_Z), read_n_of_z),
+    "npy": (numpy_file, read_volume),
+    "noise": (numpy_file, read_noise),
+    "npz": (arrays, read_arrays),
+    "hdf5 volume": (hdf5_volume, read_volume),
+    "zarr volume": (zarr_volume, read_volume),
+    "checkpoint": (checkpoint, read_checkpoint),
+    **{f"{command} folder": (job_folder(command), read_job) for command in READ},
+}
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """All files in a folder, with sizes and times."""
+    states = {str(path): path.lstat() for path in folder.rglob("*")}
+    return {
+        path: (state.st_size, state.st_mtime_ns)
+        for path, state in states.items()
+        if not stat.S_ISDIR(state.st_mode)
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_file_is_named_in_a_sentence(tmp_path, name, request):
+    make, read = READERS[name]
+    (tmp_path / "whole").mkdir()
+    whole = make(tmp_path / "whole")
+    read(whole)
+    files = sorted(p for p in (tmp_path / "whole").rglob("*") if p.is_file())
+    generator = np.random.default_rng([ord(c) for c in name])
+    wrong, refused = [], 0
+    for number in range(int(os.environ.get("ATTACKS", TIMES))):
+        case = tmp_path / "case"
+        shutil.copytree(tmp_path / "whole", case)
+        file = files[generator.integers(len(files))].relative_to(tmp_path / "whole")
+        damage = DAMAGES[number % len(DAMAGES)]
+        damage(case / file, generator)
+        before, told = listing(tmp_path), f"{number} {damage.__name__} {file}"
+        try:
+            with bounded(), warnings.catch_warnings(action="ignore"):
+                read(case / whole.relative_to(tmp_path / "whole"))
+        except SENTENCES as error:
+            refused += 1
+            lines = str(error).splitlines()
+            if str(case) not in lines[0] or len(lines) > 1 and not isinstance(error, ConfigError):
+                wrong.append(f"{told}: says {lines[0]:.300}")
+            if max(map(len, lines)) > LONGEST:
+                wrong.append(f"{told}: says much: {str(error):.500}")
+        except (Exception, HangError) as error:
+            wrong.append(f"{told}: {type(error).__name__}: {str(error):.300}")
+        if listing(tmp_path) != before:
+            wrong.append(f"{told}: files were changed")
+        shutil.rmtree(case)
+    assert not wrong, "\n".join([f"{len(wrong)} wrong:", *wrong])
+    assert refused or read is read_job
