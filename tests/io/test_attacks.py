@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from damage import DAMAGES
 from run_files import RUN
-from test_foreign_folders import READ, filled
 
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
@@ -32,6 +31,7 @@ from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import mark_complete, new_array, new_group
 from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_volume
 from flowpm_dist.jobs.run_file import ConfigError
+from tests.jobs.test_foreign_folders import READ, filled
 
 SECONDS, CLOCK, MEMORY = 3, 60, 2**30
 """What a reader may take for a small file: processor time [s], time [s], and memory [bytes]."""
