@@ -19,7 +19,8 @@ from flowpm_dist.posteriors import figures
 from flowpm_dist.posteriors.calibration import LEVELS, Answers, calibration_of
 from flowpm_dist.posteriors.heads import Posterior
 from flowpm_dist.posteriors.novelty import FeatureDensity
-from flowpm_dist.posteriors.options import HEADS, STATISTICS
+from flowpm_dist.posteriors.options import HEADS
+from flowpm_dist.statistics.register import STATISTICS
 from tests.posteriors.test_posteriors import PRIORS, answers, fitted
 
 
@@ -206,8 +207,11 @@ def test_summaries_of_a_users_own_code_are_not_kept(tmp_path, monkeypatch):
 
 
 def test_what_a_command_is_asked_for():
-    chosen = posterior_options(["flow"], ["power+test_posteriors:total", "power"])
-    assert chosen.heads == ("flow",) and chosen.statistics == ("power", "test_posteriors:total")
+    chosen = posterior_options(["flow"], ["power+tests.posteriors.test_posteriors:total", "power"])
+    assert chosen.heads == ("flow",) and chosen.statistics == (
+        "power",
+        "tests.posteriors.test_posteriors:total",
+    )
     assert posterior_options().baselines[-1] == ("power", "histograms", "bispectrum")
     assert posterior_options().heads == tuple(HEADS)
     of_maps = posterior_options(None, None, of_maps=True)

@@ -321,7 +321,7 @@ def test_statistics_by_name():
     values = np.exp(rng.standard_normal((2, 12, 12, 12)))
     box = Box((12, 12, 12), (24.0, 24.0, 24.0), ProcessMesh("row:1,col:1"), tf.float64, batch=2)
     field = Field(tf.constant(values), box)
-    names = [*STATISTICS, "test_posteriors:total"]
+    names = [*STATISTICS, "tests.posteriors.test_posteriors:total"]
     found = measured(names, field)
     assert list(found) == names and all(len(of) == 2 for of in found.values())
     np.testing.assert_allclose(found["power"], np.log(power_spectrum(field, window="cic").power))
@@ -338,12 +338,15 @@ def test_statistics_by_name():
     p = power_spectrum(field, bins=shells, window="cic").power[:, triple.shells]
     cyclic = p[..., 0] * p[..., 1] + p[..., 1] * p[..., 2] + p[..., 2] * p[..., 0]
     np.testing.assert_allclose(found["bispectrum"], triple.bispectrum / cyclic, rtol=1e-9)
-    np.testing.assert_allclose(found["test_posteriors:total"][:, 0], values.sum(axis=(1, 2, 3)))
+    np.testing.assert_allclose(
+        found["tests.posteriors.test_posteriors:total"][:, 0], values.sum(axis=(1, 2, 3))
+    )
     counts = CellValues(mean_count=2.0)
-    names = ["histograms", "test_posteriors:mean_contrast"]
+    names = ["histograms", "tests.posteriors.test_posteriors:mean_contrast"]
     found_of_counts = measured(names, field, counts)
     np.testing.assert_allclose(
-        found_of_counts["test_posteriors:mean_contrast"][:, 0], values.mean((1, 2, 3)) / 2 - 1
+        found_of_counts["tests.posteriors.test_posteriors:mean_contrast"][:, 0],
+        values.mean((1, 2, 3)) / 2 - 1,
     )
     edges = counts.bins(SCALES[0][1])
     shares = [np.histogram(one, edges)[0] / 12**3 for one in values]
@@ -351,8 +354,10 @@ def test_statistics_by_name():
     np.testing.assert_allclose(of_histograms, np.sqrt(shares), atol=1e-12)
     with pytest.raises(ValueError, match="no statistic 'powr'; did you mean power"):
         measured(["powr"], field)
-    with pytest.raises(ValueError, match="test_posteriors:nothing returned an array of shape .0,."):
-        measured(["test_posteriors:nothing"], field)
+    with pytest.raises(
+        ValueError, match="tests.posteriors.test_posteriors:nothing returned an array of shape .0,."
+    ):
+        measured(["tests.posteriors.test_posteriors:nothing"], field)
 
 
 def test_histograms_have_every_cell():
