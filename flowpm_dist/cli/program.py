@@ -140,6 +140,7 @@ def work(jobs: Sequence[Job[Any, Any]], *, rows: bool, trace: int | None = None)
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
+        launch.leave_terminal(number)
         raise SystemExit(128 + number)
 
     # These handlers apply while the work has none of its own.

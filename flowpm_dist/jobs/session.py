@@ -88,6 +88,7 @@ class StopRequest:
 
         def answer() -> None:
             while number := os.read(reader, 1):
+                launch.leave_terminal(number[0])
                 if number[0] in launch.STOP_SIGNALS:
                     self._say(f"stopping after this {self._step} ...")
                     break

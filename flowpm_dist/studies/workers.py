@@ -138,6 +138,7 @@ class StopSignals:
     def _note(self, number: int, frame: Any) -> None:
         if number == self.received == signal.SIGINT:
             raise SystemExit(128 + number)
+        launch.leave_terminal(number)
         if self.received is None:
             self._say("stopping the runs ...")
         self.received = number

@@ -10,6 +10,7 @@ from meshimpl.launch.ending import (
     STOP_SIGNALS,
     abort,
     abort_on_error,
+    leave_terminal,
     mark_reported,
     set_horovod_defaults,
     start_in_time,

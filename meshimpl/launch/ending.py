@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import traceback
@@ -24,8 +25,15 @@ EX_TEMPFAIL of sysexits.h."""
 JOB_FOLDER = "MESHIMPL_FAILURE_FOLDER"
 """Environment variable that names the `JobFolder` to the ranks."""
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Signals by which a scheduler or a user stops a job."""
+STOP_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGINT,
+    *({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else ()),
+)
+"""Signals by which a scheduler or a user stops a job, or a terminal that closes, unless the job was
+started by `nohup`."""
+
 
 ENVIRONMENT_DEFAULTS = {
     # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
@@ -154,6 +162,18 @@ def _abort_mpi(status: int) -> None:
         return
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.COMM_WORLD.Abort(status)
+
+
+def leave_terminal(number: int) -> None:
+    """After SIGHUP, sends what is still written to the terminal, which has closed, to nowhere."""
+    if number != signal.SIGHUP:
+        return
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def abort_on_error() -> None:

@@ -12,11 +12,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from meshimpl.launch.ending import ENVIRONMENT_DEFAULTS, JOB_FOLDER, JobFolder, abort_on_error
+from meshimpl.launch.ending import (
+    ENVIRONMENT_DEFAULTS,
+    JOB_FOLDER,
+    STOP_SIGNALS,
+    JobFolder,
+    abort_on_error,
+    leave_terminal,
+)
 from meshimpl.launch.gpus import check_gpus
 from meshimpl.launch.rank import (
     LIBRARY_THREADS,
@@ -207,8 +215,8 @@ def relaunch(
         ranks: number of ranks.
         argv: the program's arguments, as in `sys.argv[1:]`.
         program: the command of one rank without its arguments; by default this same program.
-        stop_as: the signal as which SIGINT, SIGTERM and SIGUSR1 reach the ranks: SIGUSR1, which
-            mpirun passes on without acting on it. `stop_name` tells the ranks which signal it was.
+        stop_as: the signal as which `STOP_SIGNALS` reach the ranks: SIGUSR1, which mpirun passes on
+            without acting on it. `stop_name` tells the ranks which signal it was.
             A second SIGINT ends the job.
 
     Returns:
@@ -272,8 +280,9 @@ def _pass_on(stream: IO[bytes]) -> None:
 
 
 def _write(data: bytes) -> None:
-    while data:
-        data = data[os.write(2, data) :]
+    with suppress(OSError):  # nobody may be there to read; mpirun must not wait for it
+        while data:
+            data = data[os.write(2, data) :]
 
 
 def dying_with_parent() -> Callable[[], None]:
@@ -309,13 +318,14 @@ def _supervise(
     def forward(number: int, frame: object) -> None:
         again = number == signal.SIGINT and number in received
         received.append(number)
+        leave_terminal(number)
         if stop_as is None or again:
             process.send_signal(number)
         else:
             folder.announce_stop(signal.Signals(number).name)
             process.send_signal(stop_as)
 
-    numbers = {signal.SIGINT, signal.SIGTERM} | ({stop_as} if stop_as else set())
+    numbers = {*STOP_SIGNALS, stop_as} if stop_as else {signal.SIGINT, signal.SIGTERM}
     handlers = {number: signal.signal(number, forward) for number in numbers}
     try:
         status = process.wait()

@@ -1,11 +1,14 @@
 """The command as a new user meets it: mistakes told early and once, results whole or absent."""
 
+import fcntl
 import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
+import termios
 import time
 import tomllib
 from pathlib import Path
@@ -381,6 +384,31 @@ def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, rank
         done = flowpm_here("simulate", "long.toml", "--output", "long", "--resume")
         assert f"going on after step {last}" in done.stderr
         assert len(json.loads(Path("long/timings.json").read_text())["steps"]) == 60
+
+
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_terminal_that_closes_stops_a_run_with_a_checkpoint(here, ranks):
+    text = RUN.replace("steps = 2", "steps = 2000")
+    Path("long.toml").write_text(f"{text}[output]\ncheckpoint_every = 2\n")
+    terminal, inside = os.openpty()
+    termios.tcsetwinsize(inside, (24, 100))
+    process = subprocess.Popen(
+        [*COMMAND, "simulate", "long.toml", "--ranks", str(ranks), "--output", "long"],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    while SimulationFolder(Path("long")).last_step() is None:
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 2**16)
+    os.close(terminal)
+    assert process.wait(60) == 128 + signal.SIGHUP
+    assert SimulationFolder(Path("long")).last_step() is not None
+    assert os.listdir("long") == [PARTIAL]
 
 
 def test_one_rank_killed_ends_all_and_leaves_no_results(here):
