@@ -172,6 +172,10 @@ def planning() -> Iterator[None]:
         yield
     except (UserError, launch.LaunchError) as error:
         refuse(str(error))
+    except OSError as error:  # of a path that the user has given, such as a name that is too long
+        if error.filename is None:
+            raise
+        refuse(f"{error.filename}: {error.strerror}")
 
 
 def refuse_after(error: Exception, kept: Callable[[], str] = str) -> NoReturn:

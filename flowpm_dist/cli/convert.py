@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 import typer
 
-from flowpm_dist.cli.common import ENDS, full_disks_reported, refuse, refuse_after
+from flowpm_dist.cli.common import ENDS, full_disks_reported, planning, refuse, refuse_after
 from flowpm_dist.io.conversion import check_conversion, convert_snapshot
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
@@ -44,12 +44,13 @@ def convert(
     The run may have been made by any number of ranks. This takes little memory, whatever its size.
     """
     where = output or (folder.parent if folder.name.endswith(".zarr") else folder)
-    try:
+    with planning():
         snapshot = check_conversion(folder, where, format, overwrite=overwrite)
         check_ground(where)
         grid, itemsize = snapshot.attributes["grid"], np.dtype(snapshot.array(VECTORS[0]).dtype)
         needed = snapshot_bytes(grid, itemsize.itemsize, VECTORS) + ID_BYTES * math.prod(grid)
         check_room(where, needed, "the snapshot needs about")
+    try:
         with full_disks_reported(), Progress() as progress:
             count = min(files, grid[0])
             path = convert_snapshot(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowpm_dist.cli.common import refuse
+from flowpm_dist.cli.common import planning, refuse
 from flowpm_dist.jobs.job import records_in
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
@@ -34,13 +34,14 @@ def runs(
 
 def runs_in(folders: Sequence[Path]) -> list[RunRecord]:
     """Returns the runs in some folders, or exits with a message if there is none."""
-    for folder in folders:
-        if not folder.is_dir():
-            refuse(f"{folder}: there is no such folder")
-    records = list({r.folder.resolve(): r for f in folders for r in records_in(f)}.values())
+    with planning():
+        for folder in folders:
+            if not folder.is_dir():
+                refuse(f"{folder}: there is no such folder")
+        records = {r.folder.resolve(): r for f in folders for r in records_in(f)}
     if not records:
         refuse(f"no runs in {', '.join(map(str, folders))}: give the folders that commands wrote")
-    return records
+    return list(records.values())
 
 
 def listed(records: Sequence[RunRecord]) -> list[list[str]]:

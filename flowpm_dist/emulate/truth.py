@@ -18,7 +18,7 @@ from flowpm_dist.emulate.options import EmulationOptions, PairFiles, Size
 from flowpm_dist.evolution.integrators import BullFrog
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.files import remove
+from flowpm_dist.io.files import checksum, remove
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import VECTORS
 from flowpm_dist.jobs.progress import Progress
@@ -27,6 +27,30 @@ from flowpm_dist.simulation.state import State
 
 SAME_TIME = 1e-4
 """Relative difference of scale factors that are the same."""
+
+
+def check_held_out(pairs: Sequence[Pair], count: int) -> None:
+    """Checks that the last pairs are other universes than those that are learned from.
+
+    Args:
+        pairs: all pairs.
+        count: the number of pairs that are held out.
+
+    Raises:
+        LearningError: a true state of theirs is one that is learned from, whatever its file.
+    """
+    learned = {
+        checksum(state.displacement.block.numpy()): pair.name
+        for pair in pairs[:-count]
+        for state in pair.truth
+    }
+    for pair in pairs[-count:]:
+        for state in pair.truth:
+            if other := learned.get(checksum(state.displacement.block.numpy())):
+                raise LearningError(
+                    f"{pair.name} is held out, and has the same particles as {other}, which is "
+                    "learned from: give another universe"
+                )
 
 
 class Truth:
@@ -70,7 +94,9 @@ class Truth:
         """
         each = list(zip(self._simulations, cosmologies, strict=True))
         if files := self._options.truth.pairs:
-            return [self._paired(pair, *both) for pair, both in zip(files, each, strict=True)]
+            pairs = [self._paired(pair, *both) for pair, both in zip(files, each, strict=True)]
+            check_held_out(pairs, self._options.emulate.validation)
+            return pairs
         return [self._made(number, *both) for number, both in enumerate(each)]
 
     def _paired(self, pair: PairFiles, simulation: Simulation, cosmology: Cosmology) -> Pair:

@@ -126,7 +126,7 @@ def checked(schema: type[T], value: Any, where: str) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part)[:40] for part in first["loc"])
-        raise UnreadableError(f"{where}{' ' * bool(place)}{place}: {first['msg']}") from error
+        raise UnreadableError(f"{where}{' ' * bool(place)}{place}: {first['msg']:.200}") from error
     return made
 
 

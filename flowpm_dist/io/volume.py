@@ -159,7 +159,7 @@ def _of_zarr(file: Path) -> Volume:
         node = zarr.open(file, mode="r")
         arrays = {} if isinstance(node, zarr.Array) else dict(node.arrays())
     except (OSError, ValueError, KeyError) as error:
-        raise VolumeError(f"{file} is not a volume: must be {FORMATS} ({error})") from error
+        raise VolumeError(f"{file} is not a volume: must be {FORMATS} ({error!s:.200})") from error
     sides = _sides(node.attrs.get("box_size"))
     if isinstance(node, zarr.Array):
         return Volume(node, str(file), sides, observation=node.attrs.get("observation"))

@@ -35,7 +35,7 @@ class Problem:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.key} {self.what}".lstrip()
+        return f"{self.key:.200} {self.what}".lstrip()
 
 
 class ProblemsError(ValueError):

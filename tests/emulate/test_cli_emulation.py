@@ -440,6 +440,11 @@ cosmology = {{ Omega_m = 0.3, Omega_b = 0.049, h = 0.677, n_s = 0.965, sigma8 = 
     assert done.returncode == 0, done.stderr
     assert {row["spacing [Mpc/h]"] for row in read_rows(Path("pairs/scores.csv"))} == {"4"}
     assert flowpm_here("emulate", "pairs/run.toml", "--check").returncode == 0
+    copied = shutil.copytree("end-1/snapshot.bigfile", "copied/snapshot.bigfile")
+    same = table.format(1, 1).replace("end-1/snapshot.bigfile", str(copied))
+    Path("same.toml").write_text(run + end + table.format(1, 1) + same)
+    twice = flowpm_here("emulate", "same.toml", "--output", "same")
+    assert "copied/snapshot.bigfile is held out, and has the same particles" in plain(twice.stderr)
     Path("sizes.toml").write_text(run + end + table.format(1, 1) + table.format(2, 2))
     small = flowpm_here("emulate", "sizes.toml", "--output", "sizes")
     assert "in (32.0, 32.0, 32.0) Mpc/h" in plain(small.stderr)
