@@ -68,7 +68,7 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         if (places := math.prod(size for _, size in axes)) != ranks:
             raise MeshError(
                 f"the mesh {format_mesh_shape(axes) or '(no axes)'} has {places} places, but this "
-                f"job has {ranks} rank{'s' if ranks != 1 else ''}; start it with --ranks {places}, "
+                f"job has {ranks} rank{'s' if ranks != 1 else ''}; start it on {places} ranks, "
                 f"or give a mesh whose sizes multiply to {ranks}"
             )
     if ranks == 1:

@@ -160,9 +160,19 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = MESSAGE_SECO
         time.sleep(patience)
         host = f" on {socket.gethostname()}" if here.local_size < here.size else ""
         message = f"[rank {here.rank}/{here.size}{host}] {message}"
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(f"error: {printable(message)}", file=sys.stderr, flush=True)
     launch.mark_reported()
     leave(status)
+
+
+def printable(text: str) -> str:
+    """Returns a text whose control characters, which terminals obey, are escaped.
+
+    Names of files that somebody else has packed may hold them.
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 @contextmanager

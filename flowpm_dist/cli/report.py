@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flowpm_dist.cli.common import ENDS, planning, refuse_after
+from flowpm_dist.cli.common import ENDS, planning, printable, refuse_after
 from flowpm_dist.cli.runs import runs_in
 from flowpm_dist.jobs.folder import REPORT
 from flowpm_dist.jobs.report import check_reportable, left_out, page, write_page
@@ -41,4 +41,4 @@ def report(
         write_page(output, page(records))
     except ENDS as error:
         refuse_after(error)
-    print("\n".join(filter(None, [f"Report in {output}", left_out(records)])))
+    print(printable("\n".join(filter(None, [f"Report in {output}", left_out(records)]))))

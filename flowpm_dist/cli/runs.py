@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flowpm_dist.cli.common import planning, refuse
+from flowpm_dist.cli.common import planning, printable, refuse
 from flowpm_dist.jobs.job import records_in
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
@@ -82,13 +82,8 @@ def _text(value: Any) -> str:
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
-    rows = [[_printable(cell) for cell in row] for row in rows]
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
-
-
-def _printable(text: str) -> str:
-    """Returns a text of one line, whose control characters, which terminals obey, are escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -19,6 +20,7 @@ import pytest
 from damage import DAMAGES
 from run_files import RUN
 
+from flowpm_dist.cli.common import planning
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
 from flowpm_dist.evolution.corrections.base import SHIPPED
@@ -30,7 +32,9 @@ from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_li
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import mark_complete, new_array, new_group
 from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_volume
+from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.simulate.folder import SimulationFolder
 from tests.jobs.test_foreign_folders import READ, filled
 
 SECONDS, CLOCK, MEMORY = 3, 60, 2**30
@@ -335,3 +339,30 @@ def test_a_damaged_file_is_named_in_a_sentence(tmp_path, name, request):
         shutil.rmtree(case)
     assert not wrong, "\n".join([f"{len(wrong)} wrong:", *wrong])
     assert refused or read is read_job
+
+
+def test_names_from_elsewhere_do_not_command_a_terminal(tmp_path, capsys, monkeypatch):
+    from flowpm_dist.cli.report import report
+    from flowpm_dist.cli.runs import runs
+
+    name = "run\x1b[2J\x9b31m\r"
+    filled(tmp_path / name, "train")
+    (tmp_path / name / "\x1b]0;title\x07").symlink_to("/etc/hostname")
+    runs([tmp_path])
+    report([tmp_path], tmp_path / "report.html")
+    shown = capsys.readouterr().out
+    assert r"run\x1b[2J\x9b31m\r" in shown and r"\x1b]0;title\x07" in shown
+    assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+def test_a_copy_of_a_checkpoint_is_none(tmp_path):
+    for name in ("step-000002.zarr", "step-000002-copy.zarr", "step-.zarr", "step-x.zarr"):
+        (tmp_path / name).mkdir()
+    assert numbered_checkpoints(tmp_path, "step") == [2]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000])
+def test_a_name_that_is_too_long_is_refused(tmp_path, name, capsys):
+    with pytest.raises(SystemExit), planning():
+        SimulationFolder(tmp_path / name).check(needed=0)
+    assert re.fullmatch(r"error: \S+: File name too long\n", capsys.readouterr().err)
