@@ -86,13 +86,13 @@ def convert_snapshot(
         for old in (aside, replaced):
             remove(old, ignore_errors=True)
         aside.mkdir(parents=True)
-        found = []
+        parts = []
         for number in range(files):
             block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1], snapshot.path)
-            found.append(write_part(aside, number, files, block, header))
+            parts.append(write_part(aside, number, files, block, header))
             report(number + 1)
         if finish is not None:
-            finish(aside, found, header)
+            finish(aside, parts, header)
         mark_particles_complete(aside, dict(snapshot.attributes))
         if os.path.lexists(path):
             path.rename(replaced)

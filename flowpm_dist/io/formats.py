@@ -157,12 +157,12 @@ def write_bigfile_part(
     return np.array([block.count, block.dtype.itemsize, *(s % 2**32 for s in sums)], np.int64)
 
 
-def finish_bigfile(folder: Path, found: Sequence[np.ndarray], header: Header) -> None:
+def finish_bigfile(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
     """Writes the files that describe the blocks, and the attributes of dark matter and universe."""
-    real = f"<f{int(found[0][1])}"
+    real = f"<f{int(parts[0][1])}"
     blocks = [("Position", real, 3), ("Velocity", real, 3), ("ID", "<i8", 1)]
     for at, (name, dtype, members) in enumerate(blocks):
-        files = [(int(part[0]), int(part[2 + at])) for part in found]
+        files = [(int(part[0]), int(part[2 + at])) for part in parts]
         _write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
     nx, ny, nz = header.grid
     species = {
@@ -262,10 +262,10 @@ def write_particles(
         if mesh.rank == 0:
             path.mkdir(parents=True)
         mesh.barrier()
-        found = mesh.gather_to_root(write_part(path, mesh.rank, mesh.size, block, header))
-        if found is not None:
+        parts = mesh.gather_to_root(write_part(path, mesh.rank, mesh.size, block, header))
+        if parts is not None:
             if finish is not None:
-                finish(path, found, header)
+                finish(path, parts, header)
             mark_particles_complete(path, attributes)
     except OSError as error:
         raise write_error(path, error) from error

@@ -176,10 +176,10 @@ class LightConeFiles:
         if mesh.rank == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                kept = {_name(number) for number in range(sealed)}
+                stay = {_name(number) for number in range(sealed)}
                 for pattern in (f"{STEM}.*.hdf5", f".{STEM}.*.partial", LIST):
                     for path in folder.glob(pattern):
-                        if path.name not in kept:
+                        if path.name not in stay:
                             path.unlink(missing_ok=True)
             except OSError as error:
                 raise WriteError.of(folder, error) from error
@@ -201,9 +201,9 @@ class LightConeFiles:
         Raises:
             WriteError: the file cannot be written.
         """
-        given = dict(zip(COLUMNS, (positions, velocities, a), strict=True))
+        columns = dict(zip(COLUMNS, (positions, velocities, a), strict=True))
         # On a full disk HDF5 may end the process without a message.
-        if shutil.disk_usage(self._folder).free < SPARE + sum(v.nbytes for v in given.values()):
+        if shutil.disk_usage(self._folder).free < SPARE + sum(v.nbytes for v in columns.values()):
             raise WriteError(f"cannot write particles to {self._folder}: the disk is full")
         try:
             if self._file is None:
@@ -213,7 +213,7 @@ class LightConeFiles:
                 self._file.attrs["generator"] = GENERATOR
                 self._file.attrs["light_cone"] = json.dumps(self._about)
             file = self._file
-            for name, values in given.items():
+            for name, values in columns.items():
                 if name not in file:
                     most, chunks = ((n, *values.shape[1:]) for n in (None, ROWS))
                     file.create_dataset(name, data=values, maxshape=most, chunks=chunks)

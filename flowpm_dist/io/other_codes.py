@@ -95,12 +95,12 @@ class ParticleFiles:
             SnapshotError: it has other values, or none.
         """
         try:
-            found = np.ravel(np.asarray(self.header.get(name, default), float))
+            numbers = np.ravel(np.asarray(self.header.get(name, default), float))
         except (TypeError, ValueError):
-            found = np.zeros(0)
-        if not (found.size and np.isfinite(found).all()):
+            numbers = np.zeros(0)
+        if not (numbers.size and np.isfinite(numbers).all()):
             raise SnapshotError(f"{self.path}: attribute {name} must be finite numbers")
-        return found
+        return numbers
 
     def with_units(self, units: Mapping[str, Any]) -> ParticleFiles:
         """Returns the same files, with the units that they do not name.
@@ -169,8 +169,8 @@ class ParticleFiles:
                 f"even number along each side of a box of {' x '.join(f'{s:g}' for s in sides)} "
                 "Mpc/h"
             )
-        found = {"grid": grid.tolist(), "box_size": sides.tolist(), "cosmology": numbers}
-        return {"a": self._number("Time"), **found}
+        lattice = {"grid": grid.tolist(), "box_size": sides.tolist()}
+        return {"a": self._number("Time"), **lattice, "cosmology": numbers}
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -179,18 +179,35 @@ class ParticleFiles:
 
     def _read(self, begin: int, end: int) -> ParticleSlab:
         """Returns ids, positions and velocities of some of the particles, as `parts` do."""
-        found, first = [self.parts[0][1](0, 0)], 0
+        slabs, first = [self.parts[0][1](0, 0)], 0
         for count, read in self.parts:
             low, high = max(begin - first, 0), min(end - first, count)
             if low < high:
-                found.append(read(low, high))
+                slabs.append(read(low, high))
             first += count
-        ids, x, v = (np.concatenate(each) for each in zip(*found, strict=True))
+        ids, x, v = (np.concatenate(each) for each in zip(*slabs, strict=True))
         return ids, x, v
 
     def _ids(self, begin: int, end: int) -> np.ndarray:
         pieces = [self._read(b, min(end, b + SLAB))[0] for b in range(begin, end, SLAB)]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
+
+    def _first_id(self, ids: np.ndarray, box: Box) -> int:
+        """Returns the lowest id, from the ids that each rank has read. On all ranks.
+
+        Raises:
+            SnapshotError: on every rank; the ids do not number the sites of a lattice.
+        """
+        import tensorflow as tf
+
+        extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
+        first, last = (int(i) for i in box.mesh.world.allreduce(extremes, "max").numpy() * (-1, 1))
+        if first not in (0, 1) or last - first != box.cells - 1 or self.count != box.cells:
+            raise SnapshotError(
+                f"{self.path}: ids from {first} to {last} of {self.count} particles; ids must "
+                f"number the {box.cells} sites of the lattice, from 0 or 1"
+            )
+        return first
 
     def blocks(self, box: Box) -> tuple[np.ndarray, np.ndarray]:
         """Returns displacement [Mpc/h] and canonical velocity [Mpc/h H0] of this rank's sites.
@@ -209,13 +226,7 @@ class ParticleFiles:
         mesh, world = box.mesh, box.mesh.world
         begin, end = (self.count * r // mesh.size for r in (mesh.rank, mesh.rank + 1))
         ids = self._ids(begin, end).astype(np.int64)
-        extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
-        first, last = world.allreduce(extremes, "max").numpy() * (-1, 1)
-        if first not in (0, 1) or last - first != box.cells - 1 or self.count != box.cells:
-            raise SnapshotError(
-                f"{self.path}: ids from {first} to {last} of {self.count} particles; ids must "
-                f"number the {box.cells} sites of the lattice, from 0 or 1"
-            )
+        first = self._first_id(ids, box)
         length = self._number("UnitLength_in_cm") / UNITS["UnitLength_in_cm"]
         speed = self._number("UnitVelocity_in_cm_per_s") / UNITS["UnitVelocity_in_cm_per_s"]
         to_canonical = speed * self.to_peculiar * self._number("Time") / HUBBLE
@@ -279,18 +290,18 @@ def particle_files(
     path = Path(path)
     if path.name == SNAPSHOT or (path / SNAPSHOT).exists():
         return None
-    found = []
+    snapshots = []
     for folder in (path, *(path / name for name in OF_PARTICLES.values())):
         if folder.suffix == ".hdf5" or any(folder.glob("*.hdf5")):
-            found.append((_gadget, folder))
+            snapshots.append((_gadget, folder))
         elif (folder / "Header" / "attr-v2").is_file():
-            found.append((_bigfile, folder))
-    if len(found) > 1:
-        names = " and ".join(folder.name for _, folder in found)
+            snapshots.append((_bigfile, folder))
+    if len(snapshots) > 1:
+        names = " and ".join(folder.name for _, folder in snapshots)
         raise SnapshotError(f"{path} holds {names}: give the path of one of them")
-    if not found:
+    if not snapshots:
         return None
-    ((read, folder),) = found
+    ((read, folder),) = snapshots
     with reading(folder, raises=SnapshotError):
         files = read(folder)
         totals = _totals(files.header)

@@ -83,11 +83,11 @@ class Options(BaseModel):
 
     def exactly_one(self, *keys: str) -> Iterator[Problem]:
         """Yields a problem unless exactly one of several keys is given."""
-        given = [key for key in keys if self.is_given(key)]
-        if len(given) != 1:
-            several = "both are" if len(given) == 2 else "all are"
-            found = several if given else "neither is" if len(keys) == 2 else "none is"
-            yield Problem(", ".join(given or keys), f"{found} given: give exactly one")
+        named = [key for key in keys if self.is_given(key)]
+        if len(named) != 1:
+            several = "both are" if len(named) == 2 else "all are"
+            number = several if named else "neither is" if len(keys) == 2 else "none is"
+            yield Problem(", ".join(named or keys), f"{number} given: give exactly one")
 
     def is_given(self, key: str) -> bool:
         """Returns whether a key, such as "steps" or "evolution.steps", was given a value.
@@ -117,24 +117,24 @@ class Options(BaseModel):
 
     def to_table(self) -> dict[str, Any]:
         """Returns keys and values for a run file, without idle and empty keys."""
-        found: dict[str, Any] = {}
+        table: dict[str, Any] = {}
         idle = self.idle()
         for name in (*type(self).model_fields, *(self.model_extra or ())):
             value = getattr(self, name)
             if value is None or name in idle:
                 continue
             if (variants := flat_variants(type(self)).get(name)) is not None:
-                found |= {name: variants.name_of(value), **value.to_table()}
+                table |= {name: variants.name_of(value), **value.to_table()}
             else:
-                found[name] = _as_toml(value)
+                table[name] = _as_toml(value)
         for key in idle:  # of sections
             section, _, rest = key.partition(".")
-            if rest and section in found:
+            if rest and section in table:
                 part, name = self._holder(key)
                 variants = flat_variants(type(part)).get(name)
                 for each in (rest, *(variants.keys() if variants else ())):
-                    found[section].pop(each, None)
-        return found
+                    table[section].pop(each, None)
+        return table
 
     @model_validator(mode="before")
     @classmethod
@@ -147,14 +147,14 @@ class Options(BaseModel):
             chosen = keys.get(name, variants.default)
             others = [key for key in variants.keys() if key not in cls.model_fields]
             if isinstance(chosen, BaseModel) and (apart := [key for key in others if key in keys]):
-                what = f"is an option of the {name}, which is given as an object: give it there"
-                raise ProblemsError([Problem(apart[0], what)])
+                mistake = f"is an option of the {name}, which is given as an object: give it there"
+                raise ProblemsError([Problem(apart[0], mistake)])
             if isinstance(chosen, Mapping | BaseModel):
                 continue
-            own = {key: keys.pop(key) for key in others if key in keys}
+            options = {key: keys.pop(key) for key in others if key in keys}
             # A value that is no name is reported elsewhere; the keys then mean nothing.
-            if isinstance(chosen, str) and (name in keys or own):
-                keys[name] = {variants.by: chosen, **own}
+            if isinstance(chosen, str) and (name in keys or options):
+                keys[name] = {variants.by: chosen, **options}
         return keys
 
     @model_validator(mode="after")
@@ -178,11 +178,11 @@ def _without_units(model: type[BaseModel], keys: Mapping[str, Any]) -> dict[str,
             continue
         unit = next((each.text for each in field.metadata if isinstance(each, Unit)), "")
         try:
-            if (found := in_unit(name, value, unit)) is not value:
-                plain[name] = found.tolist() if hasattr(found, "tolist") else found
+            if (number := in_unit(name, value, unit)) is not value:
+                plain[name] = number.tolist() if hasattr(number, "tolist") else number
         except ValueError as error:
-            key, _, what = str(error).partition(" ")
-            problems.append(Problem(key, what))
+            key, _, mistake = str(error).partition(" ")
+            problems.append(Problem(key, mistake))
     if problems:
         raise ProblemsError(problems)
     return plain
@@ -271,7 +271,7 @@ def _found(
             if key in wrong:
                 continue
             wrong.add(key)
-            inside = [(at[1:], what, why) for at, what, why in details if at[:1] == loc[:1]]
+            inside = [(at[1:], its, why) for at, its, why in details if at[:1] == loc[:1]]
             inner = _found(sections[key], given.get(key, {}), inside, sections)
         else:
             if key not in wrong:
@@ -311,10 +311,9 @@ def _of_variant(error: VariantError, sections: Mapping[str, type[BaseModel]]) ->
     for problem in _found(model, error.given, details, sections):
         if others := error.variants.owners(problem.key, but=error.name):
             named = " or ".join(map(as_written, others))
-            what = (
-                f"= {as_written(error.given[problem.key])}: goes with {error.variants.by} = {named}"
-            )
-            yield Problem(problem.key, f"{what}, not with {as_written(error.name)}")
+            value = as_written(error.given[problem.key])
+            there = f"{error.variants.by} = {named}, not with {as_written(error.name)}"
+            yield Problem(problem.key, f"= {value}: goes with {there}")
         else:
             yield problem
 

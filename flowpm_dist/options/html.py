@@ -25,15 +25,15 @@ def element(name: str, /, *inside: str, **attributes: str) -> Html:
         attributes: its attributes, of which empty ones are left out; an underscore in a name is a
             hyphen, and at the end nothing.
     """
-    given = "".join(
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
         for key, value in attributes.items()
         if value
     )
     if name in _VOID:
-        return Html(f"<{name}{given}>")
+        return Html(f"<{name}{written}>")
     text = "".join(part if isinstance(part, Html) else escape(part) for part in inside)
-    return Html(f"<{name}{given}>{text}</{name}>")
+    return Html(f"<{name}{written}>{text}</{name}>")
 
 
 def png_source(data: bytes) -> str:

@@ -31,11 +31,11 @@ def object_named(name: str | Thing, registry: Mapping[str, Thing | str], kind: s
         ValueError: there is no such object; the message lists the known names.
     """
     checked = checked_name(name, registry, kind)
-    found = registry.get(checked, checked) if isinstance(checked, str) else checked
-    if not isinstance(found, str):
-        return cast(Thing, found)
+    entry = registry.get(checked, checked) if isinstance(checked, str) else checked
+    if not isinstance(entry, str):
+        return cast(Thing, entry)
     try:
-        return cast(Thing, python_object(found))
+        return cast(Thing, python_object(entry))
     except ValueError as error:
         raise ValueError(f"no {kind} {name!r}: {error}") from error
 
@@ -105,12 +105,12 @@ def _is_there(module: str) -> bool:
     """Returns whether a module can be found, without importing it or its package."""
     first, *rest = module.split(".")
     with _current_folder():
-        found = importlib.util.find_spec(first)
+        spec = importlib.util.find_spec(first)
         for part in rest:
-            folders = found.submodule_search_locations if found else None
-            name = f"{found.name}.{part}" if found else part
-            found = PathFinder.find_spec(name, list(folders)) if folders is not None else None
-    return found is not None
+            folders = spec.submodule_search_locations if spec else None
+            name = f"{spec.name}.{part}" if spec else part
+            spec = PathFinder.find_spec(name, list(folders)) if folders is not None else None
+    return spec is not None
 
 
 def python_object(name: Any) -> Any:
@@ -126,12 +126,12 @@ def python_object(name: Any) -> Any:
         return checked
     module, _, attribute = checked.partition(":")
     with _current_folder():
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise ValueError(f"the module {module!r} has no {attribute!r}")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 @contextmanager

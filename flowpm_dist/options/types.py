@@ -258,11 +258,11 @@ class Variants:
             hint = nearest(name, self.models) if isinstance(name, str) else ""
             *others, last = [f'"{each}"' for each in self.models]
             must = f"must be {', '.join(others)} or {last}" if others else f"must be {last}"
-            what = f"= {name!r}: there is no such {self.by}{hint}; {must}"
-            raise ProblemsError([Problem(self.by, what)])
+            mistake = f"= {name!r}: there is no such {self.by}{hint}; {must}"
+            raise ProblemsError([Problem(self.by, mistake)])
         declared = self.by in self.models[name].model_fields
-        own = {key: each for key, each in value.items() if declared or key != self.by}
+        options = {key: each for key, each in value.items() if declared or key != self.by}
         try:
-            return self.models[name].model_validate(own, context=info.context)
+            return self.models[name].model_validate(options, context=info.context)
         except ValidationError as error:
-            raise VariantError(self, name, own, error) from error
+            raise VariantError(self, name, options, error) from error

@@ -67,14 +67,14 @@ def in_unit(name: str, value: Any, unit: str = "") -> Any:
         parts = [in_unit(f"{name}[{i}]", part, unit) for i, part in enumerate(value)]
         changed = any(new is not old for new, old in zip(parts, value, strict=True))
         return (list if isinstance(value, list) else tuple)(parts) if changed else value
-    given = _unit_of(value)
-    if given is None:
+    there = _unit_of(value)
+    if there is None:
         return value
-    if isinstance(given, str) and given in _TEXTS.get(unit, (unit,)):  # an array of xarray
+    if isinstance(there, str) and there in _TEXTS.get(unit, (unit,)):  # an array of xarray
         return value
-    if type(given).__module__.partition(".")[0] == "astropy":
+    if type(there).__module__.partition(".")[0] == "astropy":
         return _converted(name, value, unit)
-    raise ValueError(f"{_must_be(name, value, given, unit)}; {_GIVE}")
+    raise ValueError(f"{_must_be(name, value, there, unit)}; {_GIVE}")
 
 
 def keep_in_units(holder: Any, **units: str) -> None:
@@ -107,20 +107,20 @@ def _converted(name: str, value: Any, unit: str) -> Any:
 
     quantity = value if isinstance(value, Quantity) else Quantity(value)
     how = _GIVE
-    given = quantity.unit
+    there = quantity.unit
     base, power = UNITS.get(unit, (None, 0))
-    if base is not None and (redshift not in getattr(given, "bases", ()) or unit == "redshift"):
+    if base is not None and (redshift not in getattr(there, "bases", ()) or unit == "redshift"):
         try:
-            found = quantity.to_value(Unit(base) / littleh**power)
-            return found.item() if quantity.isscalar else found
+            number = quantity.to_value(Unit(base) / littleh**power)
+            return number.item() if quantity.isscalar else number
         except (UnitsError, TypeError):
-            if power and given.is_equivalent(base):
-                own = name if isinstance(value, Quantity) else f"{name}.quantity"
-                how = f"give {own}.to_value({base!r}){_FACTORS[power]}"
-    raise ValueError(f"{_must_be(name, value, given, unit)}; {how}")
+            if power and there.is_equivalent(base):
+                quantity_name = name if isinstance(value, Quantity) else f"{name}.quantity"
+                how = f"give {quantity_name}.to_value({base!r}){_FACTORS[power]}"
+    raise ValueError(f"{_must_be(name, value, there, unit)}; {how}")
 
 
-def _must_be(name: str, value: Any, given: Any, unit: str) -> str:
-    shown = str(value) if getattr(value, "ndim", 0) == 0 else f"values in {given}"
-    what = f"in {unit}" if unit not in _TEXTS else "a number without a unit"
-    return f"{name} = {shown}: must be {what}"
+def _must_be(name: str, value: Any, there: Any, unit: str) -> str:
+    shown = str(value) if getattr(value, "ndim", 0) == 0 else f"values in {there}"
+    right = f"in {unit}" if unit not in _TEXTS else "a number without a unit"
+    return f"{name} = {shown}: must be {right}"
