@@ -23,6 +23,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def hdf5_file(path: Path) -> h5py.File:
+    """Returns a regular HDF5 file, open for reading.
+
+    Raises:
+        OSError, RuntimeError: it cannot be read, or it names another file that is no regular one.
+    """
+    import h5py
+
+    check_regular(path)
+    file, others = h5py.File(path, "r"), []
+
+    def note(name: str, link: object) -> None:
+        if isinstance(link, h5py.ExternalLink):
+            others.append(link.filename)
+        elif isinstance(item := file.get(name), h5py.Dataset):
+            others.extend(other for other, *_ in item.external or ())
+            if item.is_virtual:
+                others.extend(source.file_name for source in item.virtual_sources())
+
+    file.visititems_links(note)
+    for other in others:  # HDF5 looks for it in the folder of the file, and in the current one
+        check_regular(path.parent / other)
+        check_regular(Path(other))
+    return file
+
+
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """Yields a regular HDF5 file, open for reading; see `reading` for what is raised inside.
@@ -30,12 +56,8 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     Raises:
         UnreadableError: the file cannot be read.
     """
-    import h5py
-
-    with reading(path):
-        check_regular(path)
-        with h5py.File(path, "r") as file:
-            yield file
+    with reading(path), hdf5_file(path) as file:
+        yield file
 
 
 def open_arrays(path: Path) -> dict[str, zarr.Array[Any]]:

@@ -21,7 +21,7 @@ from flowpm_dist.io.files import (
     reading,
     snapshot_attributes,
 )
-from flowpm_dist.io.opening import not_finite
+from flowpm_dist.io.opening import hdf5_file, not_finite
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 from meshimpl import launch
 
@@ -123,8 +123,7 @@ def _of_npy(file: Path) -> Volume:
 def _of_hdf5(file: Path, name: str) -> Volume:
     import h5py
 
-    check_regular(file)
-    opened = h5py.File(file, "r")  # stays open for slices of the volume
+    opened = hdf5_file(file)  # stays open for slices of the volume
     there: dict[str, Any] = {}
 
     def note(place: str, item: Any) -> None:

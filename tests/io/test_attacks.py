@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from damage import DAMAGES
@@ -26,12 +27,12 @@ from flowpm_dist.evolution.corrections import CorrectionFileError, load_correcti
 from flowpm_dist.evolution.corrections.base import SHIPPED
 from flowpm_dist.io.conversion import check_conversion, convert_snapshot
 from flowpm_dist.io.errors import UserError, WorkError
-from flowpm_dist.io.files import read_arrays, save_arrays, write_text
+from flowpm_dist.io.files import UnreadableError, read_arrays, save_arrays, write_text
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_light_cone
 from flowpm_dist.io.other_codes import particle_files
-from flowpm_dist.io.snapshot import mark_complete, new_array, new_group
-from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_volume
+from flowpm_dist.io.snapshot import SnapshotError, mark_complete, new_array, new_group
+from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, check_white_noise_file, open_volume
 from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.simulate.folder import SimulationFolder
@@ -95,12 +96,11 @@ def snapshot(folder: Path) -> Path:
 
 
 def read_snapshot(path: Path) -> None:
-    for format in ("gadget-hdf5", "bigfile"):
-        out = path.parent / "out"
-        try:
-            convert_snapshot(check_conversion(path, out, format, overwrite=True), out, format)
-        finally:
-            shutil.rmtree(out, ignore_errors=True)
+    out = path.parent / "out"
+    try:
+        convert_snapshot(check_conversion(path, out, "bigfile", overwrite=True), out, "bigfile")
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
 
 
 def converted(format: str) -> Callable[[Path], Path]:
@@ -142,8 +142,6 @@ def maps(folder: Path) -> Path:
 
 
 def cone(folder: Path) -> Path:
-    import h5py
-
     for number in range(2):
         with h5py.File(folder / f"light_cone.{number}.hdf5", "w") as file:
             for name, n in {"Coordinates": (3,), "Velocities": (3,), "ScaleFactor": ()}.items():
@@ -199,8 +197,6 @@ def arrays(folder: Path) -> Path:
 
 
 def hdf5_volume(folder: Path) -> Path:
-    import h5py
-
     with h5py.File(folder / "volume.hdf5", "w") as file:
         file.create_dataset("density", data=np.ones(GRID)).attrs["box_size"] = SIZE
     return folder / "volume.hdf5"
@@ -366,3 +362,67 @@ def test_a_name_that_is_too_long_is_refused(tmp_path, name, capsys):
     with pytest.raises(SystemExit), planning():
         SimulationFolder(tmp_path / name).check(needed=0)
     assert re.fullmatch(r"error: \S+: File name too long\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", ["displacement", "velocity"])
+def test_a_value_that_is_not_finite_is_named_by_its_place(tmp_path, name):
+    import zarr
+
+    import flowpm_dist as fpm
+
+    path = snapshot(tmp_path)
+    zarr.open_array(path / name, mode="r+")[3, 1, 2, 0] = np.inf
+    with pytest.raises(UnreadableError, match=rf"{path}/{name} has inf at \[3, 1, 2, 0\]: all"):
+        fpm.State.from_snapshot(path)
+    with pytest.raises(SnapshotError, match=rf"{path}: {name} .* site \[3, 1, 2\] is inf along x"):
+        read_snapshot(path)
+
+
+def test_a_shape_of_more_chunks_than_files_is_refused_at_once(tmp_path):
+    """zarr would go through the names of 10^27 chunks."""
+    path = snapshot(tmp_path)
+    about = json.loads((path / "velocity/zarr.json").read_text())
+    about["shape"] = [10**9, 10**9, 10**9, 3]
+    about["chunk_grid"]["configuration"]["chunk_shape"] = [1, 1, 1, 3]
+    (path / "velocity/zarr.json").write_text(json.dumps(about))
+    with bounded(), pytest.raises(SnapshotError, match="velocity lacks 9{20}"):
+        read_snapshot(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "raw", "virtual"])
+def test_an_hdf5_file_that_names_a_pipe_is_refused(tmp_path, kind):
+    os.mkfifo(tmp_path / "pipe")
+    with h5py.File(tmp_path / "volume.hdf5", "w") as file:
+        if kind == "link":
+            file["density"] = h5py.ExternalLink("pipe", "/density")
+        elif kind == "raw":
+            file.create_dataset("density", GRID, "f8", external=[("pipe", 0, 512)])
+        else:
+            layout = h5py.VirtualLayout(GRID, "f8")
+            layout[...] = h5py.VirtualSource("pipe", "density", GRID)
+            file.create_virtual_dataset("density", layout)
+    with bounded(), pytest.raises(VolumeError, match=r"volume.hdf5 .*regular file: .*pipe"):
+        read_volume(tmp_path / "volume.hdf5")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (["trained", "cell"], [float("nan")] * 2),
+        (["trained", "cosmology", "Omega_m"], [None, 1]),
+        (["trained", "steps"], "ten"),
+        (["theta"], [10**4000] * 3),
+        (["theta"], 7.0),
+        (["theta"], ["a", "b"]),
+        (["scores"], None),
+    ],
+)
+def test_a_wrong_value_of_a_correction_is_named(tmp_path, keys, value):
+    path = correction("default")(tmp_path)
+    about = table = json.loads(path.read_text())
+    for key in keys[:-1]:
+        table = table[key]
+    table[keys[-1]] = value
+    path.write_text(json.dumps(about))
+    with pytest.raises(CorrectionFileError, match=rf"{path} holds no correction: key {keys[0]}"):
+        load_correction(path)
