@@ -60,7 +60,7 @@ def _install_conversion_registry() -> None:
 
 
 def _drop_reports() -> None:
-    """Drops what mesh_tensorflow reports about each graph; TensorFlow prints it in notebooks."""
+    """Drops mesh_tensorflow's reports about each graph, which TensorFlow prints in notebooks."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
         from_mesh_tensorflow = Path(record.pathname).parent.name == "mesh_tensorflow"
@@ -127,7 +127,7 @@ def _split_axes(mesh_impl: Any, tensor: Any) -> frozenset[int]:
 
 
 def _gradient_with_zeros(operation: Any) -> None:
-    """Gives outputs that nothing depends on zeros, where upstream (0.1.21) meets a None."""
+    """Gives unused outputs cotangents of zeros, where upstream (0.1.21) meets a None."""
     original = operation.gradient
 
     def gradient(op: Any, grad_ys: list[Any]) -> Any:

@@ -212,7 +212,7 @@ class HorovodEngine:
 
 
 def prepare_timeline() -> None:
-    """Lets this process record a timeline later. To be called before the engine's start.
+    """Lets this process record a timeline later. Call it before the engine starts.
 
     A thread of rank 0 then takes a part of a core until the end.
     """

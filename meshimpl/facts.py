@@ -1,4 +1,4 @@
-"""What an input of a function is, as texts that ranks compare."""
+"""Texts that describe an input of a function, for ranks to compare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, PurePath, tf.DType,
 
 
 def facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Gives the parts of a value, each with its name and as a text.
+    """Yields the name of each part of a value, and the part as a text.
 
     Equal inputs give equal texts in each process. The text of a function is its name. An object
     that is no number, text, array, container, dataclass or model of options has its type's name.

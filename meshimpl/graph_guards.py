@@ -71,7 +71,7 @@ names = CollectiveNames()
 
 
 class Plan:
-    """The collectives of one graph in order, with their names and what ranks must agree on.
+    """The collectives of one graph in order, with their names and the texts that ranks compare.
 
     Args:
         name: beginning of the names; the same on every rank, and no other graph's.
@@ -145,7 +145,7 @@ NO_GRADIENT = "a collective has no gradient; differentiate the mesh operation (m
 
 
 def check_eager(what: str) -> None:
-    """Raises a RuntimeError about `what` was called, if TensorFlow builds a graph."""
+    """Raises a RuntimeError that names `what` was called, if TensorFlow builds a graph."""
     if not tf.executing_eagerly():
         raise RuntimeError(
             f"{what} was called while TensorFlow builds a graph; it runs graphs of its own: call "

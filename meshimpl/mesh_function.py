@@ -161,7 +161,7 @@ class MeshFunction:
         return [tf.TensorSpec(self.impl.slice_shape(shape), dtype) for shape, dtype in specs]
 
     def _create_variable(self, next_creator: Callable[..., tf.Variable], **kwargs: Any) -> Any:
-        """One variable for each name, whichever of this function's graphs asks for it.
+        """Returns the one variable of a name, for all graphs of this function.
 
         Which are trained is Mesh TensorFlow's business: a tape need not watch them.
         """
@@ -172,7 +172,7 @@ class MeshFunction:
 
     @contextlib.contextmanager
     def _lowering(self) -> Iterator[None]:
-        """Where the graphs of this function are built."""
+        """The context in which the graphs of this function are built."""
         without_masters = tf.compat.v1.variable_scope(
             "", custom_getter=Master.get, auxiliary_name_scope=False
         )
@@ -214,7 +214,7 @@ class MeshFunction:
 
     @contextlib.contextmanager
     def _calling(self, name: str, what: str) -> Iterator[None]:
-        """Where a graph is called; no rank leaves it before all have begun the call.
+        """The context in which a graph is called; no rank leaves it before all have begun the call.
 
         The first call builds it, in meetings of its own.
         """

@@ -12,7 +12,7 @@ Ranks = tuple[int, ...]
 
 
 class MeshError(ValueError):
-    """A mesh that cannot be: an axis named twice, or a size that is not the number of ranks."""
+    """An invalid mesh: an axis named twice, or a size that is not the number of ranks."""
 
 
 def parse_mesh_shape(shape: MeshShape) -> tuple[tuple[str, int], ...]:

@@ -44,7 +44,7 @@ class Master(NamedTuple):
     def get(
         cls, getter: Any, name: str, dtype: Any = None, initializer: Any = None, **unused: Any
     ) -> Master:
-        """Returns a master in place of what `tf.compat.v1.get_variable` would; a custom getter."""
+        """Returns a master in place of a variable: a getter of `tf.compat.v1.get_variable`."""
         del getter, unused
         if initializer is None:  # TensorFlow's own choice
             floating = tf.as_dtype(dtype).is_floating
@@ -110,7 +110,7 @@ class MeshVariables:
         return value
 
     def _lay_out(self, name: str, whole: tf.Tensor | None) -> None:
-        """Lets each slice have its part of a value that rank 0 has."""
+        """Gives each slice its part of a value that rank 0 holds."""
         variable = self._declared[name]
         value = None if whole is None else tf.cast(whole, variable.slice_dtype).numpy()
         self.slices[name].assign(scatter(self._impl, value, variable.shape, variable.slice_dtype))
@@ -184,7 +184,7 @@ class MeshVariables:
             raise
 
     def _write(self, parts: Path) -> bool:
-        """Writes what this rank has to a file of its own; returns whether there is any."""
+        """Writes this rank's parts to a file; returns whether there are any."""
         mesh, keys = self._impl.mesh, {name: _key(name) for name in self._declared}
         parts.mkdir(parents=True, exist_ok=True)
         names, specs, values = [], [], []
@@ -307,7 +307,7 @@ def _split(
 
 
 def _in_graph(make: Callable[[], Any], seed: int) -> Any:
-    """Returns what a call makes in a graph of its own, so that it draws no eager random numbers.
+    """Returns the result of a call in a separate graph, so that it draws no eager random numbers.
 
     Args:
         make: returns a tensor, or what can become one.
@@ -342,7 +342,7 @@ def _key(name: str) -> str:
 
 
 def _object_graph(keys: Mapping[str, str]) -> bytes:
-    """Returns what a checkpoint says of its objects: one with these variables."""
+    """Returns the object graph of a checkpoint with these variables."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root = graph.nodes.add()
     for number, (name, key) in enumerate(keys.items(), 1):

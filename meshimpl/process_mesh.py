@@ -43,7 +43,7 @@ class Plane(Communicator):
 
     @property
     def meetings(self) -> tuple[tuple[int, ...], ...]:
-        """One line after the other."""
+        """The meetings of the plane's lines, one line after the other."""
         return tuple(line.ranks for line in self.lines if line.size > 1)
 
     def allreduce(self, x: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
@@ -316,7 +316,7 @@ class ProcessMesh:
 
     @property
     def _layout(self) -> tuple[Any, ...]:
-        """What two meshes have in common whose groups have the same ranks."""
+        """A key that is equal for two meshes whose groups have the same ranks."""
         return self.axes
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""Meetings of ranks outside graphs: each says what it is about to do, and all must say the same.
+"""Meetings of ranks outside graphs, where all ranks must announce the same activity.
 
 `check_equal` compares what the ranks were given for it.
 
@@ -41,7 +41,7 @@ _next_build = 0
 
 
 def meet(ranks: Ranks, what: str, data: bytes = b"") -> np.ndarray:
-    """Waits for every rank of a group, and returns what each of them brings.
+    """Waits for every rank of a group, and returns the data of each of them.
 
     Args:
         ranks: the group.
@@ -76,7 +76,7 @@ def _with_length(text: bytes, length: int) -> bytes:
 
 
 def _gather(mine: bytes, ranks: Ranks, where: str) -> np.ndarray:
-    """Returns a row from each rank: its length, and what it brings, in at least `_ROW` bytes.
+    """Returns a row from each rank: the length of its data, and the data, in at least `_ROW` bytes.
 
     They may be of any length: each rank may be about to do something else.
     """
@@ -95,7 +95,7 @@ def _gather_texts(text: str, ranks: Ranks) -> list[str]:
 
 
 def _gather_rows(mine: bytes, ranks: Ranks) -> list[bytes]:
-    """Returns what each rank brings, of any length."""
+    """Returns the data of each rank, of any length."""
     where = "telling the other ranks where this one is"
     gathered, rows, begin = bytes(_gather(mine, ranks, where)), [], 0
     for _ in ranks:
@@ -240,7 +240,7 @@ def check_equal(groups: Sequence[Ranks], what: str, inputs: Mapping[str, Any]) -
 
 
 def _first_difference(mine: Sequence[tuple[str, str]], ranks: Ranks) -> str:
-    """Returns which input differs, and what each rank has; "" if numbers differ by rounding."""
+    """Returns the name of a differing input with each rank's value; "" if rounding explains it."""
     rows = _gather_rows(b"".join(_digest_of(repr(fact)) for fact in mine), ranks)
     digests = [[row[i : i + _DIGEST] for i in range(0, len(row), _DIGEST)] for row in rows]
     for number, column in enumerate(itertools.zip_longest(*digests)):
@@ -279,7 +279,7 @@ def _rounded_alike(texts: Sequence[str]) -> bool:
 
 
 def _tried(work: Callable[[], Any], what: str) -> tuple[Any, Exception | None, str]:
-    """Returns what a call returns, and the error it raises, also as a text."""
+    """Returns the result of a call, its error, and the error as a text."""
     try:
         return work(), None, ""
     except Exception as error:

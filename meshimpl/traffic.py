@@ -1,4 +1,4 @@
-"""What a rank sends: counted while graphs are built, and added up whenever they are evaluated.
+"""The traffic of a rank: counted while graphs are built, added up whenever they are evaluated.
 
 `so_far` is what this rank has sent since it began; the difference of two is what was sent between
 them. A collective in a loop counts each time it runs. Graphs that are lowered without
@@ -20,7 +20,7 @@ SHORT = 10_000
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one rank sends to others.
+    """The traffic from one rank to the others.
 
     Attributes:
         collectives: number of them.
@@ -46,7 +46,7 @@ Tally = dict[str, Traffic]
 
 
 def alltoall(size: int, ranks: int) -> Traffic:
-    """Returns what a rank sends of a tensor that all ranks share out evenly [bytes]."""
+    """Returns a rank's traffic in an even all-to-all of a tensor [bytes]."""
     return Traffic(1, ranks - 1, size * (ranks - 1) // ranks)
 
 
@@ -57,7 +57,7 @@ def to_each(sizes: Sequence[int], this_rank: int) -> Traffic:
 
 
 def allreduce(size: int, ranks: int) -> Traffic:
-    """Returns what a rank sends to reduce a tensor [bytes]."""
+    """Returns a rank's traffic in an allreduce of a tensor [bytes]."""
     rounds = (ranks - 1).bit_length()
     if size <= SHORT:
         return Traffic(1, rounds, size * rounds)
@@ -65,12 +65,12 @@ def allreduce(size: int, ranks: int) -> Traffic:
 
 
 def allgather(size: int, ranks: int) -> Traffic:
-    """Returns what a rank sends so that all have the tensors of all, of `size` each [bytes]."""
+    """Returns a rank's traffic in an allgather of tensors of `size` bytes each [bytes]."""
     return Traffic(1, (ranks - 1).bit_length(), size * (ranks - 1))
 
 
 def broadcast(size: int, ranks: int) -> Traffic:
-    """Returns what the first rank sends of a tensor for all [bytes]; the others send less."""
+    """Returns the first rank's traffic in a broadcast of a tensor [bytes]; the others send less."""
     rounds = (ranks - 1).bit_length()
     return Traffic(1, rounds, size * rounds)
 
@@ -88,17 +88,17 @@ _built: Tally | None = None
 
 
 def so_far() -> Tally:
-    """Returns what this rank has sent since it began."""
+    """Returns this rank's traffic since its start."""
     return dict(_so_far)
 
 
 def count(tally: Mapping[str, Traffic]) -> None:
-    """Adds to what this rank has sent."""
+    """Adds to this rank's traffic."""
     _so_far.update(added(_so_far, tally))
 
 
 def record(tally: Mapping[str, Traffic]) -> None:
-    """Adds to what the graph that is being built sends whenever it is evaluated."""
+    """Adds to the traffic of each evaluation of the graph that is being built."""
     if _built is not None:
         _built.update(added(_built, tally))
 

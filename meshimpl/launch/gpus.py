@@ -43,7 +43,7 @@ def horovod_has_nccl() -> bool:
 
 
 def too_few_gpus(ranks: int, gpus: int) -> str:
-    """Returns what is wrong where a node has more ranks than GPUs, and what would be right."""
+    """Returns the error message, with its remedy, for a node with more ranks than GPUs."""
     return (
         f"this node has {ranks} ranks and {gpus} GPU{'s' if gpus > 1 else ''}, and NCCL wants one "
         f"GPU for each rank: start {gpus} ranks a node, or hide the GPUs with {HIDES}=''"

@@ -170,7 +170,7 @@ def _needs_pmix() -> int | None:
 def launch_or_join(
     ranks: int | None, argv: Sequence[str], *, stop_as: signal.Signals | None = None
 ) -> int | None:
-    """Decides what a command's `--ranks` means: work in this process, or start a job.
+    """Works in this process, or starts a job, as a command's `--ranks` asks.
 
     Args:
         ranks: number of ranks to start; None accepts the present ones.
@@ -272,8 +272,8 @@ def _this_program() -> list[str]:
 
 
 def _pass_on(stream: IO[bytes]) -> None:
-    """Writes what comes from mpirun to the standard error, without its banners."""
-    banners = WithoutBanners()
+    """Writes the output of mpirun to the standard error, without its banners."""
+    banners = BannerFilter()
     while data := os.read(stream.fileno(), 2**16):
         _write(banners.feed(data))
     _write(banners.end())
@@ -337,8 +337,8 @@ def _supervise(
     return (status if status >= 0 else 128 - status), (received[0] if received else None)
 
 
-class WithoutBanners:
-    """What mpirun and its ranks print, without Open MPI's banners on an exit status or MPI_ABORT.
+class BannerFilter:
+    """Filters Open MPI's banners on exit statuses and MPI_ABORT out of the output of mpirun.
 
     A rank that ends a job has said why, and the process that started the job says what is left to
     say. All other banners, such as that a program is not found, are passed on.
@@ -348,7 +348,7 @@ class WithoutBanners:
         self._held = b"\n"  # what was not passed on, after the last byte that was
 
     def feed(self, data: bytes) -> bytes:
-        """Returns what can be passed on after these bytes."""
+        """Returns the output that can be passed on after these bytes."""
         self._held += data
         out = b""
         while begins := _BEGINS.search(self._held):
@@ -367,7 +367,7 @@ class WithoutBanners:
         return out + self.end()
 
     def end(self) -> bytes:
-        """Returns what was kept back."""
+        """Returns the output that was held back."""
         return self._take(len(self._held) - 1)
 
     def _take(self, count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What a rank knows before it talks to others: its place in its job, and its share of its node.
+"""The place of a rank in its job and its share of the node, before ranks communicate.
 
 The place is read from environment variables only. The share are cores, threads and memory. All of
 it can be read before TensorFlow or MPI is loaded; so can the user's cache folder.

@@ -55,7 +55,7 @@ class Transfer:
 
     @property
     def reverse(self) -> Transfer:
-        """The transfer back."""
+        """The inverse transfer."""
         before, after = self.moves.split(" -> ")
         return Transfer(f"{after} -> {before}", self.group, self.half)
 

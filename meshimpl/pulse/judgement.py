@@ -34,7 +34,7 @@ class Cause(NamedTuple):
 
 @dataclass
 class Peer:
-    """What a pulse knows of a rank.
+    """A rank as its pulse's reports describe it.
 
     Times are counted in beats: a job that is suspended as a whole has not been silent.
 

@@ -1,4 +1,4 @@
-"""What the system knows of ranks and of the processes that start them; how launchers are ended."""
+"""The system's records of ranks and of their launchers, and how launchers are ended."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Activity:
 
 
 def waited(seconds: float, over: Callable[[], bool]) -> bool:
-    """Waits until something is over, for a time at most; returns whether it is."""
+    """Waits for a condition, with a limit of time; returns whether the condition holds."""
     for _ in range(round(seconds / 0.1)):
         if over():
             return True
@@ -113,7 +113,7 @@ def _is(process: int, names: Sequence[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """Returns when a process has started, which tells it from a later one; None if it has ended."""
+    """Returns the start time of a process, which identifies it; None if it has ended."""
     stat = stat_of(process)
     return None if stat is None or stat[0] == "Z" else stat[19]
 
@@ -131,7 +131,7 @@ class Srun:
         self._was_there, self._missed = False, 0
 
     def has_gone(self) -> bool:
-        """Returns whether it was there, and was not at this and the last question."""
+        """Returns whether srun was seen before, but not at this call and the last."""
         if not self._port:
             return False
         is_there = self._listens()

@@ -43,7 +43,7 @@ _STRANGERS = 64  # calls without a report that are kept, and one for each rank
 
 @dataclass(frozen=True)
 class Settings:
-    """What a rank sends its pulse at the start.
+    """The settings that a rank sends its pulse at the start.
 
     Attributes:
         rank, size: place of the rank in its job, and number of ranks.
@@ -119,7 +119,7 @@ class Pulse:
         return False
 
     def report(self, state: RankState, end: int | None = None) -> Report:
-        """Returns what this pulse sends; see `Report`."""
+        """Returns the report that this pulse sends."""
         return Report(self.settings.rank, self.host, self.process, state, *self.limit, end)
 
     def hear(self, connection: Connection) -> None:
@@ -140,7 +140,7 @@ class Pulse:
             any(map(self._joined, self.settings.addresses))
 
     def take(self, connection: Connection, report: Report) -> None:
-        """Notes what rank 0 reports, and ends the job if it does."""
+        """Stores a report of rank 0, and ends the job if rank 0 does."""
         if report.end is not None:
             self.end(Cause("", report.end), speaks=False, after=_AFTER_ROOT)
         self.limit = report.limit, report.variable
@@ -260,7 +260,7 @@ class RootPulse(Pulse):
         self._close_strangers()
 
     def _close_strangers(self) -> None:
-        """Closes calls on which no report comes: those that last too long, or are too many."""
+        """Closes connections without a report that last too long or are too many."""
         now, most = time.monotonic(), self.settings.size + _STRANGERS
         self._strangers = {
             connection: since

@@ -145,7 +145,7 @@ class RankReporter:
     def _live(
         self, pulse: subprocess.Popen[bytes] | None, settings: bytes, files: Sequence[int]
     ) -> None:
-        """Does what the pulse asks for, and replaces a pulse that has ended before this rank."""
+        """Carries out the pulse's requests; replaces a pulse that ends before this rank."""
         assert self.shared_state is not None
         for _ in range(_RESTARTS + 1):
             if pulse is None or pulse.stdin is None or pulse.stdout is None:
@@ -231,7 +231,7 @@ def _start_process(files: Sequence[int]) -> subprocess.Popen[bytes] | None:
 
 
 def _fitting(mine: dict[str, Any]) -> bytes:
-    """Returns what rank 0 gives the others, with as many addresses as there is room for.
+    """Returns the settings that rank 0 gives the others, with as many addresses as fit.
 
     Args:
         mine: port, addresses and secret; empty on another rank.

@@ -56,7 +56,7 @@ class Meeting(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """What a rank is doing.
+    """The state of a rank: its activity and its meeting.
 
     Attributes:
         text: description for messages.
@@ -147,7 +147,7 @@ class SharedState:
 
 
 class Report(NamedTuple):
-    """What a pulse sends another in each beat.
+    """The report that a pulse sends to another in each beat.
 
     Attributes:
         rank, host, process: the rank whose pulse sends it.

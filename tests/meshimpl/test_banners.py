@@ -4,7 +4,7 @@ import pytest
 
 from meshimpl.launch import HOST_LOST, find_mpirun, mpirun_command, open_mpi_version
 from meshimpl.launch import job as job_module
-from meshimpl.launch.job import WithoutBanners
+from meshimpl.launch.job import BannerFilter
 
 RULE = b"-" * 74 + b"\n"
 ABORT = (
@@ -29,13 +29,13 @@ MISSING = RULE + b"prterun was unable to find the specified executable file\n" +
 )
 @pytest.mark.parametrize("size", [1, 7, 10**6])
 def test_banners_alone_are_left_out(printed, passed_on, size):
-    banners = WithoutBanners()
+    banners = BannerFilter()
     parts = [banners.feed(printed[at : at + size]) for at in range(0, len(printed), size)]
     assert b"".join([*parts, banners.end()]) == passed_on
 
 
 def test_a_line_that_is_redrawn_is_passed_on_at_once():
-    banners = WithoutBanners()
+    banners = BannerFilter()
     assert banners.feed(b"50 %\r") == b"50 %\r"
     assert banners.feed(b"-- 60 %\r") == b"-- 60 %\r"
 
