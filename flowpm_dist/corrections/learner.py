@@ -34,7 +34,7 @@ class LearningError(UserError):
 
 
 class Steps:
-    """Adam's steps, which go back where they led to a run that fails; the same on every rank.
+    """Adam's steps, taken back if a run fails after them; the same on every rank.
 
     Args:
         theta: the first numbers, float64 [n].
@@ -81,7 +81,7 @@ class Steps:
         self.done += 1
 
     def judged(self, loss: float) -> bool:
-        """Keeps the present numbers if their loss is the lowest so far; returns whether it is."""
+        """Stores the present numbers if their loss is the lowest so far; returns whether it is."""
         if not loss < self.best_loss:
             return False
         self.best, self.best_loss = self.theta.numpy(), loss
@@ -255,7 +255,7 @@ class Learner:
             yield self._pairs[order[place]]
 
     def _iterate(self, pair: Pair) -> Iteration:
-        """Makes an iteration, or goes back if it fails."""
+        """Makes an iteration, or takes the last step back if the iteration fails."""
         theta, begin = self.steps.theta, time.perf_counter()
         failure, values = None, {}
         try:

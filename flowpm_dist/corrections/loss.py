@@ -32,7 +32,7 @@ TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared", "in redshi
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A cheap run, and the true states that a correction should bring it to.
+    """A cheap run, and the true states to which a correction should bring it.
 
     Attributes:
         simulation: the cheap run, without the correction that is learned.

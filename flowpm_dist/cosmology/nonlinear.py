@@ -248,7 +248,7 @@ class _Spline:
         self._pieces = pieces
 
     def basis(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns the cells of places, which are the first B-splines there, and four values each.
+        """Returns for each place its cell, the number of the first B-spline there, and four values.
 
         Returns:
             int32 [...]; the B-splines [..., 4]; their slopes [..., 4].

@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # the keys follow from the table of parameters
         def __getattr__(self, name: str) -> Any: ...
 
     class FittedRanges(ParameterRanges):
-        """The same of parameters that are fitted, either amplitude among them."""
+        """The lowest and highest values of fitted parameters, either amplitude among them."""
 
 else:
 

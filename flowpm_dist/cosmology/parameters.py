@@ -93,7 +93,7 @@ def compiled_cosmologies() -> Iterator[None]:
 
 
 def is_compiled(values: Mapping[str, Any]) -> bool:
-    """Returns whether what follows from these parameters is compiled, see above."""
+    """Returns whether growth and power of these parameters are compiled."""
     return _compiled.get() and any(map(is_tensor, values.values()))
 
 
@@ -245,7 +245,7 @@ class Cosmology:
         return {name: as_float64(getattr(self, name)) for name in self.names}
 
     def values(self) -> dict[str, Any]:
-        """The same as NumPy's numbers where they are plain numbers, for `cosmology.arrays`."""
+        """The parameters that are set, by name: NumPy's numbers where they are plain numbers."""
         return {name: as_array(getattr(self, name)) for name in self.names}
 
     def numbers(self) -> dict[str, Any]:

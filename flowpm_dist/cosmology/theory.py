@@ -48,7 +48,7 @@ SIGMA8_RADIUS = 8.0
 
 
 class Theory:
-    """What linear theory says of a universe; all that its parameters determine before a run.
+    """The linear theory of a universe: background, growth, power and distances.
 
     Simulations, states, light cones and lensing take what they need of the universe from here. A
     universe with other physics is a subclass that replaces one of the parts below, such as::
