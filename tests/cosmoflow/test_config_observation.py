@@ -25,10 +25,13 @@ from flowpm_dist.cosmoflow.planning.memory import (
     training_memory,
 )
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
+from flowpm_dist.cosmoflow.training import held_out
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader, finish_dataset
+from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter
+from flowpm_dist.cosmoflow.volumes.universes import header_of
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError
@@ -37,6 +40,7 @@ from flowpm_dist.observables.light_cone.results import attributes_of
 from flowpm_dist.observables.options import CountsOptions, DensityOptions, observation_of
 from flowpm_dist.observables.record import BARE, ObservationRecord
 from flowpm_dist.observables.tracers import ObservationError
+from meshimpl.process_mesh import ProcessMesh
 from tests.cosmoflow.test_config_training import FILES, GOOD, changed, dataset, problems
 
 NOISY = """[observation]
@@ -402,6 +406,30 @@ def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_p
         check_training_mesh(plan, 3, source=tmp_path)
     with pytest.raises(OutputError, match="maps are simulated while a network learns"):
         check_dataset(plan, tmp_path / "set", ["train"])
+
+
+def test_held_out_volumes_that_lost_a_file_are_simulated_again(tmp_path, monkeypatch):
+    plan, folder = TrainingPlan.load(write(tmp_path, GOOD)), TrainingFolder(tmp_path / "run")
+    mesh, simulated = ProcessMesh("replica:1"), []
+    monkeypatch.setattr(held_out, "simulate_dataset", lambda *args: simulated.append(args[1]))
+
+    def hold_out() -> list:
+        simulated.clear()
+        held_out.hold_out(plan, mesh, folder, None, maker=SimpleNamespace())
+        return simulated
+
+    counts = {"validation": plan.data.validation, "test": plan.data.test}
+    assert hold_out() == [counts]
+    header = header_of(plan, mesh, samples_per_file=1)
+    for split in counts:
+        with RecordWriter(folder.held_out, split, header) as writer:
+            for index in range(2):
+                y = np.ones(len(header.parameters))
+                writer.write(np.ones(header.grid), y, seed=0, index=index)
+    finish_dataset(folder.held_out, header)
+    assert hold_out() == []
+    (folder.held_out / "test-00001.tfrecord").unlink()
+    assert hold_out() == [counts]
 
 
 def test_an_n_of_z_that_was_changed_is_told(tmp_path):

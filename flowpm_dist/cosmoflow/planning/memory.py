@@ -192,30 +192,18 @@ def check_training_mesh(
     """
     batch = batch or plan.training.batch
     force = plan.solver if plan.simulates and simulating else ForceOptions()
-    factor, pyramid = force.mesh_factor, force.pyramid
-    whole = plan.declaration.whole_because(ranks)
-    if plan.lightcone is not None:
-        whole = f"maps are not split over ranks: use the mesh replica:{ranks}"
-
-    def misfits_of(text: str) -> list[str]:
-        axes = parse_mesh(text, batched=True)
-        if whole and ranks_of_a_field(axes) > 1:
-            return [whole]
-        wrong = misfits(axes, plan.grid, ranks, batch, factor, pyramid)
-        shared = [name for name, size in axes.items() if size > 1]
-        if len(shared) > 2 and shared[0] != "replica":
-            wrong.append("replica must come first: replica:...,row:...,col:...")
-        return wrong
-
+    misfits_of = functools.partial(_misfits, plan, ranks, batch, force)
     if shape or plan.mesh.shape:
         return fitting_mesh(shape, plan.mesh.shape, misfits_of, source)
     replicas = math.gcd(ranks, batch)
     if replicas == ranks:
         return f"replica:{ranks}"
     try:
-        if whole:
-            raise ValueError(whole)
-        chosen = f"replica:{replicas},{default_mesh(ranks // replicas, plan.grid, factor, pyramid)}"
+        if reason := _whole_because(plan, ranks):
+            raise ValueError(reason)
+        each = ranks // replicas
+        split = default_mesh(each, plan.grid, force.mesh_factor, force.pyramid)
+        chosen = f"replica:{replicas},{split}"
         wrong = misfits_of(chosen)
     except ValueError as error:
         wrong = [str(error)]
@@ -224,6 +212,27 @@ def check_training_mesh(
         reason = f"= {batch}: has volumes for {replicas} of {ranks} ranks, and {wrong[0]}; {advice}"
         raise ConfigError(source, [Problem("training.batch", reason)])
     return chosen
+
+
+def _misfits(
+    plan: TrainingPlan, ranks: int, batch: int, force: ForceOptions, text: str
+) -> list[str]:
+    """Returns why a mesh does not fit a training; nothing if it fits. Raises ValueError."""
+    axes = parse_mesh(text, batched=True)
+    if ranks_of_a_field(axes) > 1 and (reason := _whole_because(plan, ranks)):
+        return [reason]
+    wrong = misfits(axes, plan.grid, ranks, batch, force.mesh_factor, force.pyramid)
+    shared = [name for name, size in axes.items() if size > 1]
+    if len(shared) > 2 and shared[0] != "replica":
+        wrong.append("replica must come first: replica:...,row:...,col:...")
+    return wrong
+
+
+def _whole_because(plan: TrainingPlan, ranks: int) -> str:
+    """Returns why the inputs of the network cannot be split over ranks; empty if they can."""
+    if plan.lightcone is not None:
+        return f"maps are not split over ranks: use the mesh replica:{ranks}"
+    return plan.declaration.whole_because(ranks)
 
 
 def training_demand(plan: TrainingPlan, shape: str) -> Demand:

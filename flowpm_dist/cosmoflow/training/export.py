@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from flowpm_dist.cosmoflow.planning.memory import weights_bytes
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, trained_network
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.folder import WorkFolder
@@ -23,12 +26,12 @@ class ExportFolder(WorkFolder):
     contents = (MARK, "saved_model.pb", "fingerprint.pb", "variables", "assets")
     begun = MARK
 
+    @override
     def alternative(self) -> str:
-        """See `JobFolder.alternative`."""
         return ""
 
+    @override
     def older_work(self) -> str | None:
-        """See `JobFolder.older_work`."""
         return f"an {self.kind}" if self.mark() else None
 
 
@@ -70,12 +73,10 @@ def export_network(
     network, standardiser, header = regressor.network, regressor.standardiser, training.header()
     over_mean = training.divides_by_mean(header)
     double = training.plan.network.precision == "float64"
-    shape = [
-        None,
-        *training.plan.input_shape,
-        *([network.channels] if network.channels > 1 else []),
-    ]
-    volumes = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")
+    shape = [None, *training.plan.input_shape]
+    if network.channels > 1:
+        shape.append(network.channels)
+    spec = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")
 
     def ask(volumes: tf.Tensor) -> dict[str, tf.Tensor]:
         if over_mean:
@@ -87,29 +88,32 @@ def export_network(
 
     saved = tf.Module()
     saved.kept = network.saved
-    saved.ask = tf.function(ask, input_signature=[volumes], autograph=False)
-    # What the network sees: its axes and extent, what was observed, and masked cells.
-    record, cone = training.plan.record, training.plan.lightcone
-    box_size = list(training.plan.box_size)
-    expected: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": box_size}
-    if cone is not None:
-        expected = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
-    if record is not None:
-        expected["observation"] = record.table()
-        if record.options.value("mask") is not None:
-            expected["unobserved_cells"] = record.options.unobserved
+    saved.ask = tf.function(ask, input_signature=[spec], autograph=False)
     about = {
         "parameters": list(standardiser.names),
         "priors": {name: list(map(float, ends)) for name, ends in standardiser.ranges.items()},
         "volumes": [*training.plan.input_shape, network.channels],
         "divided_by_mean": over_mean,
-        **expected,
+        **_expected_input(training.plan),
         "network": training.plan.network.name,
         "weights_of_step": regressor.step,
     }
     _save(saved, folder.path)
     folder.write_mark(complete=True, **about)
     return about
+
+
+def _expected_input(plan: TrainingPlan) -> dict[str, Any]:
+    """Returns what a network sees: its axes and extent, what was observed, and masked cells."""
+    record, cone = plan.record, plan.lightcone
+    expected: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
+    if cone is not None:
+        expected = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
+    if record is not None:
+        expected["observation"] = record.table()
+        if record.options.value("mask") is not None:
+            expected["unobserved_cells"] = record.options.unobserved
+    return expected
 
 
 def _save(saved: Any, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def hold_out(
     splits: Sequence[str] = HELD_OUT,
     maker: UniverseMaker | None = None,
 ) -> None:
-    """Simulates the held-out splits of a dataset, unless all exist.
+    """Simulates the held-out splits of a dataset, unless all of their files exist.
 
     On all ranks together. A fresh test set has as many universes as the first test set, or a few
     more if the replicas do not divide their number.
@@ -155,12 +156,8 @@ def hold_out(
         maker: makes the universes; by default one for batches that fit a fresh test set.
     """
     path, header = folder.dataset(splits[0]), header_of(plan, mesh)
-    try:
-        there = set(read_header(path)[1]) >= set(splits)
-    except (RecordError, OSError):
-        there = False
     # Rank 0 decides: file systems may show the files to other ranks later.
-    if bool(mesh.world.broadcast(tf.constant(int(there)))):
+    if bool(mesh.world.broadcast(tf.constant(int(_is_whole(path, splits))))):
         mesh.barrier()
         return
     if maker is None:
@@ -173,6 +170,18 @@ def hold_out(
         for split in splits
     }
     simulate_dataset(maker, counts, path, header, mesh, folder.statistics, progress)
+
+
+def _is_whole(path: Path, splits: Sequence[str]) -> bool:
+    """Returns whether a dataset has all files of some splits."""
+    try:
+        header, counts = read_header(path)
+        files = split_files(path)
+    except (RecordError, OSError):
+        return False
+    blocks = math.prod(header.blocks)
+    numbers = {split: count["files"] * blocks for split, count in counts.items()}
+    return all(len(files.get(split, ())) == numbers.get(split) for split in splits)
 
 
 def fields_of(
