@@ -18,7 +18,7 @@ from meshimpl.imports import lazy_names
 _HOMES = {
     "Adam": "network.optimisers",
     "CosineDecay": "planning.options",
-    "DataOptions": "planning.options",
+    "DataOptions": "planning.data_options",
     "InSituSource": "volumes.sources",
     "MilestoneDecay": "planning.options",
     "Momentum": "network.optimisers",

@@ -29,8 +29,8 @@ from flowpm_dist.cosmoflow.evaluation.posteriors import posterior_of_volume
 from flowpm_dist.cosmoflow.evaluation.prediction import check_observation_once, predict_volume
 from flowpm_dist.cosmoflow.evaluation.results import FILES
 from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError, PosteriorOptions
+from flowpm_dist.cosmoflow.planning.data_options import DummyData
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, fresh_split
-from flowpm_dist.cosmoflow.planning.options import DummyData
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores import baselines
 from flowpm_dist.cosmoflow.scores.baselines import Mean, RidgeOnPower

@@ -11,8 +11,8 @@ from ranks import RANK, SIZE, process_mesh, shared_folder
 from tiny_network import TINY
 
 from flowpm_dist.cosmoflow.evaluation.prediction import predict_volume
+from flowpm_dist.cosmoflow.planning.data_options import FileData
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
-from flowpm_dist.cosmoflow.planning.options import FileData
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
 from flowpm_dist.cosmoflow.training.saved import read_training

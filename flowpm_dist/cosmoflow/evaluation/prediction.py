@@ -186,14 +186,12 @@ def predict_volume(
         ObservationError: the volume has another observation.
     """
     from flowpm_dist.cosmoflow.evaluation.summaries import OUTPUTS, features_of
-    from flowpm_dist.cosmoflow.volumes.universes import as_volumes
 
     cone = training.plan.lightcone
     if cone is None:
         block, notes = _volume(training, volume_path, mesh, progress, box_size)
     else:
-        kappa = _maps(cone, Path(volume_path), box_size)
-        block, notes = as_volumes(kappa[np.newaxis])[0], _notes_of_maps(cone, Path(volume_path))
+        block, notes = _volume_of_maps(cone, Path(volume_path), box_size)
     progress.note("asking the network; compiling")
     regressor = trained_network(training, mesh, mesh.axis_size("replica"), which)
     standardiser, step = regressor.standardiser, regressor.step
@@ -283,21 +281,29 @@ def _maps(cone: ConvergenceOptions, path: Path, box_size: float | None) -> np.nd
     return kappa
 
 
-def _notes_of_maps(cone: ConvergenceOptions, path: Path) -> list[str]:
-    """Returns sentences that the user should read about the maps in a file."""
+def _volume_of_maps(
+    cone: ConvergenceOptions, path: Path, box_size: float | None
+) -> tuple[np.ndarray, list[str]]:
+    """Returns maps, as the network takes them, and notes. Raises ObservationError, see `_maps`."""
+    from flowpm_dist.cosmoflow.volumes.universes import as_volumes
+
+    volume = as_volumes(_maps(cone, path, box_size)[np.newaxis])[0]
     noise = cone.shape_noise
     assert noise is not None
     if path.suffix == ".npy":
         names = ", ".join(source.name for source in cone.sources)
-        return [
+        note = (
             f"The maps do not say what they show; the network was trained for fields of "
             f"{cone.field_of_view:g} degrees, sources at {names} and the noise of sigma_e = "
             f"{noise.sigma_e:g} and n_eff = {noise.n_eff:g}."
-        ]
-    return [
-        f"{path} has maps without the noise of shapes: no such maps were in the training. Do not "
-        f"rely on the answer: add noise of {cone.pixel_sigma():.3g} to each pixel, and ask again."
-    ]
+        )
+    else:
+        note = (
+            f"{path} has maps without the noise of shapes: no such maps were in the training. Do "
+            f"not rely on the answer: add noise of {cone.pixel_sigma():.3g} to each pixel, and "
+            "ask again."
+        )
+    return volume, [note]
 
 
 def _checked_mean(

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flowpm_dist.cosmoflow.planning.completion import dataset_of, read_dataset, recorded_observation
-from flowpm_dist.cosmoflow.planning.options import (
-    DERIVED,
+from flowpm_dist.cosmoflow.planning.data_options import (
     ArrayData,
     DummyData,
     FileData,
     SimulatedData,
     StoredData,
 )
+from flowpm_dist.cosmoflow.planning.options import DERIVED
 from flowpm_dist.cosmoflow.volumes.arrays import TableError, arrays_of
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flowpm_dist.cosmoflow.planning.options import ArrayData, FileData, TrainingOptions
+from flowpm_dist.cosmoflow.planning.data_options import ArrayData, FileData
+from flowpm_dist.cosmoflow.planning.options import TrainingOptions
 from flowpm_dist.cosmoflow.volumes.arrays import arrays_of
 from flowpm_dist.cosmoflow.volumes.public_files import samples_of_names
 from flowpm_dist.cosmoflow.volumes.record_files import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.planning.data_options import SimulatedData
 from flowpm_dist.cosmoflow.planning.declarations import Convolution
-from flowpm_dist.cosmoflow.planning.options import SimulatedData
 from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh

@@ -15,18 +15,20 @@ from typing_extensions import override
 
 from flowpm_dist.cosmoflow.planning.checks import plan_problems
 from flowpm_dist.cosmoflow.planning.completion import dataset_of, with_dataset, with_preset
-from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
-from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
-from flowpm_dist.cosmoflow.planning.options import (
-    DERIVED,
+from flowpm_dist.cosmoflow.planning.data_options import (
     SOURCES,
     AnyData,
     ArrayData,
     FileData,
-    NetworkOptions,
-    PriorOptions,
     SimulatedData,
     StoredData,
+)
+from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
+from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
+from flowpm_dist.cosmoflow.planning.options import (
+    DERIVED,
+    NetworkOptions,
+    PriorOptions,
     TrainingOptions,
 )
 from flowpm_dist.cosmoflow.volumes.draws import most_filled

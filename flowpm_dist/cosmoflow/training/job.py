@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from flowpm_dist.cosmoflow.planning.data_options import ArrayData
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
 from flowpm_dist.cosmoflow.planning.memory import (
     buffer_bytes,
     training_bytes,
     training_demand,
 )
-from flowpm_dist.cosmoflow.planning.options import ArrayData
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name

@@ -28,7 +28,7 @@ from flowpm_dist.io.volume import HDF5, mapped_array
 from flowpm_dist.observables.observations import REASON
 
 if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.planning.options import ArrayData
+    from flowpm_dist.cosmoflow.planning.data_options import ArrayData
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 NUMBER = "{}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.cosmoflow.planning.options import DummyData, SimulatedData
+from flowpm_dist.cosmoflow.planning.data_options import DummyData, SimulatedData
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import NO_BETTER
 from flowpm_dist.emulate.options import EmulationOptions
