@@ -270,9 +270,9 @@ def test_batches_are_the_universes_of_their_draws(network_mesh, shared):
 
     batches, first = {}, source()
     first.start(0)
-    for step in range(draws.steps):
+    for step in range(draws.generations * draws.reuse):
         batch = batches[step] = first.batch(step)
-        numbers = draws.universes(step)[list(lanes)]
+        numbers = [draws.members(draws.drawn(step)[lane])[lane] for lane in lanes]
         np.testing.assert_array_equal(batch.parameters, known[numbers])
         for number, volume in zip(numbers, batch.volumes, strict=True):
             np.testing.assert_array_equal(volume, made[number])
@@ -280,7 +280,7 @@ def test_batches_are_the_universes_of_their_draws(network_mesh, shared):
     first.close()
     again = source()
     again.start(5)
-    for step in range(5, draws.steps):
+    for step in range(5, draws.generations * draws.reuse):
         np.testing.assert_array_equal(again.batch(step).volumes, batches[step].volumes)
     again.close()
 

@@ -27,17 +27,28 @@ CASES = {
 }
 
 
+def steps_of(draws: Draws) -> int:
+    """The number of steps in which each universe is drawn `reuse` times."""
+    return draws.generations * draws.reuse
+
+
+def universes(draws: Draws, step: int) -> np.ndarray:
+    """The numbers of the universes in the batch of a step."""
+    drawn = enumerate(draws.drawn(step))
+    return np.array([draws.members(generation)[lane] for lane, generation in drawn])
+
+
 @pytest.mark.parametrize("draws", CASES.values(), ids=CASES)
 def test_each_universe_is_drawn_equally_often_and_from_what_the_buffer_holds(draws):
     kept = draws.buffer // draws.batch
     drawn = []
-    for step in range(draws.steps):
+    for step in range(steps_of(draws)):
         generations, made = draws.drawn(step), draws.made(step)
         assert made - kept <= generations.min() and generations.max() < made
-        drawn.append(draws.universes(step))
+        drawn.append(universes(draws, step))
     counts = np.bincount(np.ravel(drawn), minlength=draws.simulations)
     assert counts.tolist() == [draws.reuse] * draws.simulations
-    assert draws.made(draws.steps) * draws.batch == draws.simulations
+    assert draws.made(steps_of(draws)) * draws.batch == draws.simulations
     assert draws.made(0) * draws.batch == draws.fill
     # A lane keeps its universes, which are on the replica that simulated them.
     lanes = np.transpose(drawn)
@@ -50,8 +61,9 @@ def test_passes_go_on_after_the_last_and_over_what_a_small_buffer_holds():
     for draws in (CASES["all kept"], CASES["small buffer"]):
         kept = draws.buffer // draws.batch
         for number in range(3):
-            steps = range(draws.steps + number * kept, draws.steps + (number + 1) * kept)
-            found = np.sort(np.ravel([draws.universes(step) for step in steps]))
+            first = steps_of(draws) + number * kept
+            steps = range(first, first + kept)
+            found = np.sort(np.ravel([universes(draws, step) for step in steps]))
             last = np.sort([draws.members(g) for g in range(draws.generations)], axis=None)
             np.testing.assert_array_equal(found, last[-draws.buffer :])
 
@@ -72,10 +84,10 @@ def summary_of(sampling, **options):
     draws = Draws(simulations=2048, reuse=8, fill=256, batch=16, seed=0, **options)
     priors = Priors(PRIORS, sampling, seed=0)
     parameters = priors.draw("train", 0, 2048)
-    found = summary_of_draws(draws, parameters, draws.steps, priors.names)
+    found = summary_of_draws(draws, parameters, steps_of(draws), priors.names)
     assert found["steps"] == 1024 and found["volumes"] == 2048
     assert found["draws"] == {"min": 8, "median": 8.0, "max": 8}
-    drawn = np.array([draws.universes(step) for step in range(draws.steps)])
+    drawn = np.array([universes(draws, step) for step in range(steps_of(draws))])
     of_lanes = parameters[drawn].mean(axis=0).var(axis=0) / parameters.var(axis=0)
     return np.array(list(found["spread_of_batch_means"].values())), of_lanes
 
@@ -104,8 +116,8 @@ def test_balanced_batches_cover_the_prior_evenly(buffer):
 def test_the_order_follows_from_the_seed():
     one, same, other = (Draws(48, 2, 48, 16, 8, seed=seed) for seed in (3, 3, 4))
     for step in range(12):
-        np.testing.assert_array_equal(one.universes(step), same.universes(step))
-    assert any((one.universes(step) != other.universes(step)).any() for step in range(3))
+        np.testing.assert_array_equal(universes(one, step), universes(same, step))
+    assert any((universes(one, step) != universes(other, step)).any() for step in range(3))
     assert sorted(one.drawn(step)[0] for step in range(2)) == [0, 1]
     assert all(len(set(one.drawn(step))) == 1 for step in range(12))
     random = Draws(48, 2, 48, 16, 8, seed=3, balanced=False)

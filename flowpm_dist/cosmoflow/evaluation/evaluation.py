@@ -19,7 +19,7 @@ from flowpm_dist.cosmoflow.evaluation.posterior_fits import (
 )
 from flowpm_dist.cosmoflow.evaluation.results import Evaluation
 from flowpm_dist.cosmoflow.evaluation.trainings import (
-    Judged,
+    JudgedTraining,
     PosteriorOptions,
     check_comparable,
     check_written,
@@ -140,7 +140,7 @@ def _fixed(
     return [replace(training, fresh_in=folder) for training in fixed]
 
 
-def _check_same_truth(predicted: Sequence[Judged]) -> None:
+def _check_same_truth(predicted: Sequence[JudgedTraining]) -> None:
     first = predicted[0]
     for other in predicted[1:]:
         ours, theirs = first.predictions, other.predictions
@@ -152,7 +152,7 @@ def _check_same_truth(predicted: Sequence[Judged]) -> None:
 
 
 def _notes(
-    predicted: Sequence[Judged], largest: Judged, other_split: str, *, fits: bool
+    predicted: Sequence[JudgedTraining], largest: JudgedTraining, other_split: str, *, fits: bool
 ) -> list[str]:
     """Returns sentences on the trainings and the volumes; `fits`: whether posteriors are fitted."""
     notes = [
@@ -170,7 +170,7 @@ def _notes(
     return notes
 
 
-def _opened(predicted: Sequence[Judged], split: str) -> list[str]:
+def _opened(predicted: Sequence[JudgedTraining], split: str) -> list[str]:
     """Records that a test set is opened; warns if it was opened before. On rank 0."""
     folders = [one.training.folder for one in predicted]
     before = [opening["time"] for folder in folders for opening in folder.openings(split)]
@@ -192,7 +192,7 @@ def _opened(predicted: Sequence[Judged], split: str) -> list[str]:
 
 def ask(
     training: SavedTraining, mesh: ProcessMesh, progress: Progress, split: str, which: str
-) -> Judged:
+) -> JudgedTraining:
     """Returns the predictions of a training's network on a split. On all ranks together."""
     dataset = training.files(split, Block.of(mesh), mesh)
     replicas = mesh.axis_size("replica")
@@ -205,7 +205,9 @@ def ask(
     first = in_order_of_truth(predictions, summaries.count_of(training, split))
     samples = summaries.trained_on(training)
     size = summaries.trained_on(training, planned=True) if training.plan.simulates else samples
-    return Judged(training, in_order_of_truth(predictions), first, regressor.step, samples, size)
+    return JudgedTraining(
+        training, in_order_of_truth(predictions), first, regressor.step, samples, size
+    )
 
 
 def _reported(
@@ -270,8 +272,8 @@ def _is_current(path: Path, files: Sequence[Path], count: int) -> bool:
 
 
 def judge(
-    predicted: Sequence[Judged],
-    largest: Judged,
+    predicted: Sequence[JudgedTraining],
+    largest: JudgedTraining,
     paths: dict[str, Path],
     notes: Sequence[str],
     mesh: ProcessMesh,
@@ -317,7 +319,7 @@ def judge(
 
 
 def _baselines(
-    largest: Judged, paths: dict[str, Path], split: str
+    largest: JudgedTraining, paths: dict[str, Path], split: str
 ) -> tuple[np.ndarray, dict[str, Predictions], dict[str, LearningCurve], list[str]]:
     """Returns the mean of the training targets; predictions and curves of baselines; and notes.
 
@@ -358,7 +360,7 @@ def _baselines(
     return train.truth.mean(axis=0), predictions, curves, notes
 
 
-def _summary_of(one: Judged, which: str) -> dict[str, Any]:
+def _summary_of(one: JudgedTraining, which: str) -> dict[str, Any]:
     training = one.training
     return {
         "folder": str(training.folder.path.absolute()),

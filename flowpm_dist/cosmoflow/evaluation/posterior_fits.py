@@ -15,7 +15,7 @@ from flowpm_dist.cosmoflow.evaluation.posteriors import Key, PosteriorResults
 from flowpm_dist.cosmoflow.evaluation.summaries import HIDDEN, OUTPUTS, SplitSummaries
 from flowpm_dist.cosmoflow.evaluation.trainings import (
     Group,
-    Judged,
+    JudgedTraining,
     PosteriorError,
     PosteriorOptions,
     grouped,
@@ -65,7 +65,7 @@ Sets = tuple[Summaries, Summaries, Summaries]
 
 
 def judge_posteriors(
-    predicted: Sequence[Judged],
+    predicted: Sequence[JudgedTraining],
     tables: Sequence[Tables],
     largest: int,
     priors: UniformPriors,
@@ -147,14 +147,14 @@ class _Fits:
             for member, one in zip(group.members, several, strict=True):
                 self.answers[group.member(member), head] = one
 
-    def _save_density(self, member: Judged, tables: Tables) -> None:
+    def _save_density(self, member: JudgedTraining, tables: Tables) -> None:
         """Saves the density of a network's features, which tells unlike volumes."""
         part = HIDDEN if HIDDEN in tables["train"].parts else OUTPUTS
         known, held_out = (tables[split].parts[part] for split in ("train", "validation"))
         path = member.training.folder.feature_density(tables["train"].step)
         FeatureDensity.of(known, held_out).save(path)
 
-    def _fit_best(self, name: str, head: str, member: Judged, tables: Tables) -> Answers:
+    def _fit_best(self, name: str, head: str, member: JudgedTraining, tables: Tables) -> Answers:
         """Fits a head to the outputs and to the features of a network, and saves the better fit."""
         train = tables["train"]
         tried = {
@@ -218,7 +218,7 @@ class _Fits:
 
 
 def sets_of(of: Tables, parts: Sequence[str], split: str) -> Sets:
-    """Returns the training and validation set, and that to judge on, with the features of parts."""
+    """Returns the sets to train, to validate and to judge on, with the features of some parts."""
     train, validation, judged = (
         Summaries(np.concatenate([of[s].parts[name] for name in parts], axis=1), of[s].truth)
         for s in ("train", "validation", split)

@@ -210,7 +210,7 @@ INTERVALS = (0.683, 0.954)
 
 @dataclass(frozen=True)
 class Question:
-    """A question: which parameters has this volume, by the network of this training?
+    """A volume, and the training whose network predicts its parameters.
 
     Attributes:
         volume, training: absolute paths.

@@ -112,7 +112,7 @@ def summarise(
     batch = min(*counts, *(training.plan.training.batch for training in trainings))
     lanes = Lanes.of(mesh, mesh.axis_size("replica") * max(1, batch // mesh.axis_size("replica")))
     questions = [
-        _Question(training, trained_network(training, mesh, lanes.batch, which), tuple(names))
+        _SummaryRequest(training, trained_network(training, mesh, lanes.batch, which), tuple(names))
         for training, names in zip(trainings, statistics, strict=True)
     ]
     tables: list[dict[str, SplitSummaries]] = [{} for _ in questions]
@@ -122,7 +122,7 @@ def summarise(
         # Questions about the same volumes are answered together; if universes are simulated again,
         # some may need fewer of them. Ranks write files in turns, so the first volumes of a split
         # in files depend on its number of volumes.
-        groups: dict[int, list[_Question]] = {}
+        groups: dict[int, list[_SummaryRequest]] = {}
         for question, is_known in zip(questions, known, strict=True):
             if not is_known:
                 again = question.training.plan.simulates and split == "train"
@@ -141,7 +141,7 @@ Row = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 @dataclass
-class _Question:
+class _SummaryRequest:
     """The summaries that are requested for one training.
 
     Attributes:
@@ -229,7 +229,11 @@ def count_of(training: SavedTraining, split: str) -> int:
 
 
 def _answer(
-    questions: Sequence[_Question], split: str, lanes: Lanes, mesh: ProcessMesh, progress: Progress
+    questions: Sequence[_SummaryRequest],
+    split: str,
+    lanes: Lanes,
+    mesh: ProcessMesh,
+    progress: Progress,
 ) -> None:
     """Computes the summaries of a split for all networks; each may use fewer of the volumes."""
     counts = [count_of(question.training, split) for question in questions]

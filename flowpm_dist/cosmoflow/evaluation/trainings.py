@@ -120,7 +120,7 @@ def check_written(trainings: Sequence[SavedTraining], split: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedTraining:
     """The predictions of one training's network on the test set.
 
     Attributes:
@@ -236,19 +236,19 @@ class Group:
 
     name: str
     base: str
-    members: tuple[Judged, ...]
+    members: tuple[JudgedTraining, ...]
 
     @property
     def several(self) -> bool:
         """Whether there are several seeds."""
         return len(self.members) > 1
 
-    def member(self, judged: Judged) -> str:
+    def member(self, judged: JudgedTraining) -> str:
         """Returns the name of a member in tables."""
         return f"{self.name}, seed {judged.seed}" if self.several else self.name
 
 
-def grouped(predicted: Sequence[Judged]) -> list[Group]:
+def grouped(predicted: Sequence[JudgedTraining]) -> list[Group]:
     """Returns groups of trainings, the first training's method and the largest sizes first."""
     methods = list(dict.fromkeys(one.method for one in predicted))
     groups = []
@@ -263,7 +263,7 @@ def grouped(predicted: Sequence[Judged]) -> list[Group]:
     return groups
 
 
-def networks_of(predicted: Sequence[Judged]) -> tuple[dict[str, Predictions], list[Group]]:
+def networks_of(predicted: Sequence[JudgedTraining]) -> tuple[dict[str, Predictions], list[Group]]:
     """Returns the predictions of each network, with the mean of each group before its members."""
     groups, networks = grouped(predicted), {}
     for group in groups:

@@ -49,7 +49,7 @@ not enlarged to variance 1: every update of the layers before would shake the de
 
 
 class BaseNetwork(tf.Module):
-    """What a training may train: weights that are equal on all ranks, and steps of a batch.
+    """A network that a training can train; its weights are equal on all ranks.
 
     Args:
         network: its declaration.

@@ -114,7 +114,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
 
     @property
     def precision(self) -> Literal["float32", "float64"]:
-        """Of the simulations: a network in bfloat16 learns from simulations in float32."""
+        """Precision of the simulations: it is float32 for a network in bfloat16."""
         return "float64" if self.network.precision == "float64" else "float32"
 
     @property

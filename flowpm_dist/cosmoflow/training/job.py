@@ -115,7 +115,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         plan, done = self.options, 0
         if self.request.resume:
             done = int(str(self.folder.mark().get("step", 0)))
-        # For maps, the cells of the simulated box, which cost more than those of the maps.
+        # For maps, the cells of the simulated box, which cost more than the pixels.
         cells = plan.cells if plan.lightcone is None else math.prod(plan.grid)
         left = (plan.training.steps - done) * plan.training.batch
         samples = Pieces(self._rate_name, cells, left)

@@ -98,7 +98,10 @@ class TrainingLogs:
             self._writer.flush()
 
     def close(self) -> None:
-        """Closes both. Events that cannot be written are dropped; `flush` reports them."""
+        """Closes the table and the events.
+
+        Events that cannot be written are dropped; `flush` reports them.
+        """
         with contextlib.suppress(tf.errors.OpError):
             self._writer.close()
         self._table.close()

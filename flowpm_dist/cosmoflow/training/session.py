@@ -173,7 +173,7 @@ class TrainingSession:
             restore_weights(folder, self.mesh, self.network.state)
 
     def _some_volumes(self) -> Iterator[np.ndarray]:
-        """Batches of about `training.calibrate` volumes of those there are to train on."""
+        """Returns batches with about `training.calibrate` of the training volumes."""
         batches = -(-self.plan.training.calibrate // self.lanes.batch)
         return (batch.volumes for batch in self.source.preview(batches))
 
@@ -308,7 +308,7 @@ class TrainingSession:
         write_text(self.folder.path / "phases.json", json.dumps(facts, indent=1) + "\n")
 
     def _show(self, outcome: TrainingOutcome) -> None:
-        """Writes and draws what shows a training whose steps are on disk. On rank 0."""
+        """Writes the phases, the draws and the figures of a training. On rank 0."""
         path, warn = self.folder.path, self.progress.warn
         with decoration("phases.json", warn):
             self._write_phases(outcome)

@@ -74,7 +74,7 @@ class Priors(UniformPriors):
         return self.low + (self.high - self.low) * points
 
     def noise_seeds(self, stream: str, first: int, count: int, *key: int) -> np.ndarray:
-        """Returns seeds of the white noise of the same simulations, int64 [count].
+        """Returns the seeds of the white noise of simulations of a stream, int64 [count].
 
         Args:
             stream: the stream of the simulations.
@@ -140,7 +140,7 @@ class Draws:
     this pass uses chunks of `fill` universes as they arrive. Each later pass is a permutation of
     all universes. A smaller buffer gets a generation every `reuse` steps, and a chunk is used
     `reuse` times before it leaves. After the last new universe, passes continue over the remaining
-    ones. In both cases each universe is drawn `reuse` times in `steps` steps.
+    ones. In both cases each universe is drawn `reuse` times in `generations * reuse` steps.
 
     Attributes:
         simulations: the number of all universes.
@@ -159,11 +159,6 @@ class Draws:
     batch: int
     seed: int
     balanced: bool = True
-
-    @property
-    def steps(self) -> int:
-        """The number of steps in which each universe is drawn `reuse` times."""
-        return self.generations * self.reuse
 
     @property
     def generations(self) -> int:
@@ -196,11 +191,6 @@ class Draws:
         size = min(most, self.generations - chunk * most)
         number, place = divmod(place, size)
         return chunk * most + self._orders(size, ARRIVING, chunk, number)[:, place]
-
-    def universes(self, step: int) -> np.ndarray:
-        """Returns the numbers of the universes in the batch of a step, int64 [batch]."""
-        drawn = enumerate(self.drawn(step))
-        return np.array([self.members(generation)[lane] for lane, generation in drawn])
 
     def preview(self, number: int, made: int) -> np.ndarray:
         """Returns a generation in the buffer for each lane, int64 [batch].

@@ -122,7 +122,7 @@ def _opened(
     volume_bytes: int,
     mesh: ProcessMesh | None,
 ) -> np.ndarray:
-    """Returns the number of its file and the byte where it begins, of each record in turn.
+    """Returns the file number and the first byte of each record, one record after another.
 
     All ranks open their shares of the files with the numbers `unclear`, and get the same.
     """

@@ -225,7 +225,7 @@ class InSituSource(BatchSource):
             self._made(generation)
 
     def _look_ahead(self) -> None:
-        """Begins the next generation, or leaves it to when it is needed."""
+        """Begins the next generation in the background, or delays it until it is needed."""
         number = self._number
         self._next = functools.partial(self._make, number)
         if self._worker is not None and number < self.draws.generations:
@@ -302,14 +302,14 @@ class DummySource(BatchSource):
         self._batch = Batch(volumes, y, np.array([*lanes]))
 
     def start(self, step: int, progress: Callable[[int, int], None] | None = None) -> None:
-        """Does nothing: the batch is there."""
+        """Does nothing, because the batch exists already."""
 
     def batch(self, step: int) -> Batch:
         """Returns the batch, rotated and shifted as volumes of data are."""
         return self.augmented(step, self._batch.volumes, self._batch.parameters)
 
     def preview(self, batches: int) -> Iterator[Batch]:
-        """Returns the same batch so many times."""
+        """Repeats the batch."""
         return itertools.repeat(self._batch, batches)
 
 

@@ -162,7 +162,7 @@ def as_maps(volumes: np.ndarray) -> np.ndarray:
 
 
 def noise_key(channel: int, channels: int) -> tuple[int, ...]:
-    """Returns the key of the seeds of a channel's noise; a single one has the last one's key."""
+    """Returns the key of the seeds of a channel's noise; a single channel has the last key."""
     before = channels - 1 - channel
     return (OF_SURVEY, before) if before else (OF_SURVEY,)
 
