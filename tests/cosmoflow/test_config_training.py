@@ -18,8 +18,11 @@ from flowpm_dist.cosmoflow.planning.memory import (
     statistics_memory,
 )
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
+from flowpm_dist.cosmoflow.training.dataset import _check_kept as check_kept
+from flowpm_dist.cosmoflow.training.dataset import record as record_of_dataset
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
 from flowpm_dist.grid.decomposition import parse_mesh
+from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.simulation.cost import COMPILING, process_bytes
 
@@ -421,6 +424,16 @@ def test_a_dataset_that_is_not_there(tmp_path):
     (tmp_path / "set" / DATASET).write_text("{}")
     (found,) = problems(tmp_path, changed(*files))
     assert "dataset.json is damaged" in found
+
+
+@pytest.mark.parametrize("run", [None, 7, ["x"], "no run file", "a = 1e", "data = 3"])
+def test_a_dataset_whose_run_file_cannot_be_read_has_other_settings(tmp_path, run):
+    folder = dataset(tmp_path, attributes={"run": run})
+    entry = record_of_dataset(folder)
+    assert (entry.kind, entry.state, entry.settings) == ("dataset", "complete", {})
+    header = DatasetHeader((32,) * 3, ("Omega_m", "sigma8"), attributes={"run": "[data]\nseed = 1"})
+    with pytest.raises(OutputError, match="holds train, which differ in .*data.seed"):
+        check_kept(folder, header, ["train"])
 
 
 def test_dummy_data_need_a_number_of_steps(tmp_path):

@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 from flowpm_dist.jobs.folder import OutputError, check_alone, check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed
-from flowpm_dist.jobs.run_file import flat
+from flowpm_dist.jobs.run_file import flat, toml_of
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
@@ -165,8 +165,12 @@ def _check_kept(folder: Path, header: DatasetHeader, kept: Sequence[str]) -> Non
 
 
 def _run_of(header: DatasetHeader) -> dict[str, Any]:
-    """Returns the tables of the run file in a dataset's header."""
-    return tomllib.loads(header.attributes.get("run", ""))
+    """Returns the tables of the run file in a dataset's header; none if it cannot be read."""
+    try:
+        tables = toml_of(str(header.attributes.get("run", "")))
+    except tomllib.TOMLDecodeError:
+        return {}
+    return {name: table for name, table in tables.items() if isinstance(table, dict)}
 
 
 def record(path: Path) -> RunRecord | None:
