@@ -5,13 +5,10 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import written_whole
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def write_rows(
@@ -44,7 +41,7 @@ def write_rows(
 
 
 def save_figures(
-    folder: Path, drawings: Mapping[str, Callable[[], Figure]], warn: Callable[[str], None]
+    folder: Path, drawings: Mapping[str, Callable[[], Any]], warn: Callable[[str], None]
 ) -> None:
     """Write figures; one that fails is a warning.
 

@@ -194,9 +194,13 @@ class TuneJob(Job[TuneOptions, TuningResult]):
             folder.keep_checksums(options.checksums())
             if folder.is_complete:  # more trials or seeds are asked for
                 folder.write_mark(complete=False)
-        first = self._defaults if options.holds(self._defaults) else {}
         trials = Trials(
-            folder.storage, folder.trials, tune, options.space, first=self._first_place, tried=first
+            folder.storage,
+            folder.trials,
+            tune,
+            options.space,
+            first=self._first_place,
+            begin_with=self._defaults if options.holds(self._defaults) else None,
         )
         with StopSignals(progress.say) as stop, self._other_workers(stop, progress):
             self._make_trials(trials, stop, progress)

@@ -45,7 +45,7 @@ class Trials:
         options: the section [tune].
         space: the values that keys may have.
         first: percentage, or place, at which a trial is first compared with others.
-        tried: values that are tried first; empty for none.
+        begin_with: values of the first trial; None leaves them to the sampler.
 
     Raises:
         UnreadableError: the storage is damaged.
@@ -60,7 +60,7 @@ class Trials:
         space: Space,
         *,
         first: int,
-        tried: Mapping[str, Any] | None = None,
+        begin_with: Mapping[str, Any] | None = None,
     ) -> None:
         optuna.logging.set_verbosity(logging.ERROR)
         self._options, self._runs, self._folder = options, runs, folder
@@ -73,8 +73,8 @@ class Trials:
                 pruner=_pruner(options, first),
                 load_if_exists=True,
             )
-            if tried and not self._trials:
-                self._study.enqueue_trial(dict(tried))
+            if begin_with and not self._trials:
+                self._study.enqueue_trial(dict(begin_with))
 
     @property
     def _trials(self) -> list[FrozenTrial]:
