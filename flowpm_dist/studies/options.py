@@ -16,16 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.jobs.job import job_class
-from flowpm_dist.options import (
-    A_SEED,
-    OneOrMore,
-    Problem,
-    Seed,
-    count,
-    distinct,
-    listed,
-    nearest,
-)
+from flowpm_dist.options import A_SEED, OneOrMore, Problem, Seed, count, distinct, listed, nearest
 from flowpm_dist.studies.rows import combinations
 from flowpm_dist.studies.subject import SubjectFile, SubjectSection, by_key, check_subject
 

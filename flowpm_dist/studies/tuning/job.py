@@ -33,13 +33,7 @@ from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import Purpose, TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
 from flowpm_dist.studies.tuning.results import Candidate, Gain, Verdict
-from flowpm_dist.studies.tuning.runs import (
-    DEFAULTS,
-    SHARED_BY,
-    check_memory,
-    judged_run,
-    repeat,
-)
+from flowpm_dist.studies.tuning.runs import DEFAULTS, SHARED_BY, check_memory, judged_run, repeat
 from flowpm_dist.studies.workers import WAIT_SECONDS, StopSignals, alone
 from meshimpl import launch
 
