@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 import signal
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import typer
 
 from flowpm_dist.cli.common import ENDS, full_disks_reported, planning, refuse, refuse_after
 from flowpm_dist.io.conversion import check_conversion, convert_snapshot
+from flowpm_dist.io.particle_formats import PARTICLE_FORMATS
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.folder import check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
+
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = StrEnum("Format", {name: name for name in PARTICLE_FORMATS})
 
 EXAMPLE = "flowpm-dist convert universe --format gadget-hdf5"
 
@@ -25,8 +32,8 @@ def convert(
         Path, typer.Argument(metavar="DIR", help="A finished run, or its snapshot.zarr.")
     ],
     format: Annotated[
-        Literal["gadget-hdf5", "bigfile"],
-        typer.Option(help="gadget-hdf5: as Gadget-4 writes; bigfile: as FastPM does."),
+        Format,
+        typer.Option(help="; ".join(f"{n}: {each.help}" for n, each in PARTICLE_FORMATS.items())),
     ],
     output: Annotated[
         Path | None,

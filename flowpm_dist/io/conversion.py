@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import UnreadableError, remove, snapshot_attributes
-from flowpm_dist.io.formats import PARTICLE_FORMATS
+from flowpm_dist.io.formats import writer_of
 from flowpm_dist.io.particles import (
     Header,
     ParticleBlock,
@@ -34,7 +34,7 @@ def check_conversion(source: Path, folder: Path, format: str, *, overwrite: bool
     Args:
         source: `snapshot.zarr`, or the folder that holds it.
         folder: the folder to make the converted snapshot in.
-        format: see `PARTICLE_FORMATS`.
+        format: see `particle_formats.PARTICLE_FORMATS`.
         overwrite: whether an older snapshot there may be replaced.
 
     Raises:
@@ -65,7 +65,7 @@ def convert_snapshot(
     Args:
         snapshot: the snapshot that `check_conversion` returned.
         folder: the folder to make the new snapshot in.
-        format: see `PARTICLE_FORMATS`.
+        format: see `particle_formats.PARTICLE_FORMATS`.
         files: number of files to write, at most one for each row of the grid.
         report: called with the number of files that are complete.
 
@@ -76,7 +76,7 @@ def convert_snapshot(
         SnapshotError: the snapshot is damaged, or a value is not finite.
         WriteError: it cannot be written.
     """
-    (write_part, finish), header = PARTICLE_FORMATS[format], Header.of(snapshot.attributes)
+    writer, header = writer_of(format), Header.of(snapshot.attributes)
     x, v = (snapshot.array(name) for name in VECTORS)
     files = min(files, header.grid[0])
     rows = [number * header.grid[0] // files for number in range(files + 1)]
@@ -89,10 +89,9 @@ def convert_snapshot(
         parts = []
         for number in range(files):
             block = ParticleBlock(x, v, (0, 0, 0), rows[number], rows[number + 1], snapshot.path)
-            parts.append(write_part(aside, number, files, block, header))
+            parts.append(writer.write_part(aside, number, files, block, header))
             report(number + 1)
-        if finish is not None:
-            finish(aside, parts, header)
+        writer.finish(aside, parts, header)
         mark_particles_complete(aside, dict(snapshot.attributes))
         if os.path.lexists(path):
             path.rename(replaced)

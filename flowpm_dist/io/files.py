@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.errors import UserError, WorkError
+from flowpm_dist.io.particle_formats import particle_folders
 
 GENERATOR = "flowpm-dist"
 PACKAGES = (
@@ -30,9 +31,7 @@ PACKAGES = (
 )  # fmt: skip
 SNAPSHOT = "snapshot.zarr"
 """The snapshot that a `State` can be read from."""
-OF_PARTICLES = {"gadget-hdf5": "snapshot.gadget", "bigfile": "snapshot.bigfile"}
-"""Format that holds particles only -> the folder of such a snapshot."""
-SNAPSHOTS = (SNAPSHOT, *OF_PARTICLES.values())
+SNAPSHOTS = (SNAPSHOT, *particle_folders())
 """Names of all snapshots, each a folder."""
 LIGHT_CONE = "lightcone.zarr"
 """The maps of a light cone."""
@@ -69,7 +68,7 @@ class WriteError(WorkError):
 
 def snapshot_attributes(path: Path) -> dict[str, object] | None:
     """Returns the attributes of a snapshot, complete or not; None for any other folder or file."""
-    particles = path.name in OF_PARTICLES.values()
+    particles = path.name in particle_folders()
     attributes = (
         read_json(path / ABOUT) if particles else read_json(path / "zarr.json").get("attributes")
     )

@@ -18,7 +18,6 @@ import numpy as np
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import (
-    OF_PARTICLES,
     SNAPSHOT,
     UnreadableError,
     check_regular,
@@ -28,6 +27,7 @@ from flowpm_dist.io.files import (
 )
 from flowpm_dist.io.formats import DARK_MATTER, NAMES, UNITS
 from flowpm_dist.io.opening import check_numbers, number_type, open_hdf5
+from flowpm_dist.io.particle_formats import particle_folders
 from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
 from flowpm_dist.io.snapshot import SnapshotError, check_attributes
 from flowpm_dist.options import in_unit
@@ -291,7 +291,7 @@ def particle_files(
     if path.name == SNAPSHOT or (path / SNAPSHOT).exists():
         return None
     snapshots = []
-    for folder in (path, *(path / name for name in OF_PARTICLES.values())):
+    for folder in (path, *(path / name for name in particle_folders())):
         if folder.suffix == ".hdf5" or any(folder.glob("*.hdf5")):
             snapshots.append((_gadget, folder))
         elif (folder / "Header" / "attr-v2").is_file():

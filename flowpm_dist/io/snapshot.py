@@ -23,7 +23,6 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import (
     GENERATOR,
-    OF_PARTICLES,
     SNAPSHOT,
     UnreadableError,
     WriteError,
@@ -32,6 +31,7 @@ from flowpm_dist.io.files import (
 )
 from flowpm_dist.io.formats import write_particles
 from flowpm_dist.io.opening import checked, missing_chunks, not_finite, open_arrays
+from flowpm_dist.io.particle_formats import PARTICLE_FORMATS, checked_format, particle_folders
 from flowpm_dist.options.types import EvenSide, Length
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ FIELDS = {
 }
 FieldName = Literal["displacement", "velocity", "density", "white_noise", "linear_delta"]
 VECTORS: tuple[FieldName, ...] = ("displacement", "velocity")
-FormatName = Literal["zarr", "gadget-hdf5", "bigfile"]
 DEFAULT_FIELDS: tuple[FieldName, ...] = (*VECTORS, "density")
 """The fields that are written by default; a seed reproduces the others."""
 
@@ -135,12 +134,7 @@ def snapshot_name(format: str) -> str:
     Raises:
         ValueError: there is no such format.
     """
-    if format == "zarr":
-        return SNAPSHOT
-    if format not in OF_PARTICLES:
-        known = ", ".join(map(repr, ("zarr", *OF_PARTICLES)))
-        raise ValueError(f"format {format!r}: must be one of {known}")
-    return OF_PARTICLES[format]
+    return SNAPSHOT if checked_format(format) == "zarr" else PARTICLE_FORMATS[format].folder
 
 
 def load_snapshot(path: str | Path) -> Snapshot:
@@ -157,7 +151,7 @@ def load_snapshot(path: str | Path) -> Snapshot:
     if path.name != SNAPSHOT and (path / SNAPSHOT).exists():
         path = path / SNAPSHOT
     attributes = snapshot_attributes(path)
-    for other in OF_PARTICLES.values():
+    for other in particle_folders():
         if attributes is None and (path.name == other or (path / other).exists()):
             raise SnapshotError(
                 f"{path} holds {other}, which is for other codes; flowpm-dist reads {SNAPSHOT}"
@@ -286,7 +280,7 @@ def save_fields(
         folder: the folder to make the snapshot in, on a file system that all ranks see.
         fields: the fields by name; for a format of particles, displacement and velocity.
         attributes: the snapshot's attributes; JSON can hold them.
-        format: see `FormatName`.
+        format: see `checked_format`.
 
     Returns:
         The path of the snapshot, a folder itself.

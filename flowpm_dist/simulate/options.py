@@ -5,6 +5,7 @@ Nothing here imports TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,11 +35,11 @@ from flowpm_dist.grid.decomposition import (
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
+from flowpm_dist.io.particle_formats import PARTICLE_FORMATS, FormatName
 from flowpm_dist.io.snapshot import (
     DEFAULT_FIELDS,
     FIELDS,
     FieldName,
-    FormatName,
 )
 from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_white_noise
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
@@ -346,7 +347,7 @@ class OutputOptions(Options):
     """The options of what a simulation writes to the disk.
 
     Attributes:
-        format: format of the snapshot: "zarr"; or, for other codes, "gadget-hdf5" or "bigfile",
+        format: format of the snapshot: "zarr"; or, for other codes, one of `PARTICLE_FORMATS`,
             which hold only the particles.
         fields: names of the fields of a zarr snapshot, which holds attributes alone if there are
             none.
@@ -356,7 +357,11 @@ class OutputOptions(Options):
             only when a signal stops the run.
     """
 
-    format: FormatName = Field(default="zarr", description='"zarr", "gadget-hdf5" or "bigfile"')
+    format: FormatName = Field(
+        default="zarr",
+        description=f'"zarr", {" or ".join(map(json.dumps, PARTICLE_FORMATS))}',
+        examples=["zarr", *PARTICLE_FORMATS],
+    )
     fields: Annotated[tuple[FieldName, ...], BeforeValidator(listed), AfterValidator(distinct)] = (
         Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")
     )

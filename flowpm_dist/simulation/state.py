@@ -29,7 +29,6 @@ from flowpm_dist.io.snapshot import (
     DEFAULT_FIELDS,
     FIELDS,
     VECTORS,
-    FormatName,
     Snapshot,
     SnapshotError,
     check_particles,
@@ -216,7 +215,7 @@ class State:
         folder: str | Path,
         attributes: Mapping[str, Any] | None = None,
         *,
-        format: FormatName = "zarr",
+        format: str = "zarr",
         fields: Sequence[str] | None = None,
     ) -> Path:
         """Writes a new snapshot; each rank writes its part. All ranks must call this together.

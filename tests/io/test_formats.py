@@ -1,8 +1,10 @@
 """Snapshots for other codes: particles as h5py and the package bigfile find them, and convert."""
 
+import functools
 import json
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +14,16 @@ import pytest
 import tensorflow as tf
 import zarr
 from astropy import units as u
-from commands import COMMAND, ROOT, flowpm_here, plain
+from commands import COMMAND, ROOT, flowpm, flowpm_here, plain
 from full_disk import run_on_disk_of
 from reading import attributes_of, block_of
+from run_files import RUN
 
 import flowpm_dist as fpm
-from flowpm_dist.io import SnapshotError, formats, load_snapshot, other_codes, particles
+from flowpm_dist.io import SnapshotError, bigfile, load_snapshot, other_codes, particles
 from flowpm_dist.io.conversion import check_conversion, convert_snapshot
-from flowpm_dist.io.files import OF_PARTICLES, snapshot_attributes
+from flowpm_dist.io.files import snapshot_attributes
+from flowpm_dist.io.particle_formats import PARTICLE_FORMATS
 from flowpm_dist.io.particles import Header, ParticleBlock
 from flowpm_dist.io.snapshot import Snapshot
 
@@ -281,7 +285,7 @@ def test_a_block_is_as_the_package_bigfile_writes_it(tmp_path):
     values = np.arange(30, dtype="<f4").reshape(10, 3)
     totals = [int(np.frombuffer(part.tobytes(), np.uint8).sum()) for part in np.split(values, 2)]
     numbers = {"BoxSize": np.array([64.0]), "TotNumPart": np.zeros(6, "i8")}
-    formats._write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
+    bigfile._write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
     assert (tmp_path / "header").read_text() == (
         "DTYPE: <f4\nNMEMB: 3\nNFILE: 2\n000000: 5 : 2134 : 2134\n000001: 5 : 3607 : 3607\n"
     )
@@ -420,6 +424,29 @@ def test_what_cannot_be_converted(run):
     assert "run has no velocity, which is needed here; it has" in plain(done.stderr)
 
 
+def test_a_format_is_a_module_and_a_line(tmp_path, monkeypatch):
+    """Run files, `convert`, its help and folders that are replaced know it."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(RUN)
+    path = os.pathsep.join([ROOT, str(Path(ROOT) / "tests" / "jobs")])
+    program = functools.partial(flowpm, program=[sys.executable, "-m", "counting"], path=path)
+    assert "text: lines" in plain(program("convert", "--help").stdout)
+    words = ("simulate", "run.toml", "--output")
+    refused = program(*words, "run", "--set", "output.format=test")
+    assert "output.format" in refused.stderr and "'bigfile', 'text'" in refused.stderr
+    assert program(*words, "run", "--set", "output.format=text").returncode == 0
+    assert program(*words, "zarr").returncode == 0
+    converted = program("convert", "zarr", "--format", "text", "--files", "2")
+    assert converted.returncode == 0, converted.stderr
+    assert Path("run/snapshot.text/about.txt").read_text() == "4096 particles at a = 1.0\n"
+    rows = np.loadtxt("run/snapshot.text/0.txt")
+    parts = [np.loadtxt(f"zarr/snapshot.text/{number}.txt") for number in range(2)]
+    np.testing.assert_array_equal(rows, np.concatenate(parts))
+    assert rows.shape == (4096, 7) and rows[:, 1].min() >= 0
+    assert program(*words, "run", "--overwrite").returncode == 0
+    assert not Path("run/snapshot.text").exists()  # it was the older run's
+
+
 @pytest.mark.parametrize("limit", [1000, 70_000])
 @pytest.mark.parametrize("format", READ)
 def test_a_disk_that_fills_costs_nothing_that_was_there(run, limit, format):
@@ -430,7 +457,7 @@ def test_a_disk_that_fills_costs_nothing_that_was_there(run, limit, format):
         limit //= 20  # the rest of the file is smaller
     done = run_on_disk_of(limit, [*COMMAND, *words], PYTHONPATH=ROOT)
     assert done.returncode == 1, done.stderr
-    folder = OF_PARTICLES[format]
+    folder = PARTICLE_FORMATS[format].folder
     assert f"cannot write run/{folder}: File too large" in plain(done.stderr)
     assert sorted(os.listdir("run")) == [folder, "snapshot.zarr"]
     about = json.loads(Path(f"run/{folder}/flowpm-dist.json").read_text())

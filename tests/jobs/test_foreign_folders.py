@@ -13,7 +13,7 @@ import pytest
 from commands import flowpm_here
 
 from flowpm_dist.cosmology import Cosmology
-from flowpm_dist.io import formats
+from flowpm_dist.io import bigfile
 from flowpm_dist.io.files import (
     UnreadableError,
     no_link,
@@ -472,10 +472,10 @@ def bigfile_of(folder: Path, **changed: str) -> Path:
     values = {"ID": np.arange(2)[:, None], "Position": np.ones((2, 3)), "Velocity": np.ones((2, 3))}
     for name, array in values.items():
         block = folder / "1" / name
-        formats._write_block(block, array.dtype.str, array.shape[1], [(2, 0)])
+        bigfile._write_block(block, array.dtype.str, array.shape[1], [(2, 0)])
         array.tofile(block / "000000")
     numbers = {"TotNumPart": np.array([0, 2, 0, 0, 0, 0]), "Time": 1.0}
-    formats._write_block(folder / "Header", "<i8", 0, [], numbers)
+    bigfile._write_block(folder / "Header", "<i8", 0, [], numbers)
     header = folder / "1/Position/header"
     text = header.read_text()
     for old, new in changed.items():

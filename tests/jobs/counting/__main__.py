@@ -1,6 +1,20 @@
-"""The program with one more job, for processes of their own."""
+"""The program with one more job and one more format, for processes of their own."""
 
-from flowpm_dist.jobs.job import JOBS
+import importlib.util
+import sys
+from pathlib import Path
+
+# The line of the format, before the package's modules list the folders of all formats.
+NAME = "flowpm_dist.io.particle_formats"
+PATH = Path(importlib.util.find_spec("flowpm_dist").origin).parent / "io" / "particle_formats.py"
+SPEC = importlib.util.spec_from_file_location(NAME, PATH)
+sys.modules[NAME] = formats = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(formats)
+formats.PARTICLE_FORMATS["text"] = formats.ParticleFormat(
+    "snapshot.text", "counting.text_format", "lines"
+)
+
+from flowpm_dist.jobs.job import JOBS  # noqa: E402
 
 JOBS["count"] = "counting.work:CountJob"
 
