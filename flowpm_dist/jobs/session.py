@@ -7,6 +7,7 @@ mesh of any shape.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -198,6 +199,32 @@ def gather(mesh: ProcessMesh) -> Callable[[np.ndarray], np.ndarray]:
         return mesh.world.allgather(tf.constant(values), stack=True).numpy()
 
     return gathered
+
+
+def on_root(mesh: ProcessMesh, work: Callable[[], Any], error: type[Exception]) -> Any:
+    """Returns what a function returns on rank 0, on all ranks together.
+
+    Rank 0 decides for all, because a file system may show files to other ranks later.
+
+    Args:
+        mesh: the ranks.
+        work: it returns what JSON can hold.
+        error: the error that it may raise, which is made of a message alone.
+
+    Raises:
+        error: on all ranks, with the same message.
+    """
+    result, problem = None, ""
+    if mesh.rank == 0:
+        try:
+            result = work()
+        except error as raised:
+            problem = str(raised)
+    message = np.frombuffer(json.dumps([result, problem]).encode(), np.uint8)
+    result, problem = json.loads(mesh.array_from_root(message).tobytes())
+    if problem:
+        raise error(problem)
+    return result
 
 
 class CheckpointError(UnreadableError):

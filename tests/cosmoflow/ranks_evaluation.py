@@ -1,6 +1,7 @@
 """Networks that were trained, asked on every mesh: the same answers as on whole volumes by one
 rank; tables and figures; volumes that users bring; and datasets of simulations."""
 
+import functools
 import json
 import shutil
 import zlib
@@ -26,7 +27,7 @@ from flowpm_dist.cosmoflow.evaluation.meshes import (
 from flowpm_dist.cosmoflow.evaluation.posterior_fits import OWN
 from flowpm_dist.cosmoflow.evaluation.posteriors import FILES as OF_POSTERIORS
 from flowpm_dist.cosmoflow.evaluation.posteriors import posterior_of_volume
-from flowpm_dist.cosmoflow.evaluation.prediction import check_observation_once, predict_volume
+from flowpm_dist.cosmoflow.evaluation.prediction import check_observation, predict_volume
 from flowpm_dist.cosmoflow.evaluation.results import FILES
 from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError, PosteriorOptions
 from flowpm_dist.cosmoflow.planning.data_options import DummyData
@@ -55,6 +56,7 @@ from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.jobs.session import on_root
 from flowpm_dist.observables import record
 from flowpm_dist.observables.options import DensityOptions
 from flowpm_dist.observables.record import ObservationRecord
@@ -659,10 +661,15 @@ def test_one_rank_reads_masks_for_all(shared, monkeypatch):
         ObservationRecord(DensityOptions(mask=shared / f"{name}.npy"))
         for name in ("here", "same", "other")
     )
-    assert check_observation_once(here, Volume(None, "v", observation=same.keys()), world_) == []
+
+    def checked(**known):
+        check = functools.partial(check_observation, here, Volume(None, "v", **known))
+        return on_root(world_, check, ObservationError)
+
+    assert checked(observation=same.keys()) == []
     with pytest.raises(ObservationError, match="v is of another.*: mask is .*here.npy in the"):
-        check_observation_once(here, Volume(None, "v", observation=other.keys()), world_)
-    (note,) = check_observation_once(here, Volume(None, "v"), world_)
+        checked(observation=other.keys())
+    (note,) = checked()
     assert note.startswith("The volume does not say")
     assert len(reads) == (0 if world_.rank else 4)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,34 +116,6 @@ def check_observation(trained: ObservationRecord | None, volume: Volume) -> list
     return []
 
 
-def check_observation_once(
-    trained: ObservationRecord | None, volume: Volume, mesh: ProcessMesh
-) -> list[str]:
-    """Does `check_observation` on rank 0, and broadcasts the result: it may read whole masks.
-
-    Args:
-        trained, volume: see `check_observation`.
-        mesh: the ranks.
-
-    Returns:
-        The same sentences, on every rank.
-
-    Raises:
-        ObservationError: on every rank.
-    """
-    wrong, notes = "", []
-    if mesh.rank == 0:
-        try:
-            notes = check_observation(trained, volume)
-        except ObservationError as error:
-            wrong = str(error)
-    answer = np.frombuffer(json.dumps([wrong, notes]).encode(), np.uint8)
-    wrong, notes = json.loads(mesh.array_from_root(answer).tobytes())
-    if wrong:
-        raise ObservationError(wrong)
-    return notes
-
-
 def _observed_by(training: SavedTraining) -> ObservationOptions | None:
     """Returns how the training observed its universes; None if that is not known."""
     record = training.plan.record
@@ -237,10 +209,14 @@ def _volume(
     box_size: float | None,
 ) -> tuple[np.ndarray, list[str]]:
     """Returns this rank's block of a volume, as the network takes it, and notes."""
+    from flowpm_dist.jobs.session import on_root
+
     plan, volume, header = training.plan, open_volume(path), training.header()
     channels = plan.channels if header is None else header.channels
     notes = check_volume(volume, plan, channels, box_size)
-    notes += check_observation_once(plan.record, volume, mesh)
+    # On rank 0 alone, which may read whole masks.
+    check = functools.partial(check_observation, plan.record, volume)
+    notes += on_root(mesh, check, ObservationError)
     progress.note(f"reading {volume.where}")
     cut, observation = Block.of(mesh).cut(volume.array.shape), _observed_by(training)
     # Masked as the training's volumes.

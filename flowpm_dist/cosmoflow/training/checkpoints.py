@@ -5,6 +5,7 @@ Everything else follows from the step.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from flowpm_dist.cosmoflow.network.optimisers import Optimiser
 from flowpm_dist.cosmoflow.planning.folder import BEST, TrainedError, TrainingFolder
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.jobs.folder import numbered_checkpoints
+from flowpm_dist.jobs.session import on_root
 from meshimpl.process_mesh import ProcessMesh
 
 UNIT = TrainingFolder.unit
@@ -196,26 +198,22 @@ def _restore_latest(
     Raises:
         TrainedError: on all ranks; the checkpoint is damaged, or lacks these variables.
     """
-    there, problem, note = False, "", ""
-    if mesh.rank == 0:
-        try:
-            there, note = _read(folder, checkpoint, earlier=earlier)
-        except TrainedError as error:
-            problem = str(error)
-            # TensorFlow would list each variable that it has not restored.
-            tf.get_logger().setLevel("ERROR")
-    there, bad = mesh.world.broadcast(tf.constant([int(there), int(bool(problem))])).numpy()
-    if bad:
-        raise TrainedError(f"the latest checkpoint in {folder} cannot be used: {problem}")
-    if not there:
+    read = functools.partial(_read, folder, checkpoint, earlier=earlier)
+    try:
+        note = on_root(mesh, read, TrainedError)
+    except TrainedError as error:
+        # TensorFlow would list each variable that it has not restored.
+        tf.get_logger().setLevel("ERROR")
+        raise TrainedError(f"the latest checkpoint in {folder} cannot be used: {error}") from None
+    if note is None:
         return None
     for variable in variables:
         variable.assign(mesh.world.broadcast(variable))
-    return Restored(int(variables[0]), note)
+    return Restored(int(variables[0]), "" if mesh.rank else note)
 
 
-def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tuple[bool, str]:
-    """Restores a checkpoint; returns whether there was one, and what was damaged."""
+def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> str | None:
+    """Restores a checkpoint; returns what was damaged, or None if there is no checkpoint."""
     indices, damaged = [*numbered_checkpoints(folder, UNIT).values()][::-1], ""
     for path in (index.with_suffix("") for index in indices):
         if reason := _damage(path):
@@ -234,7 +232,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
         except (ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise TrainedError(f"{OTHER} ({reason})") from error
-        return True, f"{damaged}: continuing from {path.name} before it" if damaged else ""
+        return f"{damaged}: continuing from {path.name} before it" if damaged else ""
     if damaged:
         advice = "begin anew with --overwrite"
         if folder.name == BEST:
@@ -243,7 +241,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> tu
     named = tf.train.get_checkpoint_state(str(folder))
     if named is not None:
         raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")
-    return False, ""
+    return None
 
 
 def _misfit(path: Path, weights: Sequence[tf.Variable]) -> str:

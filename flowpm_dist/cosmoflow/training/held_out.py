@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, write_text
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.session import on_root
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
@@ -156,8 +158,7 @@ def hold_out(
         maker: makes the universes; by default one for batches that fit a fresh test set.
     """
     path, header = folder.dataset(splits[0]), header_of(plan, mesh)
-    # Rank 0 decides: file systems may show the files to other ranks later.
-    if bool(mesh.world.broadcast(tf.constant(int(_is_whole(path, splits))))):
+    if on_root(mesh, functools.partial(_is_whole, path, splits), RecordError):
         mesh.barrier()
         return
     if maker is None:
@@ -175,8 +176,7 @@ def hold_out(
 def _is_whole(path: Path, splits: Sequence[str]) -> bool:
     """Returns whether a dataset has all files of some splits."""
     try:
-        header, counts = read_header(path)
-        files = split_files(path)
+        (header, counts), files = read_header(path), split_files(path)
     except (RecordError, OSError):
         return False
     blocks = math.prod(header.blocks)
