@@ -167,7 +167,7 @@ def estimated(kind: str, grid: int, ranks: int, changes: list[str]) -> int:
         if command == "dataset":
             plan = TrainingPlan.load(run_file, settings)
             mesh = check_training_mesh(plan, ranks, source=run_file)
-            return dataset_memory(plan, plan.grid, parse_mesh(mesh, batched=True))
+            return dataset_memory(plan, plan.box.grid, parse_mesh(mesh, batched=True))
         planned = job_class(command).plan(Request(run_file, ranks, output, settings=settings))
         return planned.costs.estimate.memory
 

@@ -53,7 +53,7 @@ def dataset(
         shape = check_training_mesh(plan, common.job_size(ranks), source=run_file, shape=mesh)
         demand = Demand(
             "the dataset",
-            plan.grid,
+            plan.box.grid,
             shape,
             functools.partial(dataset_memory, plan),
             lambda ranks: check_training_mesh(plan.with_mesh(None), ranks, source=run_file),

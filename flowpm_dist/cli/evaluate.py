@@ -103,7 +103,7 @@ def evaluate(
         work.check_memory(ignore=ignore_memory)
         folder, plan = read[0].folder, read[0].plan
         if fresh is not None and not folder.dataset(requested).exists():
-            needed = plan.simulated.test * volume_bytes(plan, plan.grid)
+            needed = plan.simulated.test * volume_bytes(plan, plan.box.grid)
             check_room(folder.path, needed, "the fresh test set needs")
         judged, _ = read[0].split_there(requested)
         check_evaluation_folder(output or folder.evaluation(judged), own=output is None)

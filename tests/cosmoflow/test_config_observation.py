@@ -126,7 +126,7 @@ def test_redshifts_are_channels(tmp_path):
     assert again.resolved() == plan.resolved() and again.observation.redshifts == (1.0, 0.5, 0.0)
     assert differences(single.universes(), plan.universes()) == ["observation.redshifts"]
     axes = {"replica": 2}
-    assert buffer_bytes(plan, plan.grid, axes) == 3 * buffer_bytes(single, plan.grid, axes)
+    assert buffer_bytes(plan, plan.box.grid, axes) == 3 * buffer_bytes(single, plan.box.grid, axes)
     for memory in (training_memory, dataset_memory, prediction_memory):
         less, more = (memory(p, (128, 128, 128), axes) for p in (single, plan))
         assert less < more < 3 * less
@@ -381,7 +381,7 @@ shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
 def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_path):
     plan = TrainingPlan.load(write(tmp_path, MAPS))
     assert (plan.input_shape, plan.cells, plan.channels) == ((6, 6, 1), 36, 2)
-    assert (plan.grid, plan.width) == ((32, 32, 32), 6)
+    assert (plan.box.grid, plan.width) == ((32, 32, 32), 6)
     assert (plan.network.input, plan.data.augment) == ("convergence", "symmetries")
     assert plan.record.options.line_of_sight == "z"  # views turn maps about it
     assert not plan.record.has_mean_one and not plan.record.options.is_positive
@@ -389,7 +389,7 @@ def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_p
     assert again.resolved() == plan.resolved()
     other = TrainingPlan.load(write(tmp_path, MAPS.replace("n_eff = 10.0", "n_eff = 20.0")))
     assert differences(plan.universes(), other.universes()) == ["lightcone.shape_noise.n_eff"]
-    assert buffer_bytes(plan, plan.grid, {}) == 400 * 36 * 2 * 4
+    assert buffer_bytes(plan, plan.box.grid, {}) == 400 * 36 * 2 * 4
     assert plan.warnings == ()
     fine = TrainingPlan.load(write(tmp_path, MAPS.replace("pixels = 6", "pixels = 64")))
     assert "would show as much" in fine.warnings[0]
@@ -397,7 +397,7 @@ def test_maps_of_weak_lensing_are_one_layer_with_a_channel_for_each_source(tmp_p
     for pixels, count in ((enough * 6 // 5, 0), (enough * 13 // 10 + 1, 1)):
         other = TrainingPlan.load(write(tmp_path, MAPS.replace("pixels = 6", f"pixels = {pixels}")))
         assert len(other.warnings) == count
-    assert dataset_memory(fine, fine.grid, {}) > dataset_memory(plan, plan.grid, {})
+    assert dataset_memory(fine, fine.box.grid, {}) > dataset_memory(plan, plan.box.grid, {})
     long = TrainingPlan.load(write(tmp_path, MAPS.replace("256.0", "[256.0, 256.0, 512.0]")))
     assert long.input_shape == plan.input_shape  # a box need not be a cube
     with pytest.raises(ConfigError, match="maps are not split over ranks: use the mesh replica:2"):

@@ -321,7 +321,7 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
     assert run.training.steps == 3 * 640 // 10
     assert run.fixed_parameters.keys() <= {"w0", "wa", "Omega_k", "transfer"}
     assert set(tomllib.loads(run.resolved())) == {"box", "network", "training", "data", "run"}
-    assert buffer_bytes(run, run.grid, {"replica": 2}) == 0
+    assert buffer_bytes(run, run.box.grid, {"replica": 2}) == 0
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_files_tell_the_box_that_is_left_out(tmp_path):
     dataset(tmp_path, box_size=128.0)
     text = "[training]\nepochs = 3\n" + FILES
     run = TrainingPlan.load(write(tmp_path, text))
-    assert (run.grid, run.box_size) == ((32,) * 3, (128.0,) * 3)
+    assert (run.box.grid, run.box.size) == ((32,) * 3, (128.0,) * 3)
     again = TrainingPlan.load(write(tmp_path, run.resolved()))
     assert again.to_table()["box"]["size"] == [128.0] * 3
     (found,) = problems(tmp_path, "[box]\nsize = 64.0\n" + text)
@@ -497,8 +497,8 @@ def test_a_mesh_that_does_not_fit(tmp_path, ranks, shape, changes, message):
 def test_the_buffer_is_spread_over_all_ranks(tmp_path):
     run = read(tmp_path, ("= 400", "= 400\nbuffer = 80"))
     whole = 80 * 32**3 * 4
-    assert buffer_bytes(run, run.grid, {"replica": 1}) == whole
-    assert buffer_bytes(run, run.grid, {"replica": 2, "row": 2, "col": 2}) * 8 == whole
+    assert buffer_bytes(run, run.box.grid, {"replica": 1}) == whole
+    assert buffer_bytes(run, run.box.grid, {"replica": 2, "row": 2, "col": 2}) * 8 == whole
 
 
 def test_nothing_heavy_is_imported(tmp_path):

@@ -257,7 +257,7 @@ def _measured(training: SavedTraining, split: str, mesh: ProcessMesh, progress: 
     statistics = Statistics(path, mesh, dataset.header.parameters)
     reported = _reported(batches, lanes.batch, count, progress)
     progress.note(f"measuring the volumes of {split}")
-    measure_volumes(reported, plan.box_size, mesh, statistics, values)
+    measure_volumes(reported, plan.box.size, mesh, statistics, values)
     mesh.barrier()
     return path
 

@@ -161,7 +161,7 @@ def asking_demand(
         return max(kind(training.plan, grid, axes) for kind in kinds)
 
     mesh_of = functools.partial(prediction_mesh, training, shape=None)
-    return Demand(what, training.plan.grid, mesh, memory, mesh_of, grid_is_free=False)
+    return Demand(what, training.plan.box.grid, mesh, memory, mesh_of, grid_is_free=False)
 
 
 def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> str:
@@ -177,7 +177,7 @@ def prediction_mesh(training: SavedTraining, ranks: int, shape: str | None) -> s
     if shape is None and plan.declaration.whole_because(ranks):
         shape = f"replica:{ranks}"
     elif shape is None:
-        shape = default_mesh(ranks, plan.grid)
+        shape = default_mesh(ranks, plan.box.grid)
     run_file = training.folder.run_file
     return check_training_mesh(
         plan, ranks, source=run_file, shape=shape, batch=ranks, simulating=False

@@ -293,7 +293,7 @@ def _measured(
         maps = NoisyMaps(as_maps(volumes), cone.fov, cone.pixel_sigma())
         of_maps = measured(statistics, maps)
         return {name: of_all_replicas(values, mesh) for name, values in of_maps.items()}
-    together, box_size = len(volumes) if training.plan.simulates else 1, plan.box_size
+    together, box_size = len(volumes) if training.plan.simulates else 1, plan.box.size
     values, axis = cell_values_of(plan), line_of_sight_of(plan)
     rows = []
     for first in range(0, len(volumes) if statistics else 0, together):

@@ -43,8 +43,8 @@ def check_volume(
     Raises:
         VolumeError: the volume has other cells, another box or another scale factor.
     """
-    grid, shape, where = plan.grid, tuple(volume.array.shape), volume.where
-    a, size = plan.evolution.last if plan.simulates else None, plan.box_size[0]
+    grid, shape, where = plan.box.grid, tuple(volume.array.shape), volume.where
+    a, size = plan.evolution.last if plan.simulates else None, plan.box.size[0]
     trained = f"the network was trained on {plan.width}^3 cells in a box of {size:g} Mpc/h"
     trailing = {1: ((), (1,)), None: (shape[3:],)}.get(channels, ((channels,),))
     if shape[1:4] == grid and shape[:3] != grid:

@@ -91,7 +91,7 @@ def _of_the_network(plan: TrainingPlan, channels: int) -> Iterator[Problem]:
             if len(set(getattr(plan.box, key))) > 1:
                 cubes = "a network's volumes are cubes: give one number, or three equal ones"
                 yield plan.problem(f"box.{key}", cubes)
-        width = plan.grid[0]
+        width = plan.box.grid[0]
         if misfit := plan.declaration.misfit(width, channels):
             wider = range(width + 2, 4 * width + 256, 2)
             fits = next((n for n in wider if not plan.declaration.misfit(n, 1)), None)
@@ -118,7 +118,7 @@ def _of_the_observation(plan: TrainingPlan, channels: int | None) -> Iterator[Pr
     yield from observation.light_cone_problems(plan.lightcone)
     if plan.simulates:
         files = {f"observation.{key}": path for key, path in observation.files.items()}
-        yield from file_problems(files, plan.grid, plan.box_size)
+        yield from file_problems(files, plan.box.grid, plan.box.size)
         steps, order = plan.evolution, observation.lpt_order
         uses_lpt = steps.integrator.uses_lpt
         yield from observation.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)
@@ -232,9 +232,9 @@ def _of_dataset(plan: TrainingPlan, data: FileData) -> Iterator[Problem]:
     folder, batch = data.folder, plan.training.batch
     header, splits = read_header(folder)
     volumes, sides = f"the volumes in {folder}", header.box_size
-    if plan.grid != header.grid:
+    if plan.box.grid != header.grid:
         yield plan.problem("box.grid", f"{volumes} have {list(header.grid)} cells")
-    if sides is not None and not np.allclose(plan.box_size, sides, rtol=1e-6, atol=0.0):
+    if sides is not None and not np.allclose(plan.box.size, sides, rtol=1e-6, atol=0.0):
         stated = f"{volumes} have sides of {list(three(sides))} Mpc/h"
         yield plan.problem("box.size", f"{stated}: give that, or leave it out")
     if data.parameters not in (None, header.parameters):

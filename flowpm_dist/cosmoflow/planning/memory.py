@@ -57,10 +57,10 @@ def weights_bytes(plan: TrainingPlan, grid: Grid) -> int:
 def training_bytes(plan: TrainingPlan, folder: TrainingFolder) -> int:
     """Returns an upper estimate of the size of all files that a training writes [bytes]."""
     # Adam keeps two numbers for each weight; a new checkpoint is written before the oldest goes.
-    needed = ((plan.training.keep + 1) * 3 + 2) * weights_bytes(plan, plan.grid)
+    needed = ((plan.training.keep + 1) * 3 + 2) * weights_bytes(plan, plan.box.grid)
     if plan.simulates and not folder.held_out.exists():
         held_out = plan.simulated.validation + plan.simulated.test
-        needed += held_out * volume_bytes(plan, plan.grid)
+        needed += held_out * volume_bytes(plan, plan.box.grid)
     return needed + FIGURES_AND_TABLES + LOGS_OF_A_STEP * plan.training.steps
 
 
@@ -202,7 +202,7 @@ def check_training_mesh(
         if reason := _whole_because(plan, ranks):
             raise ValueError(reason)
         each = ranks // replicas
-        split = default_mesh(each, plan.grid, force.mesh_factor, force.pyramid)
+        split = default_mesh(each, plan.box.grid, force.mesh_factor, force.pyramid)
         chosen = f"replica:{replicas},{split}"
         wrong = misfits_of(chosen)
     except ValueError as error:
@@ -221,7 +221,7 @@ def _misfits(
     axes = parse_mesh(text, batched=True)
     if ranks_of_a_field(axes) > 1 and (reason := _whole_because(plan, ranks)):
         return [reason]
-    wrong = misfits(axes, plan.grid, ranks, batch, force.mesh_factor, force.pyramid)
+    wrong = misfits(axes, plan.box.grid, ranks, batch, force.mesh_factor, force.pyramid)
     shared = [name for name, size in axes.items() if size > 1]
     if len(shared) > 2 and shared[0] != "replica":
         wrong.append("replica must come first: replica:...,row:...,col:...")
@@ -246,7 +246,7 @@ def training_demand(plan: TrainingPlan, shape: str) -> Demand:
     mesh_of = functools.partial(check_training_mesh, plan.with_mesh(None), source=Path())
     lighter = functools.partial(_lighter, plan, parse_mesh(shape, batched=True))
     return Demand(
-        "the training", plan.grid, shape, memory, mesh_of, lighter, grid_is_free=plan.simulates
+        "the training", plan.box.grid, shape, memory, mesh_of, lighter, grid_is_free=plan.simulates
     )
 
 
@@ -260,7 +260,7 @@ def _lighter(
 
         def is_enough(size: int) -> bool:
             smaller = plan.model_copy(update={"data": data.model_copy(update={"buffer": size})})
-            return fits(training_memory(smaller, plan.grid, axes))
+            return fits(training_memory(smaller, plan.box.grid, axes))
 
         largest = bisect.bisect_left(sizes, True, key=is_enough)
         if largest < len(sizes):
@@ -269,6 +269,8 @@ def _lighter(
         if batch % size or size % axes.get("replica", 1):
             continue
         training = plan.training.model_copy(update={"batch": size})
-        if fits(training_memory(plan.model_copy(update={"training": training}), plan.grid, axes)):
+        if fits(
+            training_memory(plan.model_copy(update={"training": training}), plan.box.grid, axes)
+        ):
             yield f"training.batch = {size}"
             break

@@ -103,16 +103,6 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         return self.initial
 
     @property
-    def grid(self) -> tuple[int, int, int]:
-        """Cells along each side of the box."""
-        return self.box.grid
-
-    @property
-    def box_size(self) -> tuple[float, float, float]:
-        """Sides of the box [Mpc/h]."""
-        return self.box.size
-
-    @property
     def precision(self) -> Literal["float32", "float64"]:
         """Precision of the simulations: it is float32 for a network in bfloat16."""
         return "float64" if self.network.precision == "float64" else "float32"
@@ -174,7 +164,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     def input_shape(self) -> tuple[int, int, int]:
         """Cells along each side of the network's input: a volume, or maps as one layer."""
         if self.lightcone is None:
-            return self.grid
+            return self.box.grid
         return self.lightcone.pixels, self.lightcone.pixels, 1
 
     @property
@@ -271,7 +261,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         if self.lightcone is None:
             return super().warnings
         middle = CosmologyOptions.model_construct(**self.middle)
-        of_maps = map_warnings(self.lightcone, middle, self.box_size, self.force_cells)
+        of_maps = map_warnings(self.lightcone, middle, self.box.size, self.force_cells)
         return (*super().warnings, *of_maps)
 
     @override

@@ -37,7 +37,7 @@ class ExportFolder(WorkFolder):
 
 def export_bytes(training: SavedTraining) -> int:
     """Returns the size of what an export will write, about [bytes]."""
-    return weights_bytes(training.plan, training.plan.grid) + GRAPH_BYTES
+    return weights_bytes(training.plan, training.plan.box.grid) + GRAPH_BYTES
 
 
 def export_network(
@@ -106,7 +106,7 @@ def export_network(
 def _expected_input(plan: TrainingPlan) -> dict[str, Any]:
     """Returns what a network sees: its axes and extent, what was observed, and masked cells."""
     record, cone = plan.record, plan.lightcone
-    expected: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box_size)}
+    expected: dict[str, Any] = {"axes": ["x", "y", "z", "channel"], "box_size": list(plan.box.size)}
     if cone is not None:
         expected = {"axes": ["x", "y", "one layer", "source"], "lightcone": cone_table(cone)}
     if record is not None:

@@ -100,7 +100,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
     def describe(self) -> str:
         config = self.options
         weights = config.declaration.parameters(config.width, config.channels, config.outputs)
-        buffer = buffer_bytes(config, config.grid, parse_mesh(self.mesh, batched=True))
+        buffer = buffer_bytes(config, config.box.grid, parse_mesh(self.mesh, batched=True))
         count = "" if config.declaration.is_keras else f"{weights:,} weights, "
         network = f"{config.network.name}, {count}mesh {self.mesh}"
         if not buffer:
@@ -116,7 +116,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         if self.request.resume:
             done = int(str(self.folder.mark().get("step", 0)))
         # For maps, the cells of the simulated box, which cost more than the pixels.
-        cells = plan.cells if plan.lightcone is None else math.prod(plan.grid)
+        cells = plan.cells if plan.lightcone is None else math.prod(plan.box.grid)
         left = (plan.training.steps - done) * plan.training.batch
         samples = Pieces(self._rate_name, cells, left)
         disk = training_bytes(plan, self.folder)

@@ -269,7 +269,7 @@ class ArrayDataset(Dataset):
 def arrays_of(plan: TrainingPlan) -> ArraySet:
     """Returns the volumes of a training on arrays. Raises RecordError, see `ArraySet`."""
     assert plan.data.source == "arrays"
-    return ArraySet(plan.data, plan.grid, plan.box_size, plan.priors.ranges)
+    return ArraySet(plan.data, plan.box.grid, plan.box.size, plan.priors.ranges)
 
 
 class TableError(RecordError):

@@ -356,7 +356,9 @@ def source_of(
         return InSituSource(maker, mesh, draws_of(plan), made=made, **options)
     options["seed"] = plan.training.seed
     if plan.data.source == "dummy":
-        block = DatasetHeader(plan.grid, plan.parameters, plan.channels).block_shape(Block.of(mesh))
+        block = DatasetHeader(plan.box.grid, plan.parameters, plan.channels).block_shape(
+            Block.of(mesh)
+        )
         shape = block if plan.channels > 1 else block[:3]
         return DummySource(shape, len(plan.parameters), mesh, lanes, **options)
     files = stored_split(plan, "train", folder.held_out, Block.of(mesh), mesh, staged=True)

@@ -383,7 +383,7 @@ def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetH
         parameters=tuple(plan.priors.ranges),
         channels=plan.channels,
         blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
-        box_size=plan.box_size if plan.lightcone is None else None,
+        box_size=plan.box.size if plan.lightcone is None else None,
         priors=plan.priors.ranges,
         attributes=attributes,
         unit=UNITS.get(record.options.kind, unit),
