@@ -133,6 +133,22 @@ def test_hdf5_and_a_file_each_hold_the_same(folder, channels):
     assert re.search("3/df.npy is missing; .* has 20 rows", problem(folder, volumes="{}/df.npy"))
 
 
+def test_what_a_damaged_array_makes_hdf5_raise_names_the_file(folder):
+    with h5py.File(folder / "all.h5", "w") as file:
+        volumes = file.create_dataset(
+            "rho", data=volumes_of(), chunks=(1, 32, 32, 32), fletcher32=True
+        )
+        chunk = volumes.id.get_chunk_info(19)
+    with open(folder / "all.h5", "r+b") as file:
+        file.seek(chunk.byte_offset + 100)
+        file.write(b"\xff\xff\xff")
+    for unit in ("density", "mass"):
+        change = ('unit = "density"', f'unit = "{unit}"')
+        arrays = arrays_of(run(folder, change, volumes="all.h5:rho"))
+        with pytest.raises(RecordError, match="all.h5:rho cannot be read"):
+            arrays.read(19)
+
+
 def test_units_make_a_density_of_mean_one(folder):
     volumes = volumes_of()
     cut = np.s_[16:, :16]

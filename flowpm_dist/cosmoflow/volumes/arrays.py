@@ -23,7 +23,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
 )
 from flowpm_dist.cosmoflow.volumes.records import Dataset, Sample
-from flowpm_dist.io.files import check_regular, read_text
+from flowpm_dist.io.files import read_text, reading
+from flowpm_dist.io.opening import hdf5_file
 from flowpm_dist.io.volume import HDF5, mapped_array
 from flowpm_dist.observables.observations import REASON
 
@@ -168,7 +169,8 @@ class ArraySet:
         shape = array.shape[len(index) :]
         total = np.zeros(shape[3:])
         for x in range(shape[0]):
-            plane = np.asarray(array[(*index, slice(x, x + 1))], np.float64)
+            with reading(self._file(number), raises=RecordError):
+                plane = np.asarray(array[(*index, slice(x, x + 1))], np.float64)
             total += plane.sum(axis=(0, 1, 2))
         return total.reshape(-1) / np.prod(shape[:3])
 
@@ -179,7 +181,8 @@ class ArraySet:
             RecordError: the volume has another shape, or values that no density can have.
         """
         (array, index), unit = self._volume(number), self._data.unit
-        values = np.asarray(array[(*index, *block.cut(self.header.grid))], np.float64)
+        with reading(self._file(number), raises=RecordError):
+            values = np.asarray(array[(*index, *block.cut(self.header.grid))], np.float64)
         values = values.reshape(self.header.block_shape(block))
         if unit == "overdensity":
             values += 1
@@ -228,8 +231,7 @@ def _opened(path: Path) -> Any:
         if file.suffix in HDF5:
             import h5py
 
-            check_regular(file)
-            opened = h5py.File(file, "r")
+            opened = hdf5_file(file)
             if not isinstance(opened.get(name or "/"), h5py.Dataset):
                 names = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
                 raise RecordError(

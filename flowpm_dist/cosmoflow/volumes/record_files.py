@@ -30,11 +30,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import ConfigDict, NonNegativeInt
 from typing_extensions import TypedDict
 
 from flowpm_dist.cosmoflow.volumes.tfrecords import RecordError, record_bounds
-from flowpm_dist.io.files import read_text, write_text
+from flowpm_dist.io.files import UnreadableError, read_text, write_text
+from flowpm_dist.io.opening import checked
 from flowpm_dist.options import keep_in_units
 
 if TYPE_CHECKING:
@@ -217,17 +218,15 @@ def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, SplitCount]]:
         stored = json.loads(read_text(path))
         if (stored.pop("format"), stored.pop("version")) != (FORMAT, VERSION):
             raise RecordError(f"must be in format {FORMAT!r}, version {VERSION}")
-        splits = TypeAdapter(dict[str, SplitCount]).validate_python(stored.pop("splits"))
+        splits = checked(dict[str, SplitCount], stored.pop("splits"), f"{path} is damaged:")
         stored["compressed"] = stored.pop("compression") == "zlib"
-        return TypeAdapter(DatasetHeader).validate_python(stored), splits
+        return checked(DatasetHeader, stored, f"{path} is damaged:"), splits
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise RecordError(f"{path} is damaged: {key}: {first['msg']}") from error
+    except UnreadableError as error:
+        raise RecordError(str(error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordError(f"{path} is damaged: {error!r}") from error
 

@@ -41,6 +41,7 @@ from flowpm_dist.cosmoflow.volumes.tfrecords import (
     record_bounds,
     wrong_record,
 )
+from flowpm_dist.io.opening import not_finite
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh
@@ -339,12 +340,11 @@ class RecordDataset(Dataset):
                 f"{where} holds no volume of shape {wanted} in {header.dtype} with "
                 f"{len(header.parameters)} parameters ({error})"
             ) from error
-        if (cells := np.argwhere(~np.isfinite(values))).size:
-            cell = tuple(cells[0].tolist())
-            raise RecordError(f"{where}: the cell {list(cell)} is {values[cell]}: not finite")
-        for name, value in zip(header.parameters, y, strict=True):
-            if not np.isfinite(value):
-                raise RecordError(f"{where}: {name} = {value}: not finite")
+        if (cell := not_finite(values)) is not None:
+            raise RecordError(f"{where}: the cell {cell} is {values[tuple(cell)]}: not finite")
+        if (place := not_finite(y)) is not None:
+            name, value = header.parameters[place[0]], y[place[0]]
+            raise RecordError(f"{where}: {name} = {value}: not finite")
         return values, y, next(iter(feature["index"].int64_list.value), -1)
 
 
