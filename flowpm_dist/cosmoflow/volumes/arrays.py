@@ -227,21 +227,22 @@ def file_and_name(path: Path) -> tuple[Path, str]:
 
 def _opened(path: Path) -> Any:
     file, name = file_and_name(path)
+    is_hdf5 = file.suffix in HDF5
     try:
-        if file.suffix in HDF5:
-            import h5py
-
-            opened = hdf5_file(file)
-            if not isinstance(opened.get(name or "/"), h5py.Dataset):
-                names = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
-                raise RecordError(
-                    f"{file} has no data set {name!r}; name one after a colon, as in file.h5:name: "
-                    f"those it has are {', '.join(names) or 'none'}"
-                )
-            return opened[name]
-        return mapped_array(file)
-    except (OSError, ValueError, EOFError) as error:
+        opened = hdf5_file(file) if is_hdf5 else mapped_array(file)
+    except (OSError, ValueError, EOFError, RuntimeError) as error:
         raise RecordError(f"{file} is no readable .npy or HDF5 file ({error})") from error
+    if not is_hdf5:
+        return opened
+    import h5py
+
+    if not isinstance(opened.get(name or "/"), h5py.Dataset):
+        names = [key for key, item in opened.items() if isinstance(item, h5py.Dataset)]
+        raise RecordError(
+            f"{file} has no data set {name!r}; name one after a colon, as in file.h5:name: those "
+            f"it has are {', '.join(names) or 'none'}"
+        )
+    return opened[name]
 
 
 class ArrayDataset(Dataset):
