@@ -72,11 +72,10 @@ def export_network(
     regressor = trained_network(training, ProcessMesh("replica:1"), 1, which)
     network, standardiser, header = regressor.network, regressor.standardiser, training.header()
     over_mean = training.divides_by_mean(header)
-    double = training.plan.network.precision == "float64"
     shape = [None, *training.plan.input_shape]
     if network.channels > 1:
         shape.append(network.channels)
-    spec = tf.TensorSpec(shape, tf.float64 if double else tf.float32, "volumes")
+    spec = tf.TensorSpec(shape, training.plan.precision, "volumes")
 
     def ask(volumes: tf.Tensor) -> dict[str, tf.Tensor]:
         if over_mean:
