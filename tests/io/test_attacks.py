@@ -36,7 +36,7 @@ from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, check_white_nois
 from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.simulate.folder import SimulationFolder
-from tests.jobs.test_foreign_folders import READ, filled
+from tests.jobs.test_foreign_folders import FOLDERS, PNG, READ, filled
 
 SECONDS, CLOCK, MEMORY = 3, 60, 2**30
 """What a reader may take for a small file: processor time [s], time [s], and memory [bytes]."""
@@ -223,8 +223,13 @@ def read_noise(path: Path) -> None:
 
 def job_folder(command: str) -> Callable[[Path], Path]:
     def made(folder: Path) -> Path:
-        filled(folder / "out", command)
-        return folder / "out"
+        out = folder / "out"
+        filled(out, command)
+        about = {"generator": "flowpm-dist", "seconds": 1.0, "warnings": ["w"], "versions": {}}
+        write_text(out / "provenance.json", json.dumps(about))
+        write_text(out / "checksums.json", json.dumps({"initial.white_noise": "a"}))
+        (out / "picture.png").write_bytes(PNG)
+        return out
 
     return made
 
@@ -236,6 +241,9 @@ def read_job(path: Path) -> None:
 
     if records := records_in(path):
         listed(records), comparison(records * 2), page(records)
+    for kind in FOLDERS.values():
+        folder = kind(path)
+        folder.older_work(), folder.is_complete, folder.can_resume(), folder.checksums()
 
 
 def checkpoint(folder: Path) -> Path:
