@@ -20,7 +20,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import checksum, remove
 from flowpm_dist.io.other_codes import particle_files
-from flowpm_dist.io.snapshot import VECTORS
+from flowpm_dist.io.snapshot import VECTORS, is_whole
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -149,7 +149,7 @@ class Truth:
         mesh, total = box.mesh, len(self._simulations)
         seed = self._options.truth.seed + number
         paths = self._folder.states(number, times)
-        missing = not self._folder.has_states(number, times)
+        missing = not all(is_whole(path) for path in paths.values())
         if bool(mesh.world.broadcast(tf.constant(missing))):
             if mesh.rank == 0:  # what a killed session has left
                 for path in paths.values():

@@ -167,6 +167,15 @@ def load_snapshot(path: str | Path) -> Snapshot:
     return Snapshot(arrays, attributes, path)
 
 
+def is_whole(path: Path) -> bool:
+    """Returns whether `load_snapshot` opens a snapshot: it is complete, and no chunk is missing."""
+    try:
+        load_snapshot(path)
+    except SnapshotError:
+        return False
+    return True
+
+
 def _cosmology_of(numbers: Any) -> Cosmology:
     try:
         return Cosmology(**numbers)
