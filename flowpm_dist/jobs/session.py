@@ -351,7 +351,8 @@ class FieldCheckpoints:
                 check_numbers(array, f"{path / name}", "f")
                 block = np.asarray(array[place])
         except UnreadableError as error:
-            raise CheckpointError(self._damaged(path, str(error))) from error
+            reason = str(error).removeprefix(f"{path / name} cannot be read: ")
+            raise CheckpointError(self._damaged(path, f"{name}: {reason}")) from error
         if not np.isfinite(block).all():
             raise CheckpointError(self._damaged(path, f"{name}: values are missing"))
         return tf.constant(block, self._box.dtype)
