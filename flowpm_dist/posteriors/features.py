@@ -22,7 +22,7 @@ def measured(
     names: Sequence[str],
     data: Field | NoisyMaps,
     values: CellValues = DENSITIES,
-    **known: Any,
+    **known: object,
 ) -> dict[str, np.ndarray]:
     """Returns features of a density or of maps, float64 [universe, value] for each statistic.
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
 from flowpm_dist.options import checked_name, object_named
+
+if TYPE_CHECKING:
+    from flowpm_dist.grid.field import Field
+    from flowpm_dist.statistics.noisy_maps import NoisyMaps
 
 STATISTICS: dict[str, Any] = {
     "power": "flowpm_dist.statistics.power:POWER",
@@ -63,7 +67,7 @@ class Statistic:
         """Returns whether `measure` has an argument with this name."""
         return argument in inspect.signature(self.measure).parameters
 
-    def measured(self, data: Any, **arguments: Any) -> Any:
+    def measured(self, data: Field | NoisyMaps, **arguments: object) -> Any:
         """Returns the result; arguments that `measure` does not have are left out.
 
         Args:
@@ -72,7 +76,7 @@ class Statistic:
         """
         return self.measure(data, **{n: x for n, x in arguments.items() if self.takes(n)})
 
-    def vectors(self, result: Any) -> Any:
+    def vectors(self, result: object) -> Any:
         """Returns the features of a result."""
         return result if self.features is None else self.features(result)
 

@@ -12,6 +12,7 @@ from matplotlib import pyplot
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Halofit, TabulatedPower
+from flowpm_dist.io.labelled import Values
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.light_cone.observers import ConvergenceMaps, DensityPlanes
 from flowpm_dist.observables.light_cone.options import FlatField
@@ -28,6 +29,7 @@ from flowpm_dist.statistics import (
     Wedges,
     power_spectrum,
 )
+from flowpm_dist.statistics.histogram import Histograms
 
 K, MODES = np.array([0.1, 0.2, 0.4]), np.array([6, 18, 30])
 POWER = np.array([[30.0, 20.0, 10.0], [3.0, -2.0, 1.0]])
@@ -118,6 +120,10 @@ def test_results_are_drawn_as_they_are_usually_shown():
     found = curves(both.plot(label="B"))
     np.testing.assert_allclose(found[:, :, 1], [[0.03, 0.006], [0, -0.001]])
     np.testing.assert_array_equal(found[:, :, 0], [[0, 1], [0, 1]])
+    counts = np.array([[2, 8, 0], [1, 1, 3]])
+    smoothed = Histograms(np.array([0.0, 2.0]), np.zeros((2, 3, 2)), counts, 20)
+    np.testing.assert_allclose(curves(smoothed.plot())[:, :, 1], counts / 20)
+    np.testing.assert_array_equal(curves(Values(POWER).plot())[:, :, 1], POWER)
 
 
 def test_a_map_is_drawn_on_its_field():

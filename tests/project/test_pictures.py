@@ -69,10 +69,12 @@ CHECKED = {
     "reconstruction/figures.py correlation_figure": "test_correlations",
     "reconstruction/figures.py loss_figure": "test_the_loss_of_a_search",
     "reconstruction/figures.py chains_figure": "test_chains",
-    "statistics/angular_power.py AngularPower.plot": NOTEBOOK,
-    "statistics/bispectrum.py Bispectrum.plot": NOTEBOOK,
+    "io/labelled.py Values.plot": NOTEBOOK,
+    "statistics/angular_spectra.py AngularPower.plot": NOTEBOOK,
+    "statistics/bispectra.py Bispectrum.plot": NOTEBOOK,
     "statistics/comparison.py Comparison.plot": NOTEBOOK,
     "statistics/histogram.py Histogram.plot": NOTEBOOK,
+    "statistics/histogram.py Histograms.plot": NOTEBOOK,
     "statistics/histogram.py Peaks.plot": NOTEBOOK,
     "statistics/power.py PowerSpectrum.plot": SPECTRA,
     "statistics/power.py Multipoles.plot": NOTEBOOK,
@@ -382,3 +384,7 @@ def test_power_of_the_convergence():
     np.testing.assert_allclose(halofit.get_ydata(), fine * spectra.curves[1, 0])
     np.testing.assert_allclose(linear.get_ydata(), fine * spectra.curves[0, 0])
     assert linear.get_linestyle() == "--"
+    noise = [line for line in top.lines if line.get_linestyle() == ":"]
+    for line, level in zip(noise, spectra.noise[[0, 2]], strict=False):
+        np.testing.assert_allclose(line.get_ydata(), fine * level)
+    assert len(noise) == 3  # one of the legend

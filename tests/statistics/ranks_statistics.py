@@ -20,7 +20,6 @@ from ranks import process_mesh
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.posteriors import measured
-from flowpm_dist.posteriors.features import SCALES
 from flowpm_dist.statistics import (
     binned_compare,
     binned_multipoles,
@@ -34,7 +33,7 @@ from flowpm_dist.statistics import (
     soft_histogram,
     transfer_function,
 )
-from flowpm_dist.statistics.histogram import CellValues
+from flowpm_dist.statistics.histogram import SCALES, CellValues
 
 EDGES = np.array([0.3, 0.6, 0.8, 1.0, 1.3, 1.5, 2.0])
 

@@ -59,6 +59,7 @@ CL = SimpleNamespace(
     ell=ELL,
     modes=10 * ELL,
     power=np.array([[3.2], [1.0], [1.1]]) / ELL**2,
+    noise=np.array([1e-8, 1e-8, 2e-8]),
     halofit=np.ones((3, 1)) / ELL**2,
     fine=FINE,
     curves=np.array([[[0.8], [0.7]], [[1.0], [1.2]]]) / FINE**2,
