@@ -50,9 +50,9 @@ class Answers:
 def mixed(answers: Sequence[Answers]) -> Answers:
     """Returns the answers of the mean of several densities, for the same data sets in one order."""
     first, count = answers[0], len(answers)
-    stacked = np.stack([found.samples for found in answers], axis=2)
+    stacked = np.stack([answer.samples for answer in answers], axis=2)
     samples = stacked.reshape(len(first.truth), -1, stacked.shape[-1])
-    gain = np.logaddexp.reduce([found.gain for found in answers], axis=0) - math.log(count)
+    gain = np.logaddexp.reduce([answer.gain for answer in answers], axis=0) - math.log(count)
     return Answers(first.priors, first.truth, samples, gain)
 
 
@@ -123,9 +123,9 @@ class Calibration:
         """Returns the numbers for JSON; numbers of a parameter are keyed by its name."""
         by_name = {"rmse": self.rmse, "width": self.width, "ranks_p": self.ranks_p}
         rows = self.coverage, self.coverage_error, self.coverage_p
-        for level, *found in zip(LEVELS, *rows, strict=True):
+        for level, *shares in zip(LEVELS, *rows, strict=True):
             endings = ("", "_error", "_p")
-            by_name |= {f"coverage_{level}{e}": v for e, v in zip(endings, found, strict=True)}
+            by_name |= {f"coverage_{level}{e}": v for e, v in zip(endings, shares, strict=True)}
         of_each = {
             key: dict(zip(self.columns, v.tolist(), strict=False)) for key, v in by_name.items()
         }

@@ -52,7 +52,7 @@ def compressed(
     data = [scaled(features, shift, scale) for features in (train.features, *others)]
     z = unbounded(priors, train.truth)
     fold = (np.random.default_rng(seed).permutation(groups.max() + 1) % FOLDS)[groups]
-    found = [np.zeros((len(features), 2 * z.shape[1])) for features in data]
+    means = [np.zeros((len(features), 2 * z.shape[1])) for features in data]
     for number in range(FOLDS):
         left_out = fold == number
         x, wanted = data[0][~left_out], z[~left_out]
@@ -72,7 +72,7 @@ def compressed(
             each = ridge.predict(features), perceptron.predict(features)  # noqa: B023
             return np.concatenate([y.reshape(len(features), -1) for y in each], axis=1)
 
-        found[0][left_out] = predicted(data[0][left_out])
-        for mean, features in zip(found[1:], data[1:], strict=True):
+        means[0][left_out] = predicted(data[0][left_out])
+        for mean, features in zip(means[1:], data[1:], strict=True):
             mean += predicted(features) / FOLDS
-    return found
+    return means

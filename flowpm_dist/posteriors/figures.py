@@ -35,20 +35,20 @@ SHOWN = (0.001, 0.999)
 """Quantiles of the samples between which the axes of a corner plot extend, before a margin."""
 
 
-def rank_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
+def rank_figure(calibrations: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
     """Returns histograms of ranks, a row for each method and a panel for each parameter.
 
     The band holds 95 % of the heights of each bin if ranks are uniform. P is the P-value of the
     Kolmogorov-Smirnov test.
 
     Args:
-        found: calibrations by method, all of the same parameters.
+        calibrations: calibrations by method, all of the same parameters.
         tested: whether P is shown.
     """
-    names = next(iter(found.values())).names
-    figure = new_figure(2.6 * len(names) + 0.8, 1.7 * len(found) + 0.6)
-    grid = figure.subplots(len(found), len(names), squeeze=False, sharex=True)
-    for row, (method, one) in zip(grid, found.items(), strict=True):
+    names = next(iter(calibrations.values())).names
+    figure = new_figure(2.6 * len(names) + 0.8, 1.7 * len(calibrations) + 0.6)
+    grid = figure.subplots(len(calibrations), len(names), squeeze=False, sharex=True)
+    for row, (method, one) in zip(grid, calibrations.items(), strict=True):
         parts = one.count / one.groups
         low, high = binom.ppf([0.025, 0.975], one.groups, 1 / BINS) * parts
         for i, (axes, name) in enumerate(zip(row, names, strict=True)):
@@ -67,23 +67,23 @@ def rank_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Fig
     return figure
 
 
-def tarp_figure(found: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
+def tarp_figure(calibrations: Mapping[str, Calibration], *, tested: bool = True) -> Figure:
     """Returns the difference between TARP's coverage and the credibility, for each method.
 
     The band holds the whole curve of right posteriors with a probability of 95 %.
 
     Args:
-        found: calibrations by method.
+        calibrations: calibrations by method.
         tested: whether P is shown.
     """
-    figure = new_figure(5.6, 3.6 + 0.18 * len(found))
+    figure = new_figure(5.6, 3.6 + 0.18 * len(calibrations))
     axes = figure.subplots()
     style_axes(axes)
-    reach = band(min(one.groups for one in found.values()))
+    reach = band(min(one.groups for one in calibrations.values()))
     axes.axhspan(-reach, reach, color=MUTED, alpha=0.25, lw=0, label="95 % band")
     axes.axhline(0, color=MUTED, lw=1)
     credibility = np.linspace(0, 1, 1001)
-    for number, (method, one) in enumerate(found.items()):
+    for number, (method, one) in enumerate(calibrations.items()):
         covered = np.searchsorted(np.sort(one.tarp), credibility, side="right") / one.count
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "lw": 1.4}
         style["ls"] = "-" if number < len(COLOURS) else ":"
@@ -158,7 +158,7 @@ def _densities(samples: np.ndarray, priors: UniformPriors) -> dict[tuple[int, ..
     """
     from getdist.mcsamples import MCSamples  # takes most of a second
 
-    names, found = list(priors.names), dict[tuple[int, ...], Any]()
+    names, densities = list(priors.names), dict[tuple[int, ...], Any]()
     before = logging.root.manager.disable
     # It reports the burn-in that it did not remove, and each bandwidth that is a fallback.
     with contextlib.redirect_stdout(None):
@@ -168,13 +168,13 @@ def _densities(samples: np.ndarray, priors: UniformPriors) -> dict[tuple[int, ..
                 samples=samples, names=names, ranges=priors.ranges, sampler="uncorrelated"
             )
             for i, name in enumerate(names):
-                found[i,] = drawn.get1DDensity(name)
+                densities[i,] = drawn.get1DDensity(name)
                 for j in range(i):
                     with contextlib.suppress(np.linalg.LinAlgError):
-                        found[j, i] = drawn.get2DDensity(names[j], name)
+                        densities[j, i] = drawn.get2DDensity(names[j], name)
         finally:
             logging.disable(before)
-    return found
+    return densities
 
 
 def _limits(samples: np.ndarray, priors: UniformPriors, truth: np.ndarray | None) -> np.ndarray:

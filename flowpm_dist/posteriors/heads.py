@@ -135,15 +135,15 @@ class Posterior:
         count, seed = in_unit("count", count), in_unit("seed", seed)
         x, each = scaled(features, self.shift, self.scale), -(-count // self.members)
         together = max(1, ROWS // (each * self.members))
-        rng, found = np.random.default_rng(seed), []
+        rng, samples = np.random.default_rng(seed), []
         for first in range(0, len(x), together):
             rows = np.repeat(x[first : first + together], each, axis=0)
             noise = rng.standard_normal((self.members, len(rows), len(self.priors.names)))
-            given = tf.tile(tf.constant(rows)[tf.newaxis], [self.members, 1, 1])
-            z = self._transform.inverse(self._constants, tf.constant(noise), given).numpy()
+            conditions = tf.tile(tf.constant(rows)[tf.newaxis], [self.members, 1, 1])
+            z = self._transform.inverse(self._constants, tf.constant(noise), conditions).numpy()
             z = z.reshape(self.members, -1, each, z.shape[-1]).transpose(1, 2, 0, 3)
-            found.append(z.reshape(len(z), -1, z.shape[-1])[:, :count])
-        return bounded(self.priors, np.concatenate(found))
+            samples.append(z.reshape(len(z), -1, z.shape[-1])[:, :count])
+        return bounded(self.priors, np.concatenate(samples))
 
     def plot(
         self,
@@ -237,8 +237,8 @@ def head_of(name: str) -> Callable[[int, int, int], Transform]:
     Raises:
         ValueError: there is no such head.
     """
-    found: Callable[[int, int, int], Transform] = object_named(name, HEADS, "head")
-    return found
+    head: Callable[[int, int, int], Transform] = object_named(name, HEADS, "head")
+    return head
 
 
 def fit_posterior(
@@ -265,8 +265,8 @@ def fit_posterior(
     options, build = options or HeadOptions(), head_of(head)
     shift, scale = shift_and_scale(train.features)
     data = [
-        (unbounded(priors, given.truth), scaled(given.features, shift, scale))
-        for given in (train, validation)
+        (unbounded(priors, split.truth), scaled(split.features, shift, scale))
+        for split in (train, validation)
     ]
     transform = build(len(shift), len(priors.names), options.hidden)
     weights, loss = fitted(transform, data[0], data[1], options)
@@ -320,13 +320,13 @@ def fitted(
         orders = np.stack([rng.permutation(count) for _ in range(total)])
         batches = orders[:, : steps * size].reshape(total, steps, size).transpose(1, 0, 2)
         each, weights, moments, step = epoch(weights, moments, step, tf.constant(batches))
-        found = -each.numpy().mean(axis=1)
-        better = found < lowest
+        losses = -each.numpy().mean(axis=1)
+        better = losses < lowest
         if better.any():
-            lowest, best_epoch = np.where(better, found, lowest), number
+            lowest, best_epoch = np.where(better, losses, lowest), number
             logs = np.where(better[:, np.newaxis], each, logs)
-            for kept, now in zip(best, weights, strict=True):
-                kept[better] = now.numpy()[better]
+            for lowest_weights, now in zip(best, weights, strict=True):
+                lowest_weights[better] = now.numpy()[better]
         elif number - best_epoch >= options.patience:
             break
     if not np.isfinite(lowest).all():
@@ -334,8 +334,8 @@ def fitted(
     groups = logs.reshape(len(options.penalties), options.members, -1)
     scores = [-log_mean(group).mean() for group in groups]
     chosen = int(np.argmin(scores))
-    own = slice(chosen * options.members, (chosen + 1) * options.members)
-    return [w[own] for w in best], float(scores[chosen])
+    members = slice(chosen * options.members, (chosen + 1) * options.members)
+    return [w[members] for w in best], float(scores[chosen])
 
 
 def log_mean(log_densities: np.ndarray) -> np.ndarray:
@@ -398,11 +398,13 @@ def _regression(train: Data, validation: Data) -> Regression:
     def regression(
         inputs: int, parameters: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        given, held_out = (
+        inputs_of_train, held_out = (
             np.concatenate([x, z], axis=1)[:, :inputs] for z, x in (train, validation)
         )
         wanted, truth = (z[:, list(parameters)] for z, _ in (train, validation))
-        ridge = RidgeCV(ALPHAS * len(given), alpha_per_target=True).fit(given, wanted)
+        ridge = RidgeCV(ALPHAS * len(inputs_of_train), alpha_per_target=True).fit(
+            inputs_of_train, wanted
+        )
         slopes = ridge.coef_.reshape(len(parameters), inputs).T
         offsets = np.reshape(ridge.intercept_, len(parameters))
         return slopes, offsets, truth - held_out @ slopes - offsets

@@ -103,20 +103,24 @@ class FeatureDensity:
 
     def quantiles(self, features: np.ndarray) -> np.ndarray:
         """Returns the share of the held-out samples that lie nearer, [n, 2], for both distances."""
-        found = self.distances(features)
-        return np.mean(self.known[np.newaxis] < found[:, np.newaxis], axis=1)
+        distances = self.distances(features)
+        return np.mean(self.known[np.newaxis] < distances[:, np.newaxis], axis=1)
 
     def warning(self, features: np.ndarray) -> str:
         """Returns a warning if the features of one data set [features] are unusual, else "".
 
         The warning gives the rate of false alarms: each of the two distances is a test.
         """
-        found, quantiles = (f(features[np.newaxis])[0] for f in (self.distances, self.quantiles))
+        distances, quantiles = (
+            f(features[np.newaxis])[0] for f in (self.distances, self.quantiles)
+        )
         if quantiles.max() <= UNUSUAL:
             return ""
-        worst = int(np.argmax(found / np.maximum(np.quantile(self.known, UNUSUAL, axis=0), 1e-300)))
+        worst = int(
+            np.argmax(distances / np.maximum(np.quantile(self.known, UNUSUAL, axis=0), 1e-300))
+        )
         limit = np.quantile(self.known[:, worst], UNUSUAL)
-        times = np.sqrt(found[worst] / max(limit, 1e-300))
+        times = np.sqrt(distances[worst] / max(limit, 1e-300))
         count = len(self.known)
         beyond = count - int(UNUSUAL * count + 1e-9)
         rate = (1 if self.whole else 2) * beyond / (count + 1)

@@ -112,8 +112,8 @@ class Gaussian(Transform):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the mean [.., p], ln of the diagonal of A [.., p], and A [.., p, p]."""
         p = self.parameters
-        found = _perceptron(weights, x, self._masks)
-        mean, log_diagonal, rest = tf.split(found, [p, p, len(self._below)], axis=-1)
+        numbers = _perceptron(weights, x, self._masks)
+        mean, log_diagonal, rest = tf.split(numbers, [p, p, len(self._below)], axis=-1)
         log_diagonal = _limited(log_diagonal)
         places = np.zeros([len(self._below), p, p])
         places[np.arange(len(self._below)), self._below[:, 0], self._below[:, 1]] = 1.0
@@ -164,7 +164,7 @@ class SplineFlow(Transform):
         ]
 
     def initial(self, rng: Generator, members: int, regression: Regression) -> Arrays:
-        """See `Transform.initial`. The first layer starts linear, the others as the identity."""
+        """Returns initial weights: the first layer is linear, the others are the identity."""
         layers = [_initial(masks, rng, members) for masks in self._masks]
         *_, bias, straight = layers[0]
         for place in range(self.parameters):
@@ -180,11 +180,11 @@ class SplineFlow(Transform):
     ) -> tuple[tf.Tensor, tf.Tensor, Knots]:
         """Returns a layer's shift [.., p], ln(scale) [.., p] and knots of its splines."""
         masks = self._masks[layer]
-        own = weights[layer * len(masks) : (layer + 1) * len(masks)]
-        found = _perceptron(own, tf.concat([x, z], axis=-1), masks)
-        found = tf.reshape(found, tf.concat([tf.shape(z), [self._each]], axis=0))
-        knots = parameters_of_spline(found[..., 2:], self._bins)
-        return found[..., 0], _limited(found[..., 1]), knots
+        of_layer = weights[layer * len(masks) : (layer + 1) * len(masks)]
+        settings = _perceptron(of_layer, tf.concat([x, z], axis=-1), masks)
+        settings = tf.reshape(settings, tf.concat([tf.shape(z), [self._each]], axis=0))
+        knots = parameters_of_spline(settings[..., 2:], self._bins)
+        return settings[..., 0], _limited(settings[..., 1]), knots
 
     @override
     def noise(self, weights: Weights, z: tf.Tensor, x: tf.Tensor) -> Pair:
@@ -196,14 +196,14 @@ class SplineFlow(Transform):
         return z, total
 
     def inverse(self, weights: Weights, noise: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        """See `Transform.inverse`; each parameter follows from the parameters before it."""
+        """Returns the parameters of noise; each follows from the parameters before it."""
         for layer in reversed(range(len(self._orders))):
             z = tf.zeros_like(noise)
             for place in range(1, self.parameters + 1):
                 shift, log_scale, knots = self._settings(layer, weights, z, x)
-                found = inverse_spline(noise, knots) * tf.exp(-log_scale) + shift
+                values = inverse_spline(noise, knots) * tf.exp(-log_scale) + shift
                 here = tf.constant([order == place for order in self._orders[layer]])
-                z = tf.where(here, found, z)
+                z = tf.where(here, values, z)
             noise = z
         return noise
 
@@ -232,12 +232,12 @@ def _masks(
         Masks of the kernels and biases of the three layers, and of the kernel that leads from the
         inputs directly to the outputs.
     """
-    given, wanted = np.asarray(inputs), np.asarray(outputs)
+    degrees, wanted = np.asarray(inputs), np.asarray(outputs)
     middle = np.arange(hidden) % parameters
-    first = given[:, np.newaxis] <= middle
+    first = degrees[:, np.newaxis] <= middle
     second = middle[:, np.newaxis] <= middle
     last = middle[:, np.newaxis] < wanted
-    straight = given[:, np.newaxis] < wanted
+    straight = degrees[:, np.newaxis] < wanted
     masks = [first, np.ones(hidden), second, np.ones(hidden), last, np.ones(len(wanted)), straight]
     return [mask.astype(np.float64) for mask in masks]
 
@@ -295,25 +295,25 @@ def _bin_of(values: tf.Tensor, ends: tf.Tensor, knots: Knots) -> list[tf.Tensor]
 def spline(values: tf.Tensor, knots: Knots) -> Pair:
     """Returns the spline of values [...], and the logarithm of its slope [...]."""
     inside = tf.abs(values) < REACH
-    kept = tf.clip_by_value(values, -REACH, REACH)
-    left, width, lower, height, begin, end = _bin_of(kept, knots[0], knots)
+    inner = tf.clip_by_value(values, -REACH, REACH)
+    left, width, lower, height, begin, end = _bin_of(inner, knots[0], knots)
     mean = height / width
-    share = (kept - left) / width
+    share = (inner - left) / width
     both = share * (1 - share)
     below = mean + (begin + end - 2 * mean) * both
-    found = lower + height * (mean * share**2 + begin * both) / below
+    mapped = lower + height * (mean * share**2 + begin * both) / below
     above = end * share**2 + 2 * mean * both + begin * (1 - share) ** 2
     log_slope = 2 * tf.math.log(mean) + tf.math.log(above) - 2 * tf.math.log(below)
-    return tf.where(inside, found, values), tf.where(inside, log_slope, tf.zeros_like(values))
+    return tf.where(inside, mapped, values), tf.where(inside, log_slope, tf.zeros_like(values))
 
 
 def inverse_spline(values: tf.Tensor, knots: Knots) -> tf.Tensor:
     """Returns the arguments at which the spline has the values [...]."""
     inside = tf.abs(values) < REACH
-    kept = tf.clip_by_value(values, -REACH, REACH)
-    left, width, lower, height, begin, end = _bin_of(kept, knots[1], knots)
+    inner = tf.clip_by_value(values, -REACH, REACH)
+    left, width, lower, height, begin, end = _bin_of(inner, knots[1], knots)
     mean = height / width
-    offset = kept - lower
+    offset = inner - lower
     bend = offset * (begin + end - 2 * mean)
     a, b, c = height * (mean - begin) + bend, height * begin - bend, -mean * offset
     root = tf.sqrt(tf.maximum(b**2 - 4 * a * c, 0.0))

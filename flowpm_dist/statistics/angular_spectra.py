@@ -163,8 +163,8 @@ def angular_power(
     maps = tf.convert_to_tensor(in_unit("maps", maps))
     options: dict[str, Any] = {"spacing": spacing, "other": other, "window": window}
     power = binned_angular_power(maps, fov, bins, **options).numpy()
-    found = _bins_of(FlatSky.of(maps, fov), bins, spacing, window)
-    return AngularPower(found.ell, power - noise, found.modes, np.array(found.edges))
+    binning = _bins_of(FlatSky.of(maps, fov), bins, spacing, window)
+    return AngularPower(binning.ell, power - noise, binning.modes, np.array(binning.edges))
 
 
 def octave_edges(fov: float, pixels: int) -> np.ndarray:
@@ -200,18 +200,18 @@ def theory_in_bins(
     """
     n_x, n_y = (int(n) for n in np.broadcast_to(in_unit("pixels", pixels), [2]))
     sky = FlatSky.of(tf.zeros([n_x, n_y]), fov)
-    found = _bins_of(sky, bins, "linear", None)
+    binning = _bins_of(sky, bins, "linear", None)
     x, y = sky.wavenumbers()
     ell = np.sqrt(x**2 + y**2).ravel()
-    used = found.number < found.modes.size
-    number, ell, weights = found.number[used], ell[used], found.weights.ravel()[used]
+    used = binning.number < binning.modes.size
+    number, ell, weights = binning.number[used], ell[used], binning.weights.ravel()[used]
     nodes = np.geomspace(ell.min(), ell.max() * (1 + _TIE), 256)
     values = np.asarray(in_unit("power", power(nodes), "sr"), np.float64)
     rows = [
         np.bincount(number, weights * np.exp(np.interp(np.log(ell), np.log(nodes), np.log(row))))
         for row in values.reshape(-1, nodes.size)
     ]
-    return (np.array(rows) / found.modes).reshape(*values.shape[:-1], found.modes.size)
+    return (np.array(rows) / binning.modes).reshape(*values.shape[:-1], binning.modes.size)
 
 
 def _edges(sky: FlatSky, bins: Any, spacing: Spacing) -> tuple[float, ...]:
@@ -319,8 +319,8 @@ def spherical_harmonics(maps: Any) -> np.ndarray:
     maps = np.asarray(in_unit("maps", maps))
     last = 3 * _nside(maps) - 1
     rows = maps.reshape(-1, maps.shape[-1])
-    found = np.array([healpy.map2alm(row.astype(np.float64), lmax=last) for row in rows])
-    return found.reshape(*maps.shape[:-1], -1)
+    harmonics = np.array([healpy.map2alm(row.astype(np.float64), lmax=last) for row in rows])
+    return harmonics.reshape(*maps.shape[:-1], -1)
 
 
 def harmonic_power(
@@ -401,8 +401,8 @@ def spherical_theory_in_bins(
     ell = np.arange(3 * in_unit("nside", nside))
     by_bin = _modes_of_bins(ell, edges)
     inside = by_bin.any(axis=0)
-    found = in_unit("power", power(ell[inside].astype(np.float64)), "sr")
-    values = np.asarray(found, np.float64)
+    spectra = in_unit("power", power(ell[inside].astype(np.float64)), "sr")
+    values = np.asarray(spectra, np.float64)
     return values @ by_bin[:, inside].T / by_bin.sum(axis=1)
 
 

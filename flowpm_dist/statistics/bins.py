@@ -205,9 +205,9 @@ def _wedge_edges(wedges: int | Sequence[float]) -> tuple[float, ...]:
     return tuple(_increasing(wedges, "wedges", 1.0, "edges of |mu| from 0 to 1").tolist())
 
 
-def _increasing(given: object, name: str, most: float, kind: str) -> np.ndarray:
+def _increasing(values: object, name: str, most: float, kind: str) -> np.ndarray:
     """Returns increasing edges from 0 to `most`, float64."""
-    edges = np.asarray(given, dtype=np.float64)
+    edges = np.asarray(values, dtype=np.float64)
     if (
         edges.ndim != 1
         or edges.size < 2
@@ -215,7 +215,7 @@ def _increasing(given: object, name: str, most: float, kind: str) -> np.ndarray:
         or not (np.diff(edges) > 0).all()
         or not (edges[0] >= 0 and edges[-1] <= most)
     ):
-        raise ValueError(f"{name} {given!r}: increasing {kind} are needed, or a whole number")
+        raise ValueError(f"{name} {values!r}: increasing {kind} are needed, or a whole number")
     return edges
 
 
@@ -281,8 +281,8 @@ def sum_over_universe(mesh: ProcessMesh, values: np.ndarray | tf.Tensor) -> np.n
         values: this rank's part, of any shape.
     """
     axes = [name for name in mesh.names if name != "replica"]
-    own = tf.constant(in_unit("values", values))
-    return mesh.communicator(*axes).allreduce(own).numpy()
+    partial = tf.constant(in_unit("values", values))
+    return mesh.communicator(*axes).allreduce(partial).numpy()
 
 
 def relative_wavenumbers(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

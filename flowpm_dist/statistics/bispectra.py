@@ -68,7 +68,7 @@ class Bispectrum(Labelled):
         return draw_curves(axes, numbers, curves, names, labels=[label], logarithmic="")
 
     def labelled(self) -> dict[str, LabelledArray]:
-        """See `Labelled`; k1, k2 and k3 are the wavenumbers of a triangle."""
+        """Returns the arrays by name; k1, k2 and k3 are the wavenumbers of a triangle."""
         axes = (*leading_axes(self.bispectrum, 1), "triangle")
         sides = {
             f"k{side + 1}": LabelledArray(k, axes[-1:], "h/Mpc", "mean wavenumber")

@@ -71,7 +71,7 @@ class Comparison(Labelled):
     @override
     def labelled(self) -> dict[str, LabelledArray]:
         axes = (*leading_axes(self.cross, 1), "k")
-        found = {
+        arrays = {
             "k": LabelledArray(self.k, axes[-1:], "h/Mpc", "mean wavenumber"),
             "modes": LabelledArray(self.modes, axes[-1:], "1", "number of modes"),
         }
@@ -82,8 +82,8 @@ class Comparison(Labelled):
             ("transfer", "1", "root of power_a / power_b"),
             ("correlation", "1", "correlation coefficient"),
         ):
-            found[name] = LabelledArray(np.asarray(getattr(self, name)), axes, units, meaning)
-        return found
+            arrays[name] = LabelledArray(np.asarray(getattr(self, name)), axes, units, meaning)
+        return arrays
 
 
 def binned_compare(
@@ -137,8 +137,10 @@ def compare(
     """
     noise_a, noise_b = _pair(in_unit("shot_noise", shot_noise, "(Mpc/h)^3"))
     box, samples = _samples(a, b, box_size, window, interlaced)
-    found = _comparison(whole(mode_means(samples, box, bins=bins), box), box, bins)
-    return replace(found, power_a=found.power_a - noise_a, power_b=found.power_b - noise_b)
+    comparison = _comparison(whole(mode_means(samples, box, bins=bins), box), box, bins)
+    return replace(
+        comparison, power_a=comparison.power_a - noise_a, power_b=comparison.power_b - noise_b
+    )
 
 
 def cross_power(
@@ -156,24 +158,24 @@ def cross_power(
     `shot_noise` [(Mpc/h)^3] is the noise of the particles that both fields contain.
     """
     shot_noise = in_unit("shot_noise", shot_noise, "(Mpc/h)^3")
-    found = compare(a, b, box_size, bins=bins, window=window, interlaced=interlaced)
-    return PowerSpectrum(found.k, found.cross - shot_noise, found.modes)
+    comparison = compare(a, b, box_size, bins=bins, window=window, interlaced=interlaced)
+    return PowerSpectrum(comparison.k, comparison.cross - shot_noise, comparison.modes)
 
 
 def transfer_function(
     a: Any, b: Any, box_size: Any = None, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """k [h/Mpc] and sqrt(P_aa / P_bb); arguments as for `compare`."""
-    found = compare(a, b, box_size, **options)
-    return found.k, found.transfer
+    comparison = compare(a, b, box_size, **options)
+    return comparison.k, comparison.transfer
 
 
 def correlation_coefficient(
     a: Any, b: Any, box_size: Any = None, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """k [h/Mpc] and P_ab / sqrt(P_aa P_bb); arguments as for `compare`."""
-    found = compare(a, b, box_size, **options)
-    return found.k, found.correlation
+    comparison = compare(a, b, box_size, **options)
+    return comparison.k, comparison.correlation
 
 
 def _samples(

@@ -107,34 +107,25 @@ def jacobian(
     """
     check_eager("jacobian")
     tensors = {name: _tensor(name, value) for name, value in inputs.items()}
-    given = {
+    arguments = {
         name: replace(value, block=tensors[name]) if isinstance(value, Field) else tensors[name]
         for name, value in inputs.items()
     }
-    found: dict[str, np.ndarray] = {}
     # Each rank holds every output, and has a share of the derivatives by a parameter.
     with shares_of_gradients(), tf.GradientTape(persistent=True) as tape:
         for tensor in tensors.values():
             tape.watch(tensor)
-        outputs = function(given)
+        outputs = function(arguments)
         if not (isinstance(outputs, tf.Tensor) and outputs.dtype.is_floating):
             raise ValueError(
                 f"the function returned a {type(outputs).__name__}; a floating tensor of numbers "
                 "that all ranks hold alike is needed"
             )
         flat = tf.reshape(outputs, [-1])
-        count = int(flat.shape[0])
         _check_same(flat, mesh)
         with tape.stop_recording():
-            for number in range(count):
-                row = tf.one_hot(number, count, 1.0 / mesh.size, dtype=flat.dtype)
-                for name, slope in tape.gradient(flat, tensors, output_gradients=row).items():
-                    if slope is not None:
-                        rows = found.setdefault(
-                            name, np.zeros([count, *slope.shape], slope.numpy().dtype)
-                        )
-                        rows[number] = slope
-    if lost := [name for name in tensors if name not in found]:
+            slopes = _slopes(tape, flat, tensors, 1.0 / mesh.size)
+    if lost := [name for name in tensors if name not in slopes]:
         raise ValueError(
             f"no output depends on {', '.join(lost)}: the function must use each input that it is "
             "given, as a tensor and without numpy"
@@ -142,11 +133,31 @@ def jacobian(
     fields = frozenset(name for name, value in inputs.items() if isinstance(value, Field))
     derivatives = {}
     for name in tensors:
-        rows = found[name]
+        rows = slopes[name]
         if name not in fields:
             rows = mesh.world.allreduce(tf.constant(rows)).numpy()
         derivatives[name] = rows.reshape(*outputs.shape, *rows.shape[1:])
     return Jacobian(outputs.numpy(), derivatives, fields)
+
+
+def _slopes(
+    tape: tf.GradientTape, outputs: tf.Tensor, inputs: Mapping[str, tf.Tensor], share: float
+) -> dict[str, np.ndarray]:
+    """Returns this rank's derivatives [output, ...] by those inputs that an output depends on.
+
+    Args:
+        tape: has recorded the outputs [output].
+        outputs, inputs: what is differentiated, and by what.
+        share: what each output is multiplied by.
+    """
+    count, slopes = int(outputs.shape[0]), dict[str, np.ndarray]()
+    for number in range(count):
+        row = tf.one_hot(number, count, share, dtype=outputs.dtype)
+        for name, slope in tape.gradient(outputs, inputs, output_gradients=row).items():
+            if slope is not None:
+                zeros = np.zeros([count, *slope.shape], slope.numpy().dtype)
+                slopes.setdefault(name, zeros)[number] = slope
+    return slopes
 
 
 def _tensor(name: str, value: Any) -> tf.Tensor:

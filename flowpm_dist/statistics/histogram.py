@@ -116,9 +116,9 @@ def density_histogram(field: Any, edges: Any, *, log: bool = False) -> Histogram
             with np.errstate(divide="ignore", invalid="ignore"):
                 universe = np.log(universe)
         counts.append(np.histogram(universe, edges)[0])
-    own = sum_over_universe(box.mesh, np.array(counts, np.int64))
-    own = own.reshape(*box.local_batch, edges.size - 1)
-    return Histogram(edges, whole(tf.constant(own), box).astype(np.int64), box.cells)
+    sums = sum_over_universe(box.mesh, np.array(counts, np.int64))
+    sums = sums.reshape(*box.local_batch, edges.size - 1)
+    return Histogram(edges, whole(tf.constant(sums), box).astype(np.int64), box.cells)
 
 
 def soft_histogram(

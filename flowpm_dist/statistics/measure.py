@@ -165,9 +165,9 @@ def _vectors(box: Box) -> tuple[Axes, Axes, Axes]:
     Their graph is the same on every rank.
     """
 
-    found = relative_wavenumbers(box), multiplicities(box), inverse_windows(box)
+    vectors = relative_wavenumbers(box), multiplicities(box), inverse_windows(box)
     fenced: tuple[Axes, Axes, Axes] = tf.nest.map_structure(
-        lambda along: fence(tf.constant(along, tf.float64)), found
+        lambda along: fence(tf.constant(along, tf.float64)), vectors
     )
     return fenced
 
@@ -283,14 +283,14 @@ def _mode_cotangents(
         return value * tf.cast(factor, value.dtype)[..., tf.newaxis]
 
     scales = weights.scales(inverse)
-    found = [
+    autos = [
         times(value, 2 * scale**2 * of_product(product))
         for product, (value, scale) in enumerate(zip(values, scales, strict=True))
     ]
     if len(values) == 1:
-        return found
+        return autos
     cross = scales[0] * scales[1] * of_product(2)
-    return [found[0] + times(values[1], cross), found[1] + times(values[0], cross)]
+    return [autos[0] + times(values[1], cross), autos[1] + times(values[0], cross)]
 
 
 def _batched(x: tf.Tensor, rank: int) -> tf.Tensor:
@@ -409,16 +409,16 @@ def sample_of(
         UserWarning: a whole array is a density or counts whose mean is not 1.
     """
     interlaced = in_unit("interlaced", interlaced)
-    own, block = box_of(field, box)
+    field_box, block = box_of(field, box)
     if tf.executing_eagerly() and not isinstance(field, Field) and not isinstance(box, Box):
         _warn_of_mean(block)
     if window == "own":
         window = field.window if isinstance(field, Field) else None
     if interlaced is None:
-        return own, Sample(block, window)
+        return field_box, Sample(block, window)
     shifted_box, shifted = box_of(interlaced, box)
-    check_same_box(own, shifted_box, "the field and its interlaced one")
-    return own, Sample(block, window, shifted)
+    check_same_box(field_box, shifted_box, "the field and its interlaced one")
+    return field_box, Sample(block, window, shifted)
 
 
 def _warn_of_mean(block: tf.Tensor) -> None:
