@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from flowpm_dist.options import in_unit, keep_in_units
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
-from meshimpl.mesh_function import MeshFunction, block_of, check_divisible
+from meshimpl.mesh_function import MeshFunction, block_of, check_divisible, whole_tensor
 from meshimpl.operations.fft import Pencils, pencils, spectral_shape
 from meshimpl.operations.halo import SUFFIX
 from meshimpl.process_mesh import ProcessMesh
@@ -30,6 +30,9 @@ SPLIT = {
 """Mesh axis -> the dimensions that are split over it."""
 
 VECTOR = mtf.Dimension("component", 3)
+
+_ANY_SIZE = (math.nan, math.nan, math.nan)
+_SIZE_IN_GRAPH = "flowpm_dist.box_size"
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class Box:
                 object.__setattr__(self, name, tuple(sides.tolist()))
         if len(self.grid) != 3 or any(n < 4 or n % 2 for n in self.grid):
             raise ValueError(f"grid {self.grid}: three even numbers of at least 4 are needed")
-        if len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size):
+        if self.size is not _ANY_SIZE and (
+            len(self.size) != 3 or any(not 0 < s < math.inf for s in self.size)
+        ):
             raise ValueError(f"box size {self.size}: three positive lengths [Mpc/h] are needed")
         for name, size in self.mesh.axes:
             if size > 1 and (name not in SPLIT or (name == "replica" and self.batch is None)):
@@ -82,7 +87,7 @@ class Box:
         return f"{batch}grid {grid}, size {size} Mpc/h, mesh {self.mesh}, {self.dtype.name}"
 
     def facts(self) -> dict[str, str]:
-        """Returns its properties as texts by name, for notebooks."""
+        """Returns the box's properties as texts by name, for notebooks."""
         grid, size, cell = (
             " x ".join(f"{n:.6g}" for n in x) for x in (self.grid, self.size, self.cell)
         )
@@ -105,6 +110,29 @@ class Box:
         if problem := mesh_factor_problem(factor, self.grid, dict(self.mesh.axes)):
             raise ValueError(f"mesh_factor {problem}")
         return dataclasses.replace(self, grid=finer_grid(self.grid, factor))
+
+    @property
+    def of_any_size(self) -> Box:
+        """The same box, whose mesh functions have its size as their last input.
+
+        Functions that are lowered for it serve boxes of all sizes, see `cached_for_all_sizes`. Its
+        `size` is NaN. Its lengths are tensors, in the graphs of its mesh functions alone.
+        """
+        return dataclasses.replace(self, size=_ANY_SIZE)
+
+    @property
+    def lengths(self) -> Sequence[Any]:
+        """The side lengths [Mpc/h]: numbers; of a box of any size float64 tensors."""
+        if self.size is not _ANY_SIZE:
+            return self.size
+        (size,) = tf.compat.v1.get_collection(_SIZE_IN_GRAPH)
+        return tf.unstack(size)
+
+    @property
+    def cell_lengths(self) -> tuple[Any, Any, Any]:
+        """Sides of a cell [Mpc/h], like `lengths`."""
+        x, y, z = (s / n for s, n in zip(self.lengths, self.grid, strict=True))
+        return x, y, z
 
     @property
     def cell(self) -> tuple[float, float, float]:
@@ -216,7 +244,13 @@ class Box:
 
     def graph_wavenumbers(self) -> list[tf.Tensor]:
         """kx, ky, kz [h/Mpc] in the field's dtype, the same graph on every rank."""
-        return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers()]
+        if self.size is not _ANY_SIZE:
+            return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers()]
+        numbers = [fence(tf.constant(n, tf.float64)) for n in self.pencils.mode_numbers()]
+        return [
+            tf.cast(2 * np.pi / s * n, self.dtype)
+            for s, n in zip(self.lengths, numbers, strict=True)
+        ]
 
     def check_equal(self, what: str, **inputs: Any) -> None:
         """Checks that all ranks were given this box, and the same inputs for work on it.
@@ -234,7 +268,17 @@ class Box:
             name: spec if isinstance(spec, tuple) else (spec, self.dtype)
             for name, spec in inputs.items()
         }
-        return MeshFunction(build, self.mesh, self.layout, specs)
+        if self.size is not _ANY_SIZE:
+            return MeshFunction(build, self.mesh, self.layout, specs)
+
+        @functools.wraps(build)
+        def with_size(graph_mesh: Any, *args: Any) -> Any:
+            *others, size = args
+            tf.compat.v1.add_to_collection(_SIZE_IN_GRAPH, whole_tensor(size))
+            return build(graph_mesh, *others)
+
+        specs["box_size"] = mtf.Shape([mtf.Dimension("axis", 3)]), tf.float64
+        return MeshFunction(with_size, self.mesh, self.layout, specs)
 
     def block_of(self, name: str, value: Any, shape: Any) -> tf.Tensor:
         """Returns this rank's block of a field given as the block or as the whole array.
@@ -253,6 +297,11 @@ class Box:
     def whole(self, block: tf.Tensor, shape: Any) -> np.ndarray:
         """The whole array of mtf shape `shape`, on every rank, from the ranks' blocks."""
         return self.impl.gather(tf.convert_to_tensor(block), shape).numpy()
+
+
+def cast_float(number: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns a number or a float64 tensor, such as one of `Box.lengths`, in a dtype."""
+    return tf.cast(tf.convert_to_tensor(number, tf.float64), dtype)
 
 
 def check_same_box(a: Box, b: Box, what: str) -> None:
@@ -287,5 +336,57 @@ def cached_on_mesh(maxsize: int) -> Callable[[Of[P, T]], Of[P, T]]:
             return result
 
         return cached
+
+    return decorate
+
+
+class FunctionAtSize:
+    """A mesh function of a box of any size, called with the size of a box.
+
+    Args:
+        function: the mesh function.
+        size: the side lengths [Mpc/h].
+    """
+
+    def __init__(self, function: MeshFunction, size: Sequence[float]) -> None:
+        self._function, self._size = function, size
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates the function, see `MeshFunction`."""
+        with tf.device("CPU:0"):
+            size = tf.constant(self._size, tf.float64)
+        return self._function(*args, **kwargs, box_size=size)
+
+    def gather(self, block: Any, output: int = 0) -> np.ndarray:
+        """Returns the whole array of an output, see `MeshFunction.gather`."""
+        return self._function.gather(block, output)
+
+
+BoxFunction = MeshFunction | FunctionAtSize
+"""A mesh function of a box, lowered for its size or for all sizes."""
+
+
+def cached_for_all_sizes(
+    maxsize: int,
+) -> Callable[[Of[P, MeshFunction]], Of[P, BoxFunction]]:
+    """Like `cached_on_mesh`, for mesh functions that are lowered once for all sizes of the box.
+
+    The decorated function gets `Box.of_any_size`. Its mesh function must be a function of that box,
+    which reads the size from `Box.lengths`, `Box.cell_lengths` and `Box.graph_wavenumbers` alone.
+
+    Args:
+        maxsize: the number of mesh functions to keep on each mesh.
+    """
+
+    def decorate(function: Of[P, MeshFunction]) -> Of[P, BoxFunction]:
+        lowered = cached_on_mesh(maxsize)(function)
+
+        @functools.wraps(function)
+        def of_size(box: Box, *args: P.args, **kwargs: P.kwargs) -> BoxFunction:
+            if box.size is _ANY_SIZE:
+                return function(box, *args, **kwargs)
+            return FunctionAtSize(lowered(box.of_any_size, *args, **kwargs), box.size)
+
+        return of_size
 
     return decorate

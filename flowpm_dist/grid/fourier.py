@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.grid.box import Box, cached_for_all_sizes, cast_float
 from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
@@ -65,12 +65,12 @@ def inverse_square(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
 
 
 def beyond_mode(k: tf.Tensor, mode: float, axis: int, box: Box) -> tf.Tensor:
-    """Returns where a wavenumber component exceeds mode number `mode` along its axis.
+    """Returns a mask of the modes whose component along an axis exceeds mode number `mode`.
 
     A mode number halfway between two modes separates them on any grid: next to the Nyquist
     mode of 4096 cells, wavenumbers differ by one part in 2048.
     """
-    return tf.abs(k) > 2.0 * math.pi / box.size[axis] * mode
+    return tf.abs(k) > cast_float(2.0 * math.pi / box.lengths[axis] * mode, k.dtype)
 
 
 def without_nyquist(k: tf.Tensor, axis: int, box: Box) -> tf.Tensor:
@@ -109,7 +109,7 @@ class ConvolveOperation(mtf.Operation):
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is one: none of the cotangents of coefficients."""
+        """Whether there is a gradient; the cotangents of coefficients have none."""
         return len(self.outputs) == 1
 
     def gradient(self, grad_ys: list[Any]) -> list[Any]:
@@ -251,7 +251,7 @@ def convolve(
     return ConvolveOperation(inputs, shape, box, filters, half=half).outputs[0]
 
 
-@cached_on_mesh(16)
+@cached_for_all_sizes(16)
 def gaussian_smoothing(box: Box, radius: float) -> MeshFunction:
     """Returns the compiled `f(field)` that smooths a field of the box with a Gaussian.
 
@@ -307,11 +307,11 @@ def to_field(spectrum: Any, box: Box) -> Any:
 def cic_window(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, box: Box) -> tf.Tensor:
     """Returns the Fourier transform of the cloud-in-cell assignment [1]."""
 
-    def along(k: tf.Tensor, cell: float) -> tf.Tensor:
-        x = 0.5 * k * cell
+    def along(k: tf.Tensor, cell: Any) -> tf.Tensor:
+        x = 0.5 * k * cast_float(cell, k.dtype)
         small = tf.abs(x) < 1e-4
         safe = tf.where(small, tf.ones_like(x), x)
         return tf.where(small, 1 - x**2 / 6, tf.sin(safe) / safe) ** 2
 
-    x, y, z = (along(k, cell) for k, cell in zip((kx, ky, kz), box.cell, strict=True))
+    x, y, z = (along(k, cell) for k, cell in zip((kx, ky, kz), box.cell_lengths, strict=True))
     return x * y * z

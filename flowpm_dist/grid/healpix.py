@@ -18,7 +18,7 @@ LARGEST = 8192
 
 @dataclass(frozen=True)
 class Corners:
-    """The pixels between which directions lie, and what their weights follow from.
+    """The four pixels around each direction, and the angles that determine their weights.
 
     They are two neighbours in the ring above, towards the north, and two in that below. A pole is
     a ring of its own, whose value is the mean of the four pixels next to it.

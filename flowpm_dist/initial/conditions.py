@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.theory import LinearPower
-from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.grid.box import Box, BoxFunction, cached_for_all_sizes
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
@@ -29,7 +29,7 @@ NOISES = get_args(Noise)
 """The kinds of noise: generated for each cell, or for each mode."""
 
 
-@cached_on_mesh(16)
+@cached_for_all_sizes(16)
 def noise_function(
     box: Box, kind: str = "cells", *, fixed: bool = False, paired: bool = False
 ) -> MeshFunction:
@@ -293,13 +293,18 @@ class InitialConditions:
         return self._linear(noise, amplitude)
 
     @functools.cached_property
-    def _lpt(self) -> MeshFunction:
+    def _lpt(self) -> BoxFunction:
         return lpt_function(self.box, self.options.lpt_order, fields=self.lpt_fields)
 
     @functools.cached_property
-    def _linear(self) -> MeshFunction:
-        return self.box.function(
-            lambda _, noise, amplitude: to_field(to_spectrum(noise) * amplitude, self.box),
-            white_noise=self.box.shape,
-            amplitude=self.box.mode_shape,
-        )
+    def _linear(self) -> BoxFunction:
+        return _linear_function(self.box)
+
+
+@cached_for_all_sizes(16)
+def _linear_function(box: Box) -> MeshFunction:
+    return box.function(
+        lambda _, noise, amplitude: to_field(to_spectrum(noise) * amplitude, box),
+        white_noise=box.shape,
+        amplitude=box.mode_shape,
+    )

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import arrays_within, as_float64, stacked
 from flowpm_dist.cosmology.growth import TERMS, Growth, Term, order_of
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cached_for_all_sizes
 from flowpm_dist.grid.fourier import inverse_square, to_field, to_spectrum, without_nyquist
 from flowpm_dist.initial.options import LptOrder
 from meshimpl.compat import mtf
@@ -221,6 +221,7 @@ def growth_terms_by_d1(growth: Growth, a: Any, order: int) -> tf.Tensor:
     return as_float64(stacked(both, 0))
 
 
+@cached_for_all_sizes(16)
 def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
     """Returns `f(white_noise, amplitude, factors)`, which gives the particles' first state.
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.grid.box import Box, cached_for_all_sizes
 from flowpm_dist.grid.fourier import to_spectrum
 from flowpm_dist.initial.lpt import SequentialFFT, second_order_source
 from flowpm_dist.observables.tracers import EULERIAN, LAGRANGIAN
@@ -103,7 +103,7 @@ class LagrangianBias(Bias):
         return 1 + factor
 
 
-@cached_on_mesh(16)
+@cached_for_all_sizes(16)
 def bias_expansion(box: Box) -> MeshFunction:
     """Returns `f(delta, factors)`, which gives the weights of the particles [..., x, y, z].
 

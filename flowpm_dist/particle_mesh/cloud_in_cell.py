@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cached_for_all_sizes, cast_float
 from flowpm_dist.particle_mesh.kernels import Lattice, kernels
 from meshimpl.compat import mtf
+from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
 from meshimpl.operations.local import local, maximum_over_ranks
 
@@ -85,10 +86,10 @@ class ParticleMesh:
     def lattice(self, margin: int = 0) -> Lattice:
         """Returns the lattice of this rank's particles in their padded block of the mesh."""
         widths = self.widths(margin)
-        x, y, z = self.mesh.cell
-        return Lattice(
-            self.box.block, self.mesh_factor, (widths["x"], widths["y"], 0), cell=(x, y, z)
-        )
+        halo = widths["x"], widths["y"], 0
+        with tf.device("CPU:0"):  # where GPUs' kernels expect the size
+            cell = self.mesh.cell_lengths
+        return Lattice(self.box.block, self.mesh_factor, halo, cell)
 
     def padded(self, shape: Any) -> Any:
         """Returns the `mtf.Shape` of a field of `shape` on the mesh, with its halo."""
@@ -119,13 +120,13 @@ def paint(displacement: Any, pm: ParticleMesh, weights: Any = None) -> tuple[Any
         the halo.
     """
     dtype = displacement.dtype
-    g, padded = pm.lattice(), pm.padded(pm.mesh.shape)
+    padded = pm.padded(pm.mesh.shape)
     cells, spacings = pm.ratio
     inputs = [displacement] if weights is None else [displacement, weights]
 
     def run(s: tf.Tensor, w: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         w = None if w is None else tf.reshape(w, [-1, *pm.box.block])
-        painted, reach = kernels().paint(g, pm.particles(s), w)
+        painted, reach = kernels().paint(pm.lattice(), pm.particles(s), w)
         # In this order a particle that is beyond the halo is not rounded into it.
         return painted, reach * spacings / cells
 
@@ -151,13 +152,12 @@ def paint_adjoint(
     """
     cotangent = cotangent if padded else pm.with_halo(cotangent)
     displacement, *weights = inputs
-    g = pm.lattice()
 
     def run(dy: tf.Tensor, s: tf.Tensor, *rest: tf.Tensor) -> Any:
         others = list(rest)
         w = tf.reshape(others.pop(0), [-1, *pm.box.block]) if weights else None
         total = pm.particles(others.pop(0)) if add is not None else None
-        ds, dw = kernels().paint_vjp(g, pm.particles(s), w, pm.block(dy), total)
+        ds, dw = kernels().paint_vjp(pm.lattice(), pm.particles(s), w, pm.block(dy), total)
         return [ds] if w is None else [ds, dw]
 
     extra = [] if add is None else [add]
@@ -176,16 +176,16 @@ def read(field: Any, displacement: Any, pm: ParticleMesh) -> Any:
     Returns:
         mtf tensor [..., x, y, z, component] of the particles.
     """
-    g, components = pm.lattice(), field.shape.dims[-1]
+    components = field.shape.dims[-1]
     padded = pm.with_halo(field)
 
     def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-        return kernels().read(g, pm.block(f, 0, components.size), pm.particles(s))
+        return kernels().read(pm.lattice(), pm.block(f, 0, components.size), pm.particles(s))
 
     def backward(f: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         dy = tf.reshape(dy, [-1, *pm.box.block, components.size])
         f = pm.block(f, 0, components.size)
-        return kernels().read_vjp(g, f, pm.particles(s), dy)
+        return kernels().read_vjp(pm.lattice(), f, pm.particles(s), dy)
 
     shape = mtf.Shape([*displacement.shape.dims[:-1], components])
     return _read(run, backward, padded, displacement, shape)
@@ -208,15 +208,16 @@ def read_gradient(
     Returns:
         mtf tensor [..., x, y, z, component] of the particles, per [Mpc/h].
     """
-    g = pm.lattice(STENCIL)
     potential = potential if padded else pm.with_halo(potential, STENCIL)
 
     def run(f: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
-        return kernels().read_gradient(g, pm.block(f, STENCIL), pm.particles(s))
+        return kernels().read_gradient(pm.lattice(STENCIL), pm.block(f, STENCIL), pm.particles(s))
 
     def backward(f: tf.Tensor, s: tf.Tensor, dy: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         f = pm.block(f, STENCIL)
-        return kernels().read_gradient_vjp(g, f, pm.particles(s), pm.particles(dy))
+        return kernels().read_gradient_vjp(
+            pm.lattice(STENCIL), f, pm.particles(s), pm.particles(dy)
+        )
 
     return _read(run, backward, potential, displacement, displacement.shape)
 
@@ -241,20 +242,7 @@ class MaxDisplacement:
 
     def __init__(self, box: Box) -> None:
         self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
-
-        @tf.function(jit_compile=True, autograph=False)
-        def largest(s: tf.Tensor) -> tf.Tensor:
-            cells = tf.abs(s) / tf.constant(box.cell, s.dtype)
-            infinite = tf.constant(math.inf, s.dtype)
-            return tf.reduce_max(
-                tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
-            )
-
-        def build(_: Any, displacement: Any) -> Any:
-            (reach,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
-            return maximum_over_ranks(reach)
-
-        self._reach = box.function(build, displacement=box.vector_shape)
+        self._reach = _reach_function(box)
 
     def __call__(self, displacement: tf.Tensor) -> float:
         """Returns the largest |displacement| along a split axis over all ranks.
@@ -270,6 +258,25 @@ class MaxDisplacement:
         if not np.isfinite(values).all():
             return math.inf
         return float(max(values[self._split], default=0.0))
+
+
+@cached_for_all_sizes(16)
+def _reach_function(box: Box) -> MeshFunction:
+    """Returns `f(displacement)`: the largest |displacement| along each axis [particle spacings]."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def largest(s: tf.Tensor) -> tf.Tensor:
+        cells = tf.abs(s) / tf.stack([cast_float(n, s.dtype) for n in box.cell_lengths])
+        infinite = tf.constant(math.inf, s.dtype)
+        return tf.reduce_max(
+            tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
+        )
+
+    def build(_: Any, displacement: Any) -> Any:
+        (reach,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
+        return maximum_over_ranks(reach)
+
+    return box.function(build, displacement=box.vector_shape)
 
 
 HALO_MARGIN = 1.2

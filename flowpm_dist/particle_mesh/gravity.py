@@ -6,14 +6,16 @@ With a density of mean 1 and time in 1/H0, the acceleration is -grad phi, where 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import tensorflow as tf
 
+from flowpm_dist.grid.box import Box, BoxFunction, cached_for_all_sizes, cast_float
 from flowpm_dist.grid.decomposition import PYRAMIDS
 from flowpm_dist.grid.fourier import (
     Filter,
@@ -56,6 +58,24 @@ class Basis(Hashable, Protocol):
         """
 
 
+def _lowered_for_all_sizes(
+    build: Callable[[Gravity], MeshFunction],
+) -> functools.cached_property[BoxFunction]:
+    """Makes a mesh function of `Gravity` a property, lowered once for all sizes of the box."""
+
+    @cached_for_all_sizes(512)
+    def lowered(box: Box, gravity: Gravity) -> MeshFunction:
+        return build(gravity)
+
+    @functools.wraps(build)
+    def of_size(gravity: Gravity) -> BoxFunction:
+        pm = gravity.pm
+        of_any_size = dataclasses.replace(pm, box=pm.box.of_any_size)
+        return lowered(pm.box, dataclasses.replace(gravity, pm=of_any_size))
+
+    return functools.cached_property(of_size)
+
+
 @dataclass(frozen=True)
 class Gravity:
     """The gravity between the particles of a mesh.
@@ -89,7 +109,7 @@ class Gravity:
 
     @property
     def _differences(self) -> bool:
-        """Whether the potential is read, and differences of it taken."""
+        """Whether forces are finite differences of the potential."""
         return self.options.force_gradient == "finite-difference"
 
     @property
@@ -97,11 +117,12 @@ class Gravity:
         """The filters from the painted mesh to the potential, or to the force's components."""
         mesh = self.pm.mesh
         inverse = _inverse_laplacian(self.pm, self.options.deconvolve)
-        basis, nyquist = self.basis, math.pi / math.prod(mesh.cell) ** (1 / 3)
+        basis = self.basis
 
         def terms(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> Sequence[tf.Tensor]:
             assert basis is not None
-            return basis(tf.sqrt(kx**2 + ky**2 + kz**2) / nyquist)
+            nyquist = math.pi / math.prod(mesh.cell_lengths) ** (1 / 3)
+            return basis(tf.sqrt(kx**2 + ky**2 + kz**2) / cast_float(nyquist, kx.dtype))
 
         basis_terms = None if basis is None else terms
         if self._differences:
@@ -134,13 +155,13 @@ class Gravity:
         mesh = self.pm.mesh
         return mesh.vector_shape if self._components else mesh.shape
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def paint(self) -> MeshFunction:
         """The function `f(displacement)`: particles in each cell of the mesh, and their reach."""
         box = self.pm.box
         return box.function(lambda _, s: paint(s, self.pm), displacement=box.vector_shape)
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def paint_weighted(self) -> MeshFunction:
         """The function `f(displacement, weights)`: `paint` with weights [..., x, y, z]."""
         box = self.pm.box
@@ -148,7 +169,7 @@ class Gravity:
             lambda _, s, w: paint(s, self.pm, w), displacement=box.vector_shape, weights=box.shape
         )
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def paint_adjoint(self) -> MeshFunction:
         """`f(cotangent of what was painted, displacement, ds)`: ds and the paint's part."""
         box = self.pm.box
@@ -159,7 +180,7 @@ class Gravity:
             ds=box.vector_shape,
         )
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def field(self) -> MeshFunction:
         """The potential [(Mpc/h)^2] or the force field [Mpc/h], over 1.5 Omega_m.
 
@@ -178,7 +199,7 @@ class Gravity:
 
         return pm.box.function(build, painted=pm.mesh.shape, **self._coefficient_shape)
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def field_adjoint(self) -> MeshFunction:
         """`f(cotangent of the field)`: the cotangent of what was painted.
 
@@ -186,7 +207,7 @@ class Gravity:
         coefficients follow, this rank's part; see `convolve_adjoint`.
         """
         if self.is_symmetric:
-            return self.field
+            return cast(MeshFunction, self.field)
         pm, more = self.pm, self._coefficient_shape
         if more:
             more["painted"] = pm.mesh.shape
@@ -200,7 +221,7 @@ class Gravity:
 
         return pm.box.function(build, cotangent=self.field_shape, **more)
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def force(self) -> MeshFunction:
         """`f(field, displacement)`: the force over 1.5 Omega_m at the particles [Mpc/h].
 
@@ -216,7 +237,7 @@ class Gravity:
         box = self.pm.box
         return box.function(build, field=self.field_shape, displacement=box.vector_shape)
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def kick(self) -> MeshFunction:
         """`f(field, displacement, velocity, factors)`: the velocity after a kick.
 
@@ -224,11 +245,12 @@ class Gravity:
         `field`, displacement and velocity [..., x, y, z, component], and factors [..., 2]. It has
         no gradient; its adjoint is `kick_adjoint`.
         """
-        g, pm, vector = self.pm.lattice(self._margin), self.pm, self.pm.box.vector_shape
+        pm, vector = self.pm, self.pm.box.vector_shape
 
         def run(f: tf.Tensor, s: tf.Tensor, v: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
             f = pm.block(f, self._margin, self._components)
             c = tf.reshape(c, [-1, 2])
+            g = pm.lattice(self._margin)
             return kernels().kick(g, f, pm.particles(s), pm.particles(v), c)
 
         def build(_: Any, field: Any, displacement: Any, velocity: Any, factors: Any) -> Any:
@@ -243,7 +265,7 @@ class Gravity:
             factors=self._factor_shape,
         )
 
-    @functools.cached_property
+    @_lowered_for_all_sizes
     def kick_adjoint(self) -> MeshFunction:
         """`f(field, displacement, velocity, dv, ds, factors)`: a kick undone, with cotangents.
 
@@ -253,13 +275,13 @@ class Gravity:
         field, the cotangent of the displacement, and this rank's part of the cotangents of the
         factors [..., 2], float64, which differs between ranks.
         """
-        g, pm, vector = self.pm.lattice(self._margin), self.pm, self.pm.box.vector_shape
+        pm, vector = self.pm, self.pm.box.vector_shape
 
         def run(*blocks: tf.Tensor) -> tuple[tf.Tensor, ...]:
             f, c = pm.block(blocks[0], self._margin, self._components), blocks[-1]
             s, v, dv, ds = (pm.particles(x) for x in blocks[1:-1])
             c = tf.reshape(c, [-1, 2])
-            return kernels().kick_vjp(g, f, s, v, dv, ds, c)
+            return kernels().kick_vjp(pm.lattice(self._margin), f, s, v, dv, ds, c)
 
         def build(_: Any, field: Any, *others: Any) -> tuple[Any, Any, Any, Any]:
             padded = self._with_halo(field)
@@ -282,13 +304,13 @@ class Gravity:
         )
 
     def without_correction(self) -> list[tf.Tensor]:
-        """Returns coefficients of 0 where the force has a correction; else none."""
+        """Returns coefficients of 0 if the force has a correction, else an empty list."""
         basis, box = self.basis, self.pm.box
         return [] if basis is None else [tf.zeros([*box.local_batch, basis.size], box.dtype)]
 
     @property
     def _coefficient_shape(self) -> dict[str, Any]:
-        """The shape of the coefficients of a correction, by the name of the input; or nothing."""
+        """The shape of a correction's coefficients, by the name of the input; empty without one."""
         if self.basis is None:
             return {}
         dims = [*self.pm.box.number_shape.dims, mtf.Dimension("term", self.basis.size)]

@@ -145,7 +145,7 @@ def _mean_term(k: np.ndarray, force: ForceOptions) -> np.ndarray:
 
 
 def _rest_term(k: np.ndarray, force: ForceOptions, sides: np.ndarray) -> np.ndarray:
-    """At a mesh point, what is odd in the displacement is a central difference."""
+    """Returns one term; a particle at a mesh point is painted as a central difference."""
     folded, cell = _folded(k, force.mesh_factor), 1 / force.mesh_factor
     painted = np.sin(folded * cell) / (cell * sides)
     outer = _gradient(folded, force, sides)[..., :, np.newaxis] * painted[..., np.newaxis, :]
@@ -164,13 +164,13 @@ def _window(k: np.ndarray, mesh_factor: float) -> np.ndarray:
 
 
 def _folded(k: np.ndarray, mesh_factor: float) -> np.ndarray:
-    """Returns the wavenumbers of the mesh that stand for any."""
+    """Returns the aliases of wavenumbers within the mesh's Nyquist wavenumber."""
     width = 2 * np.pi * mesh_factor
     return k - width * np.round(k / width)
 
 
 def _gradient(k: np.ndarray, force: ForceOptions, sides: np.ndarray) -> np.ndarray:
-    """Returns what the gradient multiplies a wave on the mesh with, divided by i."""
+    """Returns the factor of the gradient of a wave on the mesh, divided by i."""
     cell = 1 / force.mesh_factor
     if force.force_gradient == "finite-difference":
         return (8 * np.sin(k * cell) - np.sin(2 * k * cell)) / (6 * cell * sides)

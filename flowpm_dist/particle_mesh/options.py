@@ -19,7 +19,7 @@ Exchange = Literal["exact", "float16"]
 
 
 def _is_deconvolved(others: Mapping[str, Any]) -> bool:
-    """Returns whether the window is divided out if nothing is said about it.
+    """Returns whether the window is divided out by default.
 
     On a finer mesh the harmonics of the particle lattice replace what the window takes away, and
     a spectral gradient makes the lattice unstable: docs/measurements/force_mesh.md.

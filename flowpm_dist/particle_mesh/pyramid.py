@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.box import Box, cast_float
 from flowpm_dist.grid.decomposition import CUBIC, ORDER, Pyramid
 from flowpm_dist.grid.fourier import Filter, Kernel, convolve, convolve_adjoint, multiply
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
@@ -88,8 +88,9 @@ class TwoMeshes:
     half: bool = False
 
     def __post_init__(self) -> None:
-        if max(self.mesh.cell) > (1 + CUBIC) * min(self.mesh.cell):
-            raise ValueError(f"the cells {self.mesh.cell} Mpc/h are not cubic")
+        cell = self.mesh.cell  # NaN if of any size
+        if max(cell) > (1 + CUBIC) * min(cell):
+            raise ValueError(f"the cells {cell} Mpc/h are not cubic")
 
     @functools.cached_property
     def coarse(self) -> Box:
@@ -192,7 +193,6 @@ class TwoMeshes:
             for halo in (wide, narrow)
         )
         lengths = [fft_length(n) if w else n for n, w in zip(before, wide, strict=True)]
-        k = _wavenumbers(lengths, self.mesh)
 
         def convolved(block: tf.Tensor) -> tf.Tensor:
             """Returns the short-range potential of a block, padded to the transform's length.
@@ -202,7 +202,8 @@ class TwoMeshes:
             """
             spectrum = tf.signal.rfft3d(block, lengths)
             pairs = tf.bitcast(spectrum, block.dtype)
-            pairs = self._multiply(pairs, *(tf.constant(x, block.dtype) for x in k))
+            k = _wavenumbers(lengths, self.mesh, block.dtype)
+            pairs = self._multiply(pairs, *k)
             return tf.signal.irfft3d(tf.bitcast(pairs, spectrum.dtype), lengths)
 
         def forward(block: tf.Tensor) -> tf.Tensor:
@@ -226,9 +227,10 @@ class TwoMeshes:
     @property
     def _far_filter(self) -> Filter:
         """The filter of the coarse mesh, which divides the windows of both B-splines out."""
-        cell, factor = self.mesh.cell[0], self.pyramid.factor
+        factor = self.pyramid.factor
 
         def kernel(*k: tf.Tensor) -> tf.Tensor:
+            cell = cast_float(self.mesh.cell_lengths[0], k[0].dtype)
             x, y, z = (_window(component, cell, factor) for component in k)
             return self.inverse(*k) * self._split(*k) / (x * y * z) ** 2
 
@@ -236,8 +238,8 @@ class TwoMeshes:
 
     def _split(self, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
         """Returns S(k) [1]."""
-        radius = self.pyramid.radius * self.coarse.cell[0]
-        return tf.exp(-(radius**2) * (kx**2 + ky**2 + kz**2))
+        radius = self.pyramid.radius * self.coarse.cell_lengths[0]
+        return tf.exp(cast_float(-(radius**2), kx.dtype) * (kx**2 + ky**2 + kz**2))
 
 
 def fft_length(least: int) -> int:
@@ -252,15 +254,20 @@ def _is_smooth(number: int) -> bool:
     return number == 1
 
 
-def _wavenumbers(lengths: Sequence[int], mesh: Box) -> list[np.ndarray]:
+def _wavenumbers(lengths: Sequence[int], mesh: Box, dtype: tf.DType) -> list[tf.Tensor]:
     """Returns kx, ky, kz [h/Mpc] of the real transform of a block, which broadcast."""
     x, y, z = lengths
-    dx, dy, dz = mesh.cell
-    kx, ky, kz = np.fft.fftfreq(x, dx), np.fft.fftfreq(y, dy), np.fft.rfftfreq(z, dz)
-    return [2 * np.pi * k for k in (kx[:, np.newaxis, np.newaxis], ky[:, np.newaxis], kz)]
+    frequencies = np.fft.fftfreq(x)[:, np.newaxis, np.newaxis], np.fft.fftfreq(y)[:, np.newaxis]
+    numbers = [
+        np.rint(f * n) for f, n in zip((*frequencies, np.fft.rfftfreq(z)), lengths, strict=True)
+    ]
+    return [
+        cast_float(2 * np.pi * (number * (1 / (n * cell))), dtype)
+        for number, n, cell in zip(numbers, lengths, mesh.cell_lengths, strict=True)
+    ]
 
 
-def _window(k: tf.Tensor, cell: float, factor: int) -> tf.Tensor:
+def _window(k: tf.Tensor, cell: tf.Tensor, factor: int) -> tf.Tensor:
     """Returns the transform of the B-spline along one axis [1]."""
     x = 0.5 * k * cell
     small = tf.abs(x) < 1e-4
@@ -294,7 +301,7 @@ class Spread:
 
     @property
     def _length(self) -> int:
-        """The i, of the coarse cells of which fine cells are made."""
+        """The number of coarse cells from which fine cells are interpolated."""
         return self.cells + 2 * self._beyond
 
     @property

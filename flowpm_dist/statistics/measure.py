@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -340,7 +340,11 @@ def mode_means(
     box.check_equal("a statistic", bins=bins, orders=orders, axis=axis, windows=windows)
     weights = Weights(bins, tuple(w is not None for w in windows), orders, axis)
     _, _, modes = contents(box, bins)
-    function = _function(box, weights, tuple(s.shifted is not None for s in samples))
+    interlaced = tuple(s.shifted is not None for s in samples)
+    is_cube = len(set(box.size)) == 1
+    # The sums depend on wavenumbers over the fundamental one: cubes of all sizes share them.
+    lowered_for = box if any(interlaced) or not is_cube else replace(box, size=(1.0, 1.0, 1.0))
+    function = _function(lowered_for, weights, interlaced)
     blocks = [b for s in samples for b in (s.block, s.shifted) if b is not None]
     means = function(*blocks) * tf.constant(
         box.volume / box.cells**2 / np.maximum(modes, 1), box.dtype

@@ -47,7 +47,7 @@ class Lattice:
             has a whole number of cells along each axis.
         halo: the planes of the padded block on either side of this rank's cells along each axis
             [mesh cells]; 0 where the axis is periodic within the block.
-        cell: the sides of a mesh cell [Mpc/h].
+        cell: the sides of a mesh cell [Mpc/h], numbers or float64 tensors.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -56,7 +56,7 @@ class Lattice:
     particles: Triple
     mesh_factor: float
     halo: Triple
-    cell: tuple[float, float, float]
+    cell: Sequence[Any]
 
     def __post_init__(self) -> None:
         if min(self.particles) < 1 or self.mesh_factor < 1:
@@ -66,7 +66,8 @@ class Lattice:
             raise ValueError(f"a block of {self.particles} particles, {misfit}")
         if min(self.halo) < 0:
             raise ValueError(f"halo {self.halo} is negative")
-        if not all(math.isfinite(side) and side > 0 for side in self.cell):
+        sides = [side for side in self.cell if not isinstance(side, tf.Tensor)]
+        if not all(math.isfinite(side) and side > 0 for side in sides):
             raise ValueError(f"cell sides {self.cell} Mpc/h are not all positive")
         if max(self.mesh_block) >= FARTHEST:
             raise ValueError(f"a padded block of {self.mesh_block} cells is too long")
@@ -92,7 +93,7 @@ class Lattice:
         """Whether every lattice place is a whole number of cells."""
         return self.inner_block[0] % self.particles[0] == 0
 
-    def places(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    def places(self, axis: int) -> tuple[np.ndarray, Any]:
         """Returns the cell of each lattice place along an axis, and the rest, without the halo.
 
         Returns:
@@ -103,7 +104,7 @@ class Lattice:
         return cells, rest / (n * self.per_cell[axis])
 
     @property
-    def per_cell(self) -> tuple[float, float, float]:
+    def per_cell(self) -> tuple[Any, Any, Any]:
         """The number of mesh cells per unit length along each axis [h/Mpc]."""
         x, y, z = (1 / side for side in self.cell)
         return x, y, z
@@ -111,7 +112,7 @@ class Lattice:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shells:
-    """What copies of this rank's particles add to maps of the sky, by their distance.
+    """Shells of the sky, and how the particles in them add to its maps.
 
     Distances are comoving [Mpc/h]. Along the line of sight a particle is a cloud as deep as the
     lattice's spacing. The part of the cloud that lies in a shell is on the shell's maps, so that

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from flowpm_dist.grid.box import cast_float
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.particle_mesh.kernels import build
 from flowpm_dist.particle_mesh.kernels.base import Ball, Kernels, Lattice, Slabs
@@ -96,7 +97,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
     match geometry:
         case Lattice():
             with tf.device("CPU:0"):  # where GPUs' kernels expect it
-                per_cell = tf.constant(geometry.per_cell, tf.float64)
+                per_cell = tf.stack([cast_float(n, tf.float64) for n in geometry.per_cell])
             return {
                 "per_cell": per_cell,
                 "lattice": [*geometry.particles, *geometry.inner_block, *geometry.halo],
@@ -122,7 +123,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
 def _of_maps(
     geometry: Slabs | Ball, scales: Sequence[float], weights: int, pixels: list[int]
 ) -> dict[str, Any]:
-    """Returns what `Slabs` and `Ball` share as arguments of an operation."""
+    """Returns the arguments of an operation that `Slabs` and `Ball` have in common."""
     shared = *geometry.spacing, *geometry.lengths, geometry.step, geometry.depth
     return {
         "borders": tf.constant(geometry.borders, tf.float64),

@@ -53,7 +53,7 @@ def _check(status: int, activity: str) -> None:
 
 
 def _bytes_of(program: ctypes.c_void_p, kind: str) -> bytes:
-    """Returns what NVRTC has as `kind` of a program."""
+    """Returns an output of NVRTC for a program; `kind` is "CUBIN" or "ProgramLog"."""
     size = ctypes.c_size_t()
     _check(getattr(_library(), f"nvrtcGet{kind}Size")(program, ctypes.byref(size)), kind)
     buffer = ctypes.create_string_buffer(size.value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from flowpm_dist.grid.box import cast_float
 from flowpm_dist.particle_mesh.kernels import portable_sky
 from flowpm_dist.particle_mesh.kernels.base import (
     FARTHEST,
@@ -33,11 +35,11 @@ class _Corners:
         self.batch = s.shape[0]
         cells = self.batch * self.block[0] * self.block[1] * self.block[2]
         self._index = tf.int32 if cells < 2**31 else tf.int64
-        self._per_cell = tf.constant(g.per_cell, s.dtype)
+        self._per_cell = _per_cell(g, s.dtype)
         places = [g.places(axis) for axis in range(3)]
         if not g.is_whole:
             # Added to the length: XLA may round a sum after a product in two ways, see `locate`.
-            rest = [self._along(axis, tf.constant(places[axis][1], s.dtype)) for axis in range(3)]
+            rest = [self._along(axis, cast_float(places[axis][1], s.dtype)) for axis in range(3)]
             s += tf.stack([tf.broadcast_to(along, g.particles) for along in rest], axis=-1)
         offset = s * self._per_cell
         self.inside = tf.reduce_all(tf.abs(offset) < FARTHEST, axis=-1)
@@ -115,6 +117,10 @@ class _Corners:
         return tf.stack(axes, axis=-1)
 
 
+def _per_cell(g: Lattice, dtype: tf.DType) -> tf.Tensor:
+    return tf.stack([cast_float(n, dtype) for n in g.per_cell])
+
+
 def _difference(g: Lattice, field: tf.Tensor, axis: int) -> tf.Tensor:
     """Returns the 4-point difference of a field [b, px, py, pz] along an axis.
 
@@ -125,7 +131,7 @@ def _difference(g: Lattice, field: tf.Tensor, axis: int) -> tf.Tensor:
         return tf.roll(field, -cells, axis + 1)
 
     total = 8 * (shifted(1) - shifted(-1)) - (shifted(2) - shifted(-2))
-    return total * tf.constant(g.per_cell[axis] / 12, field.dtype)
+    return total * cast_float(g.per_cell[axis] / 12, field.dtype)
 
 
 def _force(g: Lattice, potential: tf.Tensor) -> tf.Tensor:
@@ -152,7 +158,7 @@ def _paint(g: Lattice, s: tf.Tensor, weights: tf.Tensor | None) -> tuple[tf.Tens
     ones = tf.ones([*s.shape[:4], 1], s.dtype)
     values = ones if weights is None else weights[..., tf.newaxis]
     mesh = _Corners(g, s, 0).scatter(values)[..., 0]
-    cells = tf.abs(s) * tf.constant(g.per_cell, s.dtype)
+    cells = tf.abs(s) * _per_cell(g, s.dtype)
     largest = tf.reduce_max(tf.where(tf.math.is_finite(s), cells, 0), axis=[0, 1, 2, 3])
     finite = tf.reduce_all(tf.math.is_finite(s))
     return mesh, tf.where(finite, largest, tf.constant(float("inf"), s.dtype))
@@ -249,9 +255,20 @@ _KERNELS: dict[str, Callable[..., Any]] = {
 
 
 @functools.cache
-def _jit(function: Callable[..., Any], *static: Any) -> Any:
-    """Returns `function`, compiled, with its first arguments fixed."""
-    return tf.function(functools.partial(function, *static), jit_compile=True, autograph=False)
+def _jit(function: Callable[..., Any], lattice: Lattice | None = None) -> Any:
+    """Returns a compiled kernel; with a lattice, for all sizes of its cells.
+
+    The first argument is then the sides of a cell.
+    """
+
+    compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
+    if lattice is None:
+        return compiled(function)
+    return compiled(
+        lambda cell, **arguments: function(
+            dataclasses.replace(lattice, cell=tf.unstack(cell)), **arguments
+        )
+    )
 
 
 class Portable(Kernels):
@@ -265,7 +282,7 @@ class Portable(Kernels):
     name = "portable"
 
     def __init__(self, xla: bool = True) -> None:
-        self._jit: Callable[..., Any] = _jit if xla else functools.partial
+        self._xla = xla
 
     def _call(
         self, kernel: str, geometry: Lattice | Slabs | Ball | None = None, **arguments: Any
@@ -274,5 +291,10 @@ class Portable(Kernels):
             # Not compiled: the slabs and the particles in view differ from call to call.
             paint = portable_sky.paint_vjp if "dout" in arguments else portable_sky.paint
             return paint(geometry, **arguments)
-        static = [] if geometry is None else [geometry]
-        return self._jit(_KERNELS[kernel], *static)(**arguments)
+        function = _KERNELS[kernel]
+        if not self._xla:
+            return function(*([] if geometry is None else [geometry]), **arguments)
+        if geometry is None:
+            return _jit(function)(**arguments)
+        cell = tf.stack([cast_float(side, tf.float64) for side in geometry.cell])
+        return _jit(function, dataclasses.replace(geometry, cell=()))(cell, **arguments)

@@ -20,7 +20,7 @@ PaintPart = Callable[[Sequence[tf.Tensor], tf.Tensor, tf.Tensor], tf.Tensor]
 def paint(
     geometry: Slabs | Ball, fields: Sequence[tf.Tensor], factors: tf.Tensor, amounts: tf.Tensor
 ) -> tf.Tensor:
-    """See `Kernels.paint_sky` and `Kernels.paint_ball`; differentiable by all tensors."""
+    """Returns the maps of `Kernels.paint_sky` or of `Kernels.paint_ball`, differentiable."""
     size = [geometry.pixels] * 2 if isinstance(geometry, Slabs) else [12 * geometry.nside**2]
     shape = [fields[0].shape[0], geometry.shells * amounts.shape[2], *size]
     maps = tf.zeros([shape[0], math.prod(shape[1:])], fields[0].dtype)
@@ -66,7 +66,7 @@ def _slab(
     factors: tf.Tensor,
     amounts: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns what one slab adds to the maps, [b, maps * pixels * pixels]."""
+    """Returns the maps of one slab's particles, [b, maps * pixels * pixels]."""
     dtype, n = fields[0].dtype, slabs.pixels
     ax, ay, az, begin, count, first = (int(i) for i in slabs.places[slab])
     x0, sense_x, y0, sense_y, sense_z, *cut = (float(v) for v in slabs.directions[slab])
@@ -138,7 +138,7 @@ def _slab(
 def moved_by(
     fields: Sequence[tf.Tensor], factors: Sequence[tf.Tensor], farthest: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the sum of factors times fields, 0 where that has no place, and where it has one.
+    """Returns the sum of factors times fields, 0 without a place, and a mask of places.
 
     Args:
         fields: [..., 3].
@@ -166,7 +166,7 @@ def _copy(
     factors: tf.Tensor,
     amounts: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns what one copy of the box adds to the maps, [b, maps * pixels]."""
+    """Returns the maps of the particles in one copy of the box, [b, maps * pixels]."""
     dtype, batch, pixels = fields[0].dtype, fields[0].shape[0], 12 * ball.nside**2
     sides = [
         (first + np.arange(n)) * spacing + boxes * length - observer
@@ -234,7 +234,7 @@ def _amounts(
     near: float = -math.inf,
     far: float = math.inf,
 ) -> Iterator[tuple[np.ndarray, tf.Tensor]]:
-    """Yields the maps to which particles at distances [b, n] add, and what they add to these.
+    """Yields the number of each map to which particles at distances [b, n] add, and their amounts.
 
     Of their clouds, only what lies between `near` and `far` is added.
 
