@@ -99,14 +99,14 @@ class EvolutionPlan:
 
     @property
     def kick_numbers(self) -> dict[int, int]:
-        """The number of each kick among the kicks, by its number among the operations."""
+        """Maps the index of each kick among the operations to its index among the kicks."""
         kicks = [n for n, operation in enumerate(self.operations) if operation.kind == "kick"]
         return {number: kick for kick, number in enumerate(kicks, self.kicks_before)}
 
 
 @dataclass(frozen=True)
 class Evolved:
-    """What comes of an evolution.
+    """The result of an evolution.
 
     Attributes:
         particles: at its end.
@@ -130,7 +130,7 @@ class Clock:
         self.start_step()
 
     def go_on(self, timings: Mapping[str, Any], *, complete: bool) -> None:
-        """Puts the steps of an earlier session before those to come.
+        """Adds the steps of an earlier session, before the steps of this one.
 
         Args:
             timings: "steps" and "phases" of the earlier session; may be empty.
@@ -218,7 +218,7 @@ class NBody:
         growth: float = 1.0,
         weights: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """Returns what is in each cell of the mesh, after checking the halo; see `check_halo`."""
+        """Returns the particles' weight in each cell of the mesh; checks the halo."""
         if weights is None:
             painted, along = self.gravity.paint(displacement)
         else:
@@ -260,10 +260,9 @@ class NBody:
         x, v = state.displacement, state.velocity
         del state
         factors = tf.cast(plan.factors, self.box.dtype)
-        gravity = self.gravity
-        kick = gravity.kick if fused else self._read_and_kick
-        observer, kicks = plan.observer, plan.kick_numbers
-        observed_kicks = frozenset() if observer is None else observer.kicks
+        kick = self.gravity.kick if fused else self._read_and_kick
+        kicks = plan.kick_numbers
+        observed_kicks = frozenset() if plan.observer is None else plan.observer.kicks
         measured: Measured = dict(plan.measured)
         begin = time.perf_counter()
         unpainted = False
@@ -278,11 +277,7 @@ class NBody:
             else:
                 if keep is not None:
                     keep(number, Particles(x, v))
-                label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
-                growth = plan.growth(operation.a)
-                painted = clock.measure("paint", self.painted, x, label, growth)
-                field = clock.measure("force", gravity.field, painted, *coefficients_in(c))
-                del painted
+                field = self._field(x, operation, c, plan, clock)
                 unpainted = False
                 before = v if kicks[number] in observed_kicks else None
                 v = clock.measure("read", kick, field, x, v, c[..., :2])
@@ -290,32 +285,55 @@ class NBody:
                 if plan.lpt:
                     lpt_only = tf.concat([tf.ones_like(c[..., :1]), c[..., 2:4]], axis=-1)
                     v = clock.measure("update", combine, [v, *plan.lpt], lpt_only)
-                if observer is not None and before is not None:
-                    moment = Moment(x, before, v, plan.lpt)
-                    for measurement in observer.measurements(kicks[number]):
-                        add_to(
-                            measured, clock.measure("observe", measurement, moment, plan.observed)
-                        )
-                    del moment
+                if before is not None:
+                    _observe(Moment(x, before, v, plan.lpt), kicks[number], plan, clock, measured)
                 del before
             if operation.ends_step:
                 clock.steps.append(time.perf_counter() - begin)
-                if plan.progress is not None:
-                    plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
-                if plan.after_step is not None:
-                    plan.after_step(number + 1, operation, Particles(x, v), dict(measured))
+                _report(number, Particles(x, v), plan, clock, measured)
                 begin = time.perf_counter()
                 if operation.step < plan.steps:
                     clock.start_step()
         if unpainted:  # each other drift is checked by the paint after it
-            label = f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
-            check_finite(self.max_displacement(x), label)
+            check_finite(self.max_displacement(x), _label(operation, plan))
         return Evolved(Particles(x, v), measured)
+
+    def _field(
+        self, x: tf.Tensor, operation: Operation, c: tf.Tensor, plan: EvolutionPlan, clock: Clock
+    ) -> tf.Tensor:
+        """Returns the field that a kick reads, for particles with displacement x."""
+        label, growth = _label(operation, plan), plan.growth(operation.a)
+        painted = clock.measure("paint", self.painted, x, label, growth)
+        return clock.measure("force", self.gravity.field, painted, *coefficients_in(c))
 
     def _read_and_kick(
         self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, factors: tf.Tensor
     ) -> tf.Tensor:
         return combine([v, self.gravity.force(field, x)], factors)
+
+
+def _observe(
+    moment: Moment, kick: int, plan: EvolutionPlan, clock: Clock, measured: Measured
+) -> None:
+    """Adds the observer's measurements at a kick to those so far."""
+    assert plan.observer is not None
+    for measurement in plan.observer.measurements(kick):
+        add_to(measured, clock.measure("observe", measurement, moment, plan.observed))
+
+
+def _report(
+    number: int, particles: Particles, plan: EvolutionPlan, clock: Clock, measured: Measured
+) -> None:
+    """Calls the plan's callbacks after operation `number`, which ends a step."""
+    operation = plan.operations[number]
+    if plan.progress is not None:
+        plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
+    if plan.after_step is not None:
+        plan.after_step(number + 1, operation, particles, dict(measured))
+
+
+def _label(operation: Operation, plan: EvolutionPlan) -> str:
+    return f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
 
 
 def _drift(

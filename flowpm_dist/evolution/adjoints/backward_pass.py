@@ -125,12 +125,12 @@ class BackwardPass:
         return dx, dv, _row([along, sums[..., 1], *slopes], c, *of_coefficients)
 
     def _undone_kick(self, field: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
-        """Returns the velocity before the kick by a field, from the one after it."""
+        """Returns the velocity before a kick from the velocity after it, given the field."""
         undone = tf.stack([1.0 / c[..., 0], -c[..., 1] / c[..., 0]], axis=-1)
         return self._nbody.gravity.kick(field, self._x, self._v, undone)
 
     def _measurements_vjp(self, observer: Observer, kick: int, moment: Moment) -> Moment:
-        """Returns the cotangents of the particles at a kick; adds up those for other inputs."""
+        """Returns the cotangents of particles at a kick; accumulates those of other inputs."""
         slopes, of_inputs = measurements_vjp(
             observer, kick, moment, self._plan.observed, self._dmeasured
         )
@@ -142,7 +142,7 @@ class BackwardPass:
         return slopes
 
     def _lpt_slopes(self, cotangent: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the cotangents of the factors of psi1 and psi2; adds up those for the fields."""
+        """Returns the cotangents of psi1's and psi2's factors; accumulates those of the fields."""
         lpt = self._plan.lpt
         for i in range(len(lpt)):
             factors = tf.stack([tf.ones_like(c[..., 0]), c[..., 2 + i]], axis=-1)

@@ -96,7 +96,7 @@ class ReversibleAdjoint(Adjoint):
 
 
 def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
-    """Returns the kicks before which the state is to be kept, by operation, the last one first.
+    """Returns the indices of the kicks before which the state is recorded, the last kick first.
 
     The errors are followed back from the end in linear theory. There the force is the displacement,
     so drifts and kicks are linear in position and velocity. Positions are rounded in proportion to
@@ -113,7 +113,7 @@ def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
     scales = [1.0 / plan.growth(plan.operations[n].a) for n in kicks]
 
     def undone(x: np.ndarray, v: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the errors before the operations from `begin` to `end`, from those after them."""
+        """Returns the errors before operations `begin` to `end`, from the errors after them."""
         for number in reversed(range(begin, end)):
             c0, c1 = factors[:, number, 0], factors[:, number, 1]
             kind = plan.operations[number].kind

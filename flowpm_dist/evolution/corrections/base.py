@@ -73,7 +73,7 @@ class Range:
 
     @property
     def force(self) -> dict[str, Any]:
-        """The options of the force that runs must have; none where no steps were made."""
+        """The force options that a run must have; empty if the training made no steps."""
         names = ("mesh_factor", "deconvolve", "force_gradient")
         return {} if self.integrator == LPT_ONLY else {name: getattr(self, name) for name in names}
 
@@ -92,7 +92,7 @@ class Range:
         cell: float,
         parameters: Mapping[str, Sequence[float]],
     ) -> Iterator[str]:
-        """Yields, for each way in which a run lies outside, by how much it does.
+        """Yields a text for each property of a run that lies outside the range of the training.
 
         Args:
             integrator: the name of the run's integrator.
@@ -118,7 +118,7 @@ class Range:
             yield from _outside(name, value, theirs.get(name, unknown), tolerance)
 
     def outside_times(self, times: Iterable[float]) -> Iterator[str]:
-        """Yields, for each scale factor of a state that lies outside, by how much it does."""
+        """Yields a text for each scale factor of a state outside the range of the training."""
         if self.times is not None:
             for a in times:
                 yield from _outside("a state's a", a, self.times)
@@ -175,12 +175,12 @@ class Correction(abc.ABC):
     @property
     @abc.abstractmethod
     def in_force(self) -> ForceCorrection | None:
-        """What corrects the force of each kick, if anything does."""
+        """The correction of each kick's force; None without one."""
 
     @property
     @abc.abstractmethod
     def of_states(self) -> StateCorrection | None:
-        """What corrects the states that leave a run, if anything does."""
+        """The correction of the states that leave a run; None without one."""
 
     def numbers(self) -> np.ndarray:
         """Returns all learned numbers, float64 [n]."""
@@ -201,7 +201,7 @@ class Correction(abc.ABC):
         return self.source or self.name
 
     def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
-        """Returns the numbers with which turned universes are corrected as theta corrects them.
+        """Returns the numbers that correct a turned universe as theta corrects the universe itself.
 
         Args:
             theta: the learned numbers.
@@ -210,7 +210,7 @@ class Correction(abc.ABC):
         return theta
 
     def about(self) -> dict[str, Any]:
-        """Returns what the correction's file holds."""
+        """Returns the attributes that the correction's file holds."""
         theta = np.asarray(self.theta, "<f8")
         text = base64.b64encode(theta.tobytes()).decode() if len(theta) > LISTED else None
         return {
@@ -275,7 +275,7 @@ class StateCorrection(Correction):
 
     @property
     def of_lpt(self) -> bool:
-        """Whether it corrects states of Lagrangian perturbation theory, and not those of runs."""
+        """Whether the correction is for states of LPT, not for those of runs."""
         return self.trained is not None and self.trained.integrator == LPT_ONLY
 
     @abc.abstractmethod

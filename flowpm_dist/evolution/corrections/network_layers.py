@@ -82,7 +82,7 @@ def _joined(*fields: tf.Tensor, spacing: float) -> tf.Tensor:
 def _moved(
     y: tf.Tensor, out: tf.Tensor, modulation: tf.Tensor, *, spacing: float, count: int, rate: int
 ) -> tf.Tensor:
-    """Returns the displacement, or the velocity, with what the network gives."""
+    """Returns the displacement, or the velocity, plus the network's result."""
     value, *change = tf.split(out, count, axis=0)
     factor, slope = (_per_universe(modulation[..., n, tf.newaxis]) for n in (-2, -1))
     value = value[..., :3]

@@ -66,7 +66,7 @@ class PotentialFilter(ForceCorrection):
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:
-        """See `Correction.begun`: the weights of the last layer are 0."""
+        """Returns a filter that changes nothing yet: the weights of the last layer are 0."""
         rng = np.random.default_rng(seed)
         (first, second, third) = _shapes()
         parts = [

@@ -58,7 +58,7 @@ class ResidualNetwork(StateCorrection):
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:
-        """See `Correction.begun`: the last kernel is 0, and the one of the velocities."""
+        """Returns a network that changes nothing yet: its last kernel is 0, also for velocities."""
         rng = np.random.default_rng(seed)
         parts = []
         for name, shape in _shapes().items():
@@ -130,7 +130,7 @@ def _shapes() -> dict[str, tuple[int, ...]]:
 
 @functools.lru_cache(maxsize=48)
 def _symmetry(element: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where each number of a turned theta comes from, and its sign."""
+    """Returns the index in theta of each number of a turned theta, and its sign."""
     axes = list(itertools.permutations(range(3)))[element // 8]
     flips = tuple(axis for axis in range(3) if element >> axis & 1)
     flipped = np.array([-1 if axis in flips else 1 for axis in range(3)])
@@ -148,7 +148,7 @@ def _symmetry(element: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numbered() -> Iterator[tuple[np.ndarray, np.ndarray, int | None]]:
-    """Yields the places of each part in theta, signs of 1, and the axis that has components."""
+    """Yields the indices of each part in theta, signs of 1, and the component axis."""
     begin = 0
     for name, shape in _shapes().items():
         end = begin + math.prod(shape)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from flowpm_dist.cosmology.arrays import as_array, as_float64, joined, reshape, sqrt, stacked
 from flowpm_dist.options import Options, name_in
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Interpolation:
-    """How states at times between the kicks follow from the particles at a kick.
+    """Factors that give the states at times between kicks from the particles at a kick.
 
     displacement = displacement at the kick + c0 before + c1 after + c2 psi1 + c3 psi2. The
     canonical velocity is the same sum without the first term. Here `before` and `after` are the
@@ -173,15 +174,11 @@ class Integrator(Options, abc.ABC):
 
 def momentum_factor(growth: Growth, a: float | np.ndarray) -> tf.Tensor:
     """Returns a^2 E [1]: canonical velocity a^2 dx/dt over dx/dlna, in units of H0."""
-    from flowpm_dist.cosmology.arrays import sqrt
-
     return a**2 * sqrt(growth.background.e2(a))
 
 
 def rows(*columns: Any) -> Any:
     """Returns factors [n, 4] from four columns: numbers, or arrays or tensors [n]."""
-    from flowpm_dist.cosmology.arrays import as_array, stacked
-
     count = max((c.shape[0] for c in columns if np.ndim(c)), default=1)
     return stacked([as_array(c) * np.ones(count) for c in columns], axis=1)
 
@@ -196,8 +193,6 @@ def kick_drift_kick(edges: Sequence[float], opening: Any, drift: Any, closing: A
         edges: scale factors [n + 1].
         opening, drift, closing: factors [n, 4] of each step.
     """
-    from flowpm_dist.cosmology.arrays import as_float64, joined, reshape, stacked
-
     kicks = joined([opening[:1], _in_turn(closing[:-1], opening[1:]), closing[-1:]], axis=0)
     operations = [Operation("kick", float(edges[0]), 1)]
     for step, a in enumerate(edges[1:], start=1):
@@ -216,8 +211,6 @@ def drift_kick_drift(edges: Sequence[float], first: Any, kick: Any, second: Any)
         edges: scale factors [n + 1].
         first, kick, second: factors [n, 4] of each step.
     """
-    from flowpm_dist.cosmology.arrays import as_float64, joined, reshape, stacked
-
     drifts = joined([first[:1], second[:-1] + first[1:], second[-1:]], axis=0)
     a = np.asarray(edges, dtype=np.float64)
     operations = [Operation("drift", float(a[:2].mean()), 1)]
@@ -229,7 +222,7 @@ def drift_kick_drift(edges: Sequence[float], first: Any, kick: Any, second: Any)
 
 
 def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Returns, for each time, the number of the kick during which the velocity reaches it.
+    """Returns for each time the number of the kick during which the velocity reaches that time.
 
     Args:
         times: scale factors [n].
@@ -241,7 +234,7 @@ def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 def between_kicks(
     kicks: np.ndarray, share: tf.Tensor, drift: tf.Tensor, later: np.ndarray
 ) -> Interpolation:
-    """Returns the states at times near kicks; their velocity is the scheme's own.
+    """Returns the states at times near kicks, with the scheme's velocity.
 
     Args:
         kicks: their numbers [n].
@@ -305,17 +298,13 @@ def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
 
 def followed_by_velocity(schedule: Schedule, factors: Any) -> Schedule:
     """Returns the schedule with a last operation on the velocity, with factors [1, 4]."""
-    from flowpm_dist.cosmology.arrays import joined
-
     last = schedule.operations[-1]
     operation = Operation("velocity", last.a, last.step)
     return Schedule((*schedule.operations, operation), joined([schedule.factors, factors], axis=0))
 
 
 def _in_turn(first: Any, second: Any) -> Any:
-    """Returns the factors [n, 4] of two kicks of one force as one kick."""
-    from flowpm_dist.cosmology.arrays import joined
-
+    """Returns the factors [n, 4] of one kick that replaces two kicks by the same force."""
     decay = second[:, :1]
     return joined([decay * first[:, :1], decay * first[:, 1:] + second[:, 1:]], axis=1)
 
@@ -325,5 +314,5 @@ INTEGRATORS: dict[str, type[Integrator]] = {}
 
 
 def name_of(integrator: Integrator) -> str:
-    """Returns the name of a scheme in run files; of one of a user's own the name of its class."""
+    """Returns the name of a scheme in run files, or the class name of a user's scheme."""
     return name_in(INTEGRATORS, integrator)

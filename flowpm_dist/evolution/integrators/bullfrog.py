@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from typing_extensions import override
 
+from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
     Interpolation,
@@ -45,8 +46,6 @@ class BullFrog(Integrator):
 
     @override
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
-        from flowpm_dist.cosmology.arrays import arrays_within
-
         a = np.asarray(edges, dtype=np.float64)
         with arrays_within():
             d1, second, slope = growth.d1(a), growth.d2(a), growth.by_d1(a, 2)
@@ -61,13 +60,13 @@ class BullFrog(Integrator):
         return followed_by_velocity(drift_kick_drift(edges, drift, kick, drift), to_canonical)
 
     def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
-        """See `Integrator.initial`: D_n and dD_n/dD1."""
+        """Returns the LPT factors D_n and dD_n/dD1, float64 [2, terms]."""
         from flowpm_dist.initial.lpt import growth_terms_by_d1
 
         return growth_terms_by_d1(growth, a, order)
 
     def from_canonical(self, growth: Growth, a: float) -> tf.Tensor:
-        """See `Integrator.from_canonical`.
+        """Returns the factors [4] from the canonical velocity to dx/dD1.
 
         Raises:
             ValueError: at a = 0, where the canonical velocity is 0 whatever dx/dD1 is.
@@ -79,7 +78,7 @@ class BullFrog(Integrator):
     def interpolation(
         self, growth: Growth, edges: Sequence[float], times: Sequence[float]
     ) -> Interpolation:
-        """See `Integrator.interpolation`: a kick that ends at D has the factor alpha(D)."""
+        """Returns the states between kicks; a kick that ends at D has the factor alpha(D)."""
         import tensorflow as tf
 
         a, t = np.asarray(edges, dtype=np.float64), np.asarray(times, dtype=np.float64)

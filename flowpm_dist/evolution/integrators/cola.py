@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import Field, field_validator
 from typing_extensions import override
 
+from flowpm_dist.cosmology.arrays import arrays_within, reshape, sqrt, total
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
     Interpolation,
@@ -63,8 +64,6 @@ class COLA(Integrator):
 
     @override
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
-        from flowpm_dist.cosmology.arrays import arrays_within
-
         a, n = np.asarray(edges, dtype=np.float64), self.exponent
         middle = half_step_times(edges, self.half_step)
         with arrays_within():
@@ -126,8 +125,6 @@ class COLA(Integrator):
         end: np.ndarray | tf.Tensor,
         middle: np.ndarray,
     ) -> Any:
-        from flowpm_dist.cosmology.arrays import sqrt, total
-
         half = 0.5 * (end - begin)
         times = 0.5 * (end + begin)[:, np.newaxis] + half[:, np.newaxis] * _NODES
         integrand = times ** (self.exponent - 3) / sqrt(growth.background.e2(times))
@@ -135,14 +132,12 @@ class COLA(Integrator):
 
     def _velocity_of_lpt(self, growth: Growth, a: float, sign: float) -> Any:
         """Factors [1, 4] that add `sign` times the canonical velocity of LPT."""
-        from flowpm_dist.cosmology.arrays import reshape
-
         scale = sign * momentum_factor(growth, a)
         first, second = scale * growth.d1_dlna(a), scale * growth.d2_dlna(a)
         return rows(1.0, 0.0, *(reshape(x, [1]) for x in (first, second)))
 
     def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
-        """See `Integrator.initial`; the velocity has only the terms beyond second order."""
+        """Returns the LPT factors; the velocity has only the terms beyond second order."""
         import tensorflow as tf
 
         factors = super().initial(growth, a, order)

@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
+from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
     Interpolation,
@@ -35,7 +36,7 @@ HalfStep = Annotated[
 
 
 def half_step_times(edges: Sequence[float], half_step: HalfStep) -> np.ndarray:
-    """Returns where each step is halved: the arithmetic or geometric mean of its edges [1]."""
+    """Returns the middle of each step, the arithmetic or geometric mean of its edges [1]."""
     a = np.asarray(edges, dtype=np.float64)
     return np.sqrt(a[:-1] * a[1:]) if half_step == "geometric" else 0.5 * (a[:-1] + a[1:])
 
@@ -54,9 +55,7 @@ class FastPM(Integrator):
     half_step: HalfStep = "arithmetic"
 
     def schedule(self, growth: Growth, edges: Sequence[float]) -> Schedule:
-        """See `Integrator.schedule`. The growth is evaluated for all times at once."""
-        from flowpm_dist.cosmology.arrays import arrays_within
-
+        """Returns the operations of a run; the growth is evaluated for all times at once."""
         a = np.asarray(edges, dtype=np.float64)
         with arrays_within():
             D1, G_D, G_K = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
