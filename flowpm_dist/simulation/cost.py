@@ -400,7 +400,7 @@ def scaled_seconds(work: str, cores: int, cells: int, pieces: int) -> tuple[floa
 
 
 def record_rate(kind: str, cells: int, rate: float) -> None:
-    """Keeps the speed of a job, if the file can be written.
+    """Records the speed of a job, if the file can be written.
 
     Args:
         kind: the job's kind, see `kind_of`.

@@ -21,7 +21,7 @@ SPACING = 16
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a job will take; `print` compares it with the memory of this host.
+    """The memory and the time of a job; `print` compares the memory with this host's.
 
     Attributes:
         ranks: number of ranks.

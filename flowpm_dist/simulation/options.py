@@ -103,17 +103,17 @@ class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
 
     @property
     def force_correction(self) -> ForceCorrection | None:
-        """What corrects the force of each kick, if anything does."""
+        """The correction of each kick's force; None without one."""
         return None if self.correction is None else self.correction.in_force
 
     @property
     def state_correction(self) -> StateCorrection | None:
-        """What corrects the states that leave a run, if anything does."""
+        """The correction of the states that leave a run; None without one."""
         return None if self.correction is None else self.correction.of_states
 
     @property
     def brought(self) -> frozenset[str]:
-        """Names of the options that are what the correction was trained with."""
+        """Names of the options that were taken from the correction's training."""
         if self.correction is None or self.correction.trained is None:
             return frozenset()
         trained = self.correction.trained.force
@@ -183,7 +183,7 @@ class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
             )
 
     def _pyramid_problems(self) -> Iterator[Problem]:
-        """Yields what a force from two meshes cannot be combined with: kernels of long reach."""
+        """Yields the problems of a pyramid force with other options: kernels of long reach."""
         if self.pyramid == "off":
             return
         if self.force_gradient != "finite-difference":

@@ -1,4 +1,4 @@
-"""Observers of a run that apply its correction of states, which the run does not know of."""
+"""Observers that correct the states of a run before they measure them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def holds_tensors(value: Any) -> bool:
 
 
 class Outputs(Observer):
-    """Makes a state for each of several scale factors, or what a function makes of it.
+    """Makes a state for each of several scale factors, or calls a function with it.
 
     Args:
         inputs: the run's inputs.
@@ -104,7 +104,7 @@ class Outputs(Observer):
         self._read_last: tuple[Any, Inputs] = (self.inputs, inputs)
 
     def measurements(self, kick: int) -> list[Measurement]:
-        """See `Observer.measurements`: one for each state, in the order of time."""
+        """Returns one measurement for each state at a kick, in the order of time."""
         numbers = [i for i, at in enumerate(self._at) if at == kick]
         return [
             functools.partial(self._measure, i)
@@ -142,7 +142,7 @@ class Outputs(Observer):
         return measured
 
     def results(self, measured: Measured) -> list[Any]:
-        """Returns the states, or what was made of them, in the order of the given times.
+        """Returns the states, or the results of `on_output`, in the order of the requested times.
 
         If the run was continued, outputs that it had passed before are None.
 
@@ -195,10 +195,10 @@ def observers_of(inputs: Inputs, makers: Sequence[ObserverOf]) -> Observers:
     """Returns the observers of a run side by side, in order."""
     made = [make(inputs) for make in makers]
     corrected = inputs.options.state_correction is not None
-    return _SeeingCorrected(inputs, made) if corrected else Observers(made)
+    return _CorrectedObservers(inputs, made) if corrected else Observers(made)
 
 
-class _SeeingCorrected(Observers):
+class _CorrectedObservers(Observers):
     """Observers that see corrected particles, but for `Outputs`, whose states are corrected."""
 
     def __init__(self, inputs: Inputs, made: Sequence[Observer]) -> None:
@@ -210,7 +210,7 @@ class _SeeingCorrected(Observers):
         super().__init__(parts)
 
     def results(self, measured: Measured) -> list[Any]:
-        """See `Observers.results`: in the order in which the observers were given."""
+        """Returns the observers' results, in the order in which the observers were given."""
         results = super().results(measured)
         corrected = iter([] if all(self._plain) else results.pop(0))
         plain = iter(results)
@@ -260,7 +260,7 @@ class Corrected(Observer):
         )
 
     def measurements(self, kick: int) -> list[Measurement]:
-        """See `Observer.measurements`: all of the other observer's as one."""
+        """Returns one measurement at a kick, which makes all measurements of the other observer."""
         return [functools.partial(self._measure, kick)] if kick in self.kicks else []
 
     def _measure(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
@@ -299,7 +299,7 @@ def _motion(
     kicks: Sequence[int],
     times: np.ndarray,
 ) -> tf.Tensor:
-    """Returns how particles have moved since kicks, and their canonical velocity, by their fields.
+    """Returns the factors of the fields in the particles' motion since kicks and in their velocity.
 
     Args:
         integrator, growth, edges: see `Integrator.since_kick`.

@@ -145,7 +145,7 @@ def _start(space: Any) -> int:
 
 
 def _parts(events: Sequence[Event], *, alone: bool) -> dict[str, float]:
-    """Seconds of each part but the last; what is left of a phase is exchange, on several ranks."""
+    """Returns the seconds of each part but the last; the rest of a phase is exchange."""
     seconds = dict.fromkeys(PARTS, 0.0)
     windows = sorted(
         (begin, end, name.removeprefix(MARK))

@@ -1,4 +1,4 @@
-"""A run: what it starts from, its inputs, which its states keep, and its stages."""
+"""A run: its start, its inputs and its stages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARTICLES = {"displacement": "Mpc/h", "velocity": "Mpc/h H0"}
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from, as a user gave it.
+    """The start of a run, as the user gave it.
 
     Attributes:
         seed: the seed of the white noise, or one for each universe; or
@@ -75,7 +75,7 @@ class Start:
             object.__setattr__(self, "particles", plain)
 
     def batch(self, box: Box) -> int | None:
-        """Returns how many universes this stands for; None where it is a single one.
+        """Returns the number of universes in a batch; None for a single universe.
 
         Args:
             box: of one universe for each replica of the mesh.
@@ -107,7 +107,7 @@ class Start:
 
 @dataclass(frozen=True)
 class WhiteNoiseSource:
-    """What the white noise of a universe comes from; nothing, if its particles were given.
+    """The source of a universe's white noise; empty if the run begins with given particles.
 
     Attributes:
         seeds: int64, one for each universe of the box, and
@@ -154,7 +154,7 @@ class WhiteNoiseSource:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What determines a universe, read and checked. A run has it, and its states keep it.
+    """The checked inputs that determine a universe. The run and its states hold them.
 
     Attributes:
         box: the box of one universe, or of a batch.

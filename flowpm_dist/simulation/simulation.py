@@ -490,7 +490,7 @@ class Simulation:
         return state if correction is None else state.corrected(correction)
 
     def _read(self, start: Start, **more: Any) -> tuple[Inputs, list[Particles]]:
-        """Reads and checks all that a run is given; `more` must be the same on all ranks, too."""
+        """Reads and checks the inputs of a run; `more` must be equal on all ranks, too."""
         check_eager("a simulation")
         if isinstance(start.particles, State):
             granted = self.cosmology if start.cosmology is None else None

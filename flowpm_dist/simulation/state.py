@@ -109,7 +109,7 @@ class State:
         a: float,
         timings: Mapping[str, Any] | None = None,
     ) -> State:
-        """Returns the same of a run, and applies its correction of states, if it has one."""
+        """Returns the state at the end of a run, after the run's correction of states."""
         state, correction = cls.of(particles, inputs, a, timings), inputs.options.state_correction
         return state if correction is None else state.corrected(correction)
 
@@ -154,13 +154,8 @@ class State:
         if files is not None:
             snapshot, dtype = Snapshot({}, files.attributes(cosmology)), files.dtype
         else:
-            snapshot = load_snapshot(path)
-            check_particles(path, snapshot)
-            if units is not None:
-                raise SnapshotError(f"{path} is in units of its own: leave units out")
+            snapshot = _complete_snapshot(path, units, cosmology)
             dtype = snapshot.array("displacement").dtype
-            if cosmology is not None:
-                raise SnapshotError(f"{path} holds its cosmology: leave cosmology out")
         about = snapshot.attributes
         nx, ny, nz = (int(n) for n in about["grid"])
         lx, ly, lz = (float(length) for length in about["box_size"])
@@ -181,13 +176,7 @@ class State:
             solver = {**about.get("options", {}), "precision": precision}
             options = constructed(SolverOptions, solver)
         halo = int(about.get("halo", 1))
-        rest, recorded = float(local.theories[0].background.Omega_de), about.get("Omega_de")
-        if recorded is not None and abs(rest - recorded) > 1e-9:
-            warnings.warn(
-                f"{path} is of a universe with Omega_de = {recorded:g}, the theory has {rest:g}: "
-                "give State.from_snapshot(..., theory=) the theory of its simulation",
-                stacklevel=2,
-            )
+        _warn_of_other_theory(path, local.theories[0], about.get("Omega_de"))
         a, source = float(about["a"]), WhiteNoiseSource.of_snapshot(snapshot)
         return cls.of(particles, Inputs(box, options, np.array([a]), local, source, halo), a)
 
@@ -494,6 +483,29 @@ class State:
     def _displacement_to(self, axis: Axis | None) -> Field:
         """Returns the displacement, to redshift space if there is a line of sight."""
         return self.displacement if axis is None else self.redshift_space(axis)
+
+
+def _complete_snapshot(
+    path: str | Path, units: Mapping[str, Any] | None, cosmology: Cosmology | None
+) -> Snapshot:
+    """Returns a snapshot of this package, which holds the particles, units and cosmology."""
+    snapshot = load_snapshot(path)
+    check_particles(path, snapshot)
+    if units is not None:
+        raise SnapshotError(f"{path} is in units of its own: leave units out")
+    if cosmology is not None:
+        raise SnapshotError(f"{path} holds its cosmology: leave cosmology out")
+    return snapshot
+
+
+def _warn_of_other_theory(path: str | Path, theory: Theory, recorded: float | None) -> None:
+    rest = float(theory.background.Omega_de)
+    if recorded is not None and abs(rest - recorded) > 1e-9:
+        warnings.warn(
+            f"{path} is of a universe with Omega_de = {recorded:g}, the theory has {rest:g}: "
+            "give State.from_snapshot(..., theory=) the theory of its simulation",
+            stacklevel=3,
+        )
 
 
 def _texts(seeds: Any) -> str:

@@ -1,4 +1,4 @@
-"""The cosmologies of the universes that one rank simulates, and what follows from them."""
+"""The cosmologies of the universes that one rank simulates, and their theories."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LocalCosmologies:
         theory_of: TheoryOf = Theory,
         like: Theory | None = None,
     ) -> LocalCosmologies:
-        """Returns what follows from cosmologies, one for each universe of this rank.
+        """Returns the theories of cosmologies, one for each universe of this rank.
 
         Args:
             cosmologies: the parameters.
@@ -79,7 +79,7 @@ class LocalCosmologies:
         return tuple(getattr(cosmology, name) for cosmology, name in self._tensor_names())
 
     def with_tensors(self, values: Sequence[tf.Tensor]) -> LocalCosmologies:
-        """Returns the same with other values of `tensors`, and all that follows from them anew."""
+        """Returns the same cosmologies with other values of `tensors`, with new theories."""
         if not values:
             return self
         changes: dict[int, dict[str, tf.Tensor]] = {}
@@ -103,14 +103,14 @@ class LocalCosmologies:
         return tf.stack(list(values)) if self.batched else values[0]
 
     def of_growths(self, function: Callable[[Theory], T]) -> list[T]:
-        """Returns what a function makes of each theory's background and growth.
+        """Returns a function's result for each theory, where it uses background and growth.
 
         It is called once for all theories that share their growth.
         """
         return _of_each(function, self.theories, [theory.growth for theory in self.theories])
 
     def of_powers(self, function: Callable[[Theory], T]) -> list[T]:
-        """Returns what a function makes of each theory, called once for all that share a power."""
+        """Returns a function's result for each theory; a shared power means a shared call."""
         return _of_each(function, self.theories, [theory.power for theory in self.theories])
 
     def growth_between(self, edges: np.ndarray) -> np.ndarray:
@@ -126,14 +126,14 @@ class LocalCosmologies:
 def _of_each(
     function: Callable[[Theory], T], theories: Sequence[Theory], parts: Sequence[object]
 ) -> list[T]:
-    """Returns what a function makes of each theory, called once for all with the same part."""
+    """Returns a function's result for each theory; theories that share a part share the call."""
     first = {id(part): theory for part, theory in reversed([*zip(parts, theories, strict=True)])}
     made = {key: function(theory) for key, theory in reversed(first.items())}
     return [made[id(part)] for part in parts]
 
 
 class CosmologyFactory:
-    """Theories of cosmologies; what they share with the first one is made once.
+    """Makes the theories of cosmologies; parts shared with the first one are made once.
 
     Args:
         cosmology: the first one, a simulation's own.
@@ -177,7 +177,7 @@ class CosmologyFactory:
         )
 
     def _default_is_outdated(self) -> bool:
-        """Returns whether a tape watches what the first theory was made of, but not its growth."""
+        """Returns whether a tape watches the inputs of the first theory, but not its growth."""
         theory = self.default.theories[0]
         if type(theory) is Theory:
             return False
