@@ -24,7 +24,7 @@ from flowpm_dist.simulation.state import State
 
 
 class ConvergenceModel(UniverseModel):
-    """Maps of the convergence that white noise becomes, by the particle mesh; differentiable.
+    """The model from white noise to maps of the convergence, by the particle mesh; differentiable.
 
     The observation is the maps of `LightCone.convergence`, [..., source, x, y], whole on every rank
     of a universe.
@@ -59,7 +59,7 @@ class ConvergenceModel(UniverseModel):
         return cls(simulation, LightCone(options), *options.population())
 
     def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
-        """See `UniverseModel.run_and_observe`: maps of the convergence [..., source, x, y]."""
+        """Returns the universe of white noise, and its convergence maps [..., source, x, y]."""
         state, maps = self.simulation.run(
             white_noise=Field(noise, self.box_of(noise)),
             cosmology=self.cosmology(parameters),
@@ -68,7 +68,7 @@ class ConvergenceModel(UniverseModel):
         return state, maps.kappa
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
-        """See `UniverseModel.linear_response`.
+        """Returns the ratio of the maps' modes to the noise's, in linear theory.
 
         Only modes of matter that do not average out along the line of sight contribute. These are
         the modes across the line of sight of each copy of the box. Only Omega_m in the lensing

@@ -79,7 +79,7 @@ class ForwardModel(UniverseModel):
         return name == AMPLITUDE or name in self.bias or super().fitted(name)
 
     def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
-        """See `UniverseModel.run_and_observe`: the observed density, as `observe` returns it."""
+        """Returns the universe of white noise, and its observed density (see `observe`)."""
         state = self.run(noise, parameters)
         return state, self.observe(state, parameters)
 
@@ -130,7 +130,7 @@ class ForwardModel(UniverseModel):
         return density
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
-        """See `UniverseModel.linear_response`: observed density over white noise.
+        """Returns the ratio of the observed density's modes to the noise's, in linear theory.
 
         That is b D sqrt(P / V_cell), and the cloud-in-cell window where there are particles. What
         redshift space adds is left out.

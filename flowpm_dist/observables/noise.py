@@ -80,7 +80,7 @@ def with_noise(
     normal: np.ndarray,
     amplitude: np.ndarray | float = 1.0,
 ) -> np.ndarray:
-    """Returns what is observed of densities, the same on any number of ranks.
+    """Returns observations of densities with noise, the same on any number of ranks.
 
     Args:
         density: block [..., x, y, z].
@@ -117,7 +117,7 @@ class SurveyNoise:
     def observe(
         self, density: tf.Tensor, box: Box, seeds: Sequence[int], amplitude: np.ndarray | None
     ) -> np.ndarray:
-        """Returns what is observed of the densities of a batch. On all ranks of the box together.
+        """Returns the observations of a batch of densities. On all ranks of the box together.
 
         Args:
             density: block [batch, x, y, z].

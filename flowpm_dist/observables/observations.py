@@ -1,4 +1,4 @@
-"""The files of what is observed, which are checked first; each rank then reads its block.
+"""The files of an observation, which are checked first; each rank then reads its block.
 
 Nothing here imports TensorFlow, Horovod or MPI.
 """
@@ -189,7 +189,7 @@ class Observations:
     def _bad(
         self, values: dict[str, Any], observed: np.ndarray
     ) -> Iterator[tuple[str, np.ndarray, str]]:
-        """Yields the key of each file, where its values are wrong, and what they must be."""
+        """Yields for each rule the key of a file, a mask of cells that break it, and the rule."""
         if (mask := values.get("mask")) is not None:
             yield "mask", ~((mask >= 0) & (mask <= 1)), "must be from 0 to 1"
         if (sigma := values.get("sigma")) is not None:
@@ -218,7 +218,7 @@ class Observations:
     def _unreasonable(
         self, total: float, cells: int, expected: float, variance: float
     ) -> dict[str, str]:
-        """Returns what is wrong with the mean of the data.
+        """Returns the problem of an unreasonable mean of the data, by key; empty if there is none.
 
         Args:
             total: the sum of the data.

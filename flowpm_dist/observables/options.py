@@ -366,14 +366,14 @@ Observation = Annotated[
 
 
 def lacking(section: str, name: str, instead_of: str | None = None) -> str:
-    """Returns what is wrong with the prior of a parameter that has no value in its section."""
+    """Returns the problem of a prior whose parameter has no value in its section."""
     how = f"in the place of {instead_of}" if instead_of else "too"
     message = f"is given, but {section} has no {name}: give it there, {how}: the mock's value, or "
     return f"{message}the expected one"
 
 
 def _no_parameter(name: str, nuisances: Iterable[str]) -> str:
-    """Returns what is wrong with a prior that has an unknown name."""
+    """Returns the problem of a prior with an unknown name."""
     known = [*VARIABLE, *nuisances]
     of_cosmology = name in (*KEYS, "transfer")
     hint = "; it belongs in [cosmology]" if of_cosmology else nearest(name, known)

@@ -34,7 +34,7 @@ AMPLITUDES = {"sigma": "noise_amplitude", "mean_count": "amplitude"}
 
 @dataclass(frozen=True)
 class ObservationRecord:
-    """What was observed.
+    """A record of how data were observed: options, ranges of nuisance parameters, checksums.
 
     Attributes:
         options: the forward model and its noise.
@@ -159,7 +159,7 @@ class ObservationRecord:
         return ", ".join(parts)
 
     def check(self, data: ObservationRecord, what: str) -> None:
-        """Checks that data are what this is made for.
+        """Checks that data are of the observation that this record describes.
 
         Args:
             data: what was observed.

@@ -1,4 +1,4 @@
-"""What a model of the observed density is given: structure, line of sight and bias.
+"""The options of a model of the observed density: structure, line of sight and bias.
 
 Nothing here imports TensorFlow.
 """

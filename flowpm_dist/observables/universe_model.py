@@ -234,10 +234,10 @@ class UniverseModel(abc.ABC):
             return self.run_and_observe(noise, others)[1]
 
     def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
-        """Returns the other parameters, and how many times larger linear fields are, float64 [...].
+        """Returns the other parameters and the linear fields' factor, float64 [...].
 
-        That is None where the simulation's own sigma8 or A_s is not among them, and for a custom
-        structure or with a correction, which may use it otherwise.
+        The factor is None where the simulation's own sigma8 or A_s is not among the parameters, and
+        for a custom structure or with a correction, which may use it otherwise.
         """
         simulated = self.simulation.cosmology
         name = next(name for name in AMPLITUDES if getattr(simulated, name) is not None)
@@ -249,7 +249,7 @@ class UniverseModel(abc.ABC):
         return others, ratio if name == "sigma8" else tf.sqrt(ratio)
 
     def matter_response(self, parameters: Parameters) -> tf.Tensor:
-        """Returns the modes of the matter's overdensity over the noise, in linear theory.
+        """Returns the ratio of the matter overdensity's modes to the noise's, in linear theory.
 
         That is D sqrt(P / V_cell), at the last of the steps. See `linear_response`.
         """
@@ -274,7 +274,7 @@ class UniverseModel(abc.ABC):
         return local_values(shared, box) if shared.shape.rank else as_factor(shared, box)
 
     def for_chains(self, response: tf.Tensor, parameters: Parameters) -> tf.Tensor:
-        """Returns a response for each chain of parameters, also where it depends on none of them.
+        """Returns a response for each chain, also where the response depends on no parameter.
 
         Args:
             response: [kz, ky, kx], or with chains before.
@@ -302,7 +302,7 @@ class UniverseModel(abc.ABC):
         return self.simulation.box_of_replicas
 
     def retry_with_wider_halo(self, attempt: Callable[[], Any]) -> Any:
-        """Returns what an attempt gives, repeated with a wider halo where a particle left it.
+        """Returns the result of an attempt, repeated with a wider halo if a particle left the halo.
 
         A halo that was given, not "auto", is kept.
         """
@@ -315,7 +315,7 @@ class UniverseModel(abc.ABC):
                 self.simulation.halo = error.needed
 
     def hold_halo(self) -> None:
-        """Fixes an automatic halo at the one that a universe of the prior needs.
+        """Fixes an automatic halo at the width that a universe of the prior needs.
 
         It would follow the field during a search otherwise, and functions would be compiled for
         each width.

@@ -36,7 +36,7 @@ from flowpm_dist.observables.lensing import (
     shear,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerCrossing, OwnLayers
+from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerCrossing, RankLayers
 from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.section import distance_of
 from flowpm_dist.observables.light_cone.sphere import SphereCrossing, SphereGeometry
@@ -254,7 +254,8 @@ def geometries(n, far):
     zero = np.zeros(1, int)
     places = np.array([[0, 1, 2, 0, 1, 0]])
     directions = np.array([[-n / 2, 1, -n / 2, 1, 1, -np.inf, np.inf]])
-    flat._own = lambda crossing, reach: OwnLayers(zero, np.array([far]), places, directions)
+    layers = RankLayers(zero, np.array([far]), places, directions)
+    flat._rank_layers = lambda crossing, reach: layers
     sphere = SphereGeometry.__new__(SphereGeometry)
     edges = np.array([0.0, 200.0, 400.0])
     given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1)

@@ -67,7 +67,7 @@ class SourceOptions(Options):
 
     @functools.cached_property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Redshifts and n(z) of the file [row], float64, as they were when first asked for.
+        """Redshifts and n(z) of the file [row], float64, as first read.
 
         Raises:
             UserError: the file has no n(z).
@@ -106,7 +106,7 @@ class SourceOptions(Options):
 
     @property
     def name(self) -> str:
-        """What the sources are, in a few words for figures and tables."""
+        """A description of the sources in a few words, for figures and tables."""
         moved = f" {self.shift:+g}" if self.shift else ""
         if self.redshift is not None:
             return f"z = {self.redshift:g}{moved}"

@@ -34,7 +34,7 @@ from meshimpl.graph_guards import once_differentiable
 
 @dataclass(frozen=True)
 class RayTracing:
-    """Where rays come from, and how a bundle of them is distorted; means over each population.
+    """The source positions and distortions of light rays; means over each population.
 
     Component i of positions and of the Jacobian belongs to axis i of the map.
 
@@ -120,6 +120,14 @@ def ray_trace(
     rays = tf.concat([theta, tf.broadcast_to(undistorted, [*theta.shape[:-1], 4])], axis=-1)
     lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
 
+    at_source = _tracer(sky)(delta, *lenses, rays)
+    position, jacobian = tf.split(at_source, [2, 4], axis=-1)
+    return RayTracing(position, tf.reshape(jacobian, [*position.shape[:-1], 2, 2]))
+
+
+def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
+    """Returns the function that follows rays through planes of these pixels, with its gradient."""
+
     @tf.custom_gradient
     def trace(*tensors: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         """Returns the rays at the sources [source, ..., 6], position and Jacobian.
@@ -152,9 +160,7 @@ def ray_trace(
 
         return rays - total, gradient
 
-    at_source = trace(delta, *lenses, rays)
-    position, jacobian = tf.split(at_source, [2, 4], axis=-1)
-    return RayTracing(position, tf.reshape(jacobian, [*position.shape[:-1], 2, 2]))
+    return trace
 
 
 def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:

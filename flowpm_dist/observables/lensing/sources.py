@@ -110,7 +110,7 @@ class SourcePlane(Sources):
         )
 
     def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
-        """See `Sources.fractions`; the derivatives are 0."""
+        """Returns the shares of the sources between edges, [n] [1]; the derivatives are 0."""
         nearer = tf.cast(
             as_float64(edges, "edges", "Mpc/h") <= self.farthest(distances), tf.float64
         )
@@ -175,7 +175,7 @@ class SourceDistribution(Sources):
         return number[:-1] - number[1:]
 
     def density(self, chi: Any, distances: Distances) -> tf.Tensor:
-        """See `Sources.density`: n(z) dz/dchi, with n(z) normalised."""
+        """Returns the share of the sources per distance [h/Mpc]: normalised n(z) times dz/dchi."""
         a = distances.scale_factor(chi)
         z, limits = 1.0 / a - 1.0, self._limits()
         cell = _cell(limits, z)

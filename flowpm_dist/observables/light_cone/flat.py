@@ -127,7 +127,7 @@ class LayerCrossing:
 
 
 @dataclass(frozen=True)
-class OwnLayers:
+class RankLayers:
     """Layers of this rank's particles, and where they are on the sky.
 
     Attributes:
@@ -173,20 +173,20 @@ class FlatGeometry(Geometry):
         self.step = self.depth = float(layers.depths[0])
 
     def _times(self, theory: Theory) -> tf.Tensor:
-        """Returns when light leaves the layers, and then those that are farther [layer + 1] [1]."""
+        """Returns the scale factors at which light leaves layers, then farther ones [layer + 1]."""
         chi = np.append(self.layers.distances, self.end)
         a = theory.line_of_sight.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
     def slab_edges(self, width: np.ndarray) -> np.ndarray:
-        """See `Geometry.slab_edges`: the nearest whole number of layers for a width."""
+        """Returns the edges of slabs, each with the whole number of layers nearest to the width."""
         layers = self.layers
         numbers = plane_of_layers(len(layers.distances), float(layers.depths[0]), float(width))
         ends = np.append(np.flatnonzero(np.diff(numbers)), len(numbers) - 1)
         return np.append(0.0, layers.edges[ends + 1])
 
     def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
-        """See `Geometry.slabs`: particles count 1 / chi^2."""
+        """Returns the slabs as lens planes; each particle counts 1 / chi^2."""
         return LensPlanes(edges), self.particles_in_pixel * np.diff(edges)
 
     @override
@@ -216,7 +216,7 @@ class FlatGeometry(Geometry):
         factors = tf.concat([tf.ones_like(factors[..., :1]), factors], -1)
         largest = np.abs(factors.numpy()[:, crossing.layers]).max((0, 1))
         reach = self.reach(moment.moving, largest)
-        layers = self._own(crossing, reach)
+        layers = self._rank_layers(crossing, reach)
         near, far = (crossing.layers[[0, -1]] + 0.5) * self.step
         first, shells = self.shells(near, far, reach)
         slabs = Slabs(
@@ -231,7 +231,7 @@ class FlatGeometry(Geometry):
         others = (tf.cast(x, self.box.dtype) for x in (moved, amounts))
         return self.painted("paint_sky", slabs, moment, crossing.universes, others, first)
 
-    def _own(self, crossing: LayerCrossing, reach: float) -> OwnLayers:
+    def _rank_layers(self, crossing: LayerCrossing, reach: float) -> RankLayers:
         """Returns this rank's layers of a crossing, and layers whose particles may enter a copy.
 
         A copy of the box holds the matter of the periodic box between its ends. So particles that
@@ -270,7 +270,7 @@ class FlatGeometry(Geometry):
                 directions.append([origins[1], senses[1], origins[0], senses[0], senses[2], *ends])
                 numbers += layers[run].tolist()
         times = np.array(numbers, int)
-        return OwnLayers(
+        return RankLayers(
             np.clip(times, 0, count),
             (times + 0.5) * step,
             np.array(places, np.int32).reshape(-1, 6),
@@ -295,7 +295,9 @@ class FlatGeometry(Geometry):
         self, crossing: LayerCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
         largest = np.abs(self._moved[crossing.layers, : len(fields)]).max(0)
-        slabs = self._own(crossing, self.reach([displacement, *fields], np.append(1.0, largest)))
+        slabs = self._rank_layers(
+            crossing, self.reach([displacement, *fields], np.append(1.0, largest))
+        )
         for place, directions in zip(slabs.places, slabs.directions, strict=True):
             for i in range(place[4]):
                 of_layer = (*(slice(None),) * int(place[2]), place[3] + i)
@@ -319,7 +321,7 @@ class FlatGeometry(Geometry):
         Args:
             layer: number of the layer at whose time the piece crosses the light cone.
             undisplaced: its distance [Mpc/h].
-            place, directions: place and directions of its slab, see `OwnLayers`.
+            place, directions: place and directions of its slab, see `RankLayers`.
             piece: its place in the plane, whose axes are in the order of the box.
             planes: its displacements, velocities and LPT fields [., ., 3].
         """

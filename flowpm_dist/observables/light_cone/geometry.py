@@ -1,4 +1,4 @@
-"""What painters and recorders of a light cone need to know of a sky, flat or full."""
+"""The geometry of a light cone on a flat or full sky, for painters and recorders."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Geometry(abc.ABC):
         """
 
     def paint_between(self, edges: np.ndarray | None, power: int) -> None:
-        """Keeps what `shells` returns a part of.
+        """Stores the borders and amounts of which `shells` returns a part.
 
         Args:
             edges: see `painting`.
@@ -167,7 +167,7 @@ class Geometry(abc.ABC):
 
     @abc.abstractmethod
     def paint(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
-        """Returns what a crossing's particles add to the maps, by numbers of universe and map."""
+        """Returns the maps of a crossing's particles, by numbers of universe and map."""
 
     def reach(self, fields: Sequence[Any], factors: np.ndarray) -> float:
         """Returns a displacement along an axis that no particle of this rank with a place exceeds.
@@ -286,7 +286,7 @@ def farthest(sky: SkyOptions, cosmology: Universe) -> float:
 
 @contextmanager
 def reaching(a: Any) -> Iterator[None]:
-    """Names, in a ValueError that is raised inside, the redshift of the farthest light.
+    """Adds the redshift of the farthest light to a ValueError that is raised inside.
 
     Args:
         a: its scale factor.

@@ -168,7 +168,7 @@ class _SkyObserver(Observer):
         self.geometry, self._crossings, self.kicks = geometry, crossings, frozenset(crossings)
 
     def measurements(self, kick: int) -> list[Measurement]:
-        """See `Observer.measurements`: one for each crossing."""
+        """Returns one measurement for each crossing after a kick."""
         crossings = self._crossings.get(kick, [])
         return [functools.partial(self.measure, crossing) for crossing in crossings]
 
@@ -204,7 +204,7 @@ class MapPainter(_SkyObserver):
         self._group = self._box.mesh.without("replica").world
 
     def measure(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
-        """Returns what the particles of a crossing add to the maps, see `Measurement`."""
+        """Returns the maps of a crossing's particles, see `Measurement`."""
         return self.geometry.paint(crossing, moment, inputs)
 
     def summed(self, measured: Measured) -> tf.Tensor:
@@ -229,11 +229,11 @@ class MapPainter(_SkyObserver):
         return maps
 
     def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
-        """See `Observer.pack`; each rank packs its own universes."""
+        """Returns the maps of this rank's universes, summed over ranks, for a checkpoint."""
         return {"maps": self.summed(measured)}
 
     def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
-        """See `Observer.unpack`: the first of the ranks takes the whole."""
+        """Returns the packed maps on the first rank, and none on the others."""
         shape = (self._universes, self._maps, *self._shape)
         if "maps" not in packed:
             raise ValueError("a light cone can be resumed only if a checkpoint stores its maps")
@@ -302,7 +302,7 @@ class ConvergencePainter(MapPainter):
         )
 
     def results(self, measured: Measured) -> ConvergenceMaps:
-        """See `Observer.results`; the mean convergence of the universe is subtracted."""
+        """Returns the maps of the convergence, minus the mean convergence of the universe."""
         maps = self.geometry.normalised(self.summed(measured))
         means = tf.reshape(self._means, [*self._means.shape, *[1] * len(self._shape)])
         return ConvergenceMaps(maps - tf.cast(means, maps.dtype), self.geometry.sky)
@@ -374,7 +374,7 @@ class Recorder(_SkyObserver):
         return {}
 
     def results(self, measured: Measured) -> None:
-        """Returns None: all is in the files.
+        """Returns None; the files hold all particles.
 
         Raises:
             FloatingPointError: a particle was not finite, or too far displaced. On every rank.
@@ -382,13 +382,13 @@ class Recorder(_SkyObserver):
         _check_finite(self._finite, self.geometry.box)
 
     def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
-        """See `Observer.pack`, and `results` for errors: all is in the files."""
+        """Returns an empty dictionary, after the checks of `results`; the files hold all."""
         self.results(measured)
         return {}
 
 
 def _check_finite(finite: tf.Tensor | bool, box: Box) -> None:
-    """Checks, on all ranks together, that what crossed the light cone has a finite place.
+    """Checks, on all ranks together, that all particles that crossed have finite positions.
 
     Raises:
         FloatingPointError: some has not, on this rank or another.

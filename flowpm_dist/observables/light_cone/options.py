@@ -85,7 +85,7 @@ class SkyOptions(Options, abc.ABC):
 
     @abc.abstractmethod
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
-        """Yields what keeps copies of a box from filling the light cone.
+        """Yields the reasons why copies of a box do not fill the light cone.
 
         Args:
             size: sides of the box [Mpc/h].
@@ -177,7 +177,7 @@ class FlatField(SkyOptions):
 
     @property
     def map_shape(self) -> tuple[int, ...]:
-        """See `SkyOptions.map_shape`: [x, y]."""
+        """The shape of a map: (x, y)."""
         return self.pixels, self.pixels
 
     @property
@@ -205,7 +205,7 @@ class FlatField(SkyOptions):
         )
 
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
-        """See `SkyOptions.box_problems`: the field is not wider than the box, or may repeat it."""
+        """Yields a problem if the field is wider than the box and must not repeat it."""
         # Orders of the axes leave each side where it is or among equals: the third one is along
         # the line of sight.
         narrowest, wide = min(size[:2]), self.fov * chi_max
@@ -243,7 +243,7 @@ class FullSky(SkyOptions):
 
     @property
     def map_shape(self) -> tuple[int, ...]:
-        """See `SkyOptions.map_shape`: [pixel]."""
+        """The shape of a map: (pixel,)."""
         return (Healpix(self.nside).pixels,)
 
     @property
@@ -256,7 +256,7 @@ class FullSky(SkyOptions):
         return 4 * math.pi / 3 * chi_max**3
 
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
-        """See `SkyOptions.box_problems`: the observer is in the box, and there are few boxes."""
+        """Yields problems: an observer outside the box, or too many copies of the box."""
         x, y, z = self.place(size, (1, 1, 1))
         if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):
             sides = " x ".join(f"{side:g}" for side in size)

@@ -41,7 +41,7 @@ def particle_bytes(count: float, itemsize: int, files: int) -> int:
 
 @dataclass(frozen=True)
 class LightConePlan:
-    """What a run will paint and write on its light cone.
+    """The sizes of the maps and files of a run's light cone.
 
     Attributes:
         options: [lightcone] of the run file; on the full sky with the position of the observer.

@@ -89,7 +89,7 @@ def write_light_cone_results(
     *,
     subtract: bool = False,
 ) -> ShownLightCone:
-    """Writes maps and spectra, and returns what `draw_light_cone` shows of them. On rank 0.
+    """Writes maps and spectra, and returns the input of `draw_light_cone`. On rank 0.
 
     Args:
         folder: the folder to write into.
@@ -141,7 +141,7 @@ def write_light_cone_results(
 
 @dataclass(frozen=True)
 class ShownLightCone:
-    """What the figures of a light cone show.
+    """The data that the figures of a light cone show.
 
     Attributes:
         options: the light cone.

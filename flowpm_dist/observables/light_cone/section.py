@@ -56,7 +56,7 @@ class LensedSky(SkyOptions):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """See `Options.problems`: n(z) can be read, and its sources are between z = 0 and z_max."""
+        """Yields problems: n(z) must be readable, with sources between z = 0 and z_max."""
         for number, source in enumerate(self.sources):
             key = f"sources[{number}]"
             try:
@@ -195,7 +195,7 @@ class FullSkyLensingOptions(LensedSky, FullSky):
         return {} if self.shells else {"shell_width": "shells = true"}
 
     def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
-        """See `SkyOptions.box_problems`: also checks the number of shells."""
+        """Yields the problems of a box with the light cone, and of the number of shells."""
         yield from super().box_problems(size, chi_max)
         try:
             if self.shells:

@@ -97,7 +97,7 @@ class SphereGeometry(Geometry):
         self._observer = sky.place(self.box.size, self.box.grid)
 
     def slab_edges(self, width: np.ndarray) -> np.ndarray:
-        """See `Geometry.slab_edges`: the nearest whole number of shells for a width."""
+        """Returns the edges of shells, in the whole number that is nearest to the width."""
         end = self.end
         if not width.ndim:
             return np.linspace(0.0, end, self.sky.shell_count(float(width), end) + 1)
@@ -109,7 +109,7 @@ class SphereGeometry(Geometry):
         return width
 
     def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
-        """See `Geometry.slabs`: particles count 1."""
+        """Returns the shells as lens planes; each particle counts 1."""
         return LensPlanes.of_shells(edges), self.particles_in_pixel * np.diff(edges**3) / 3
 
     @override
@@ -141,7 +141,7 @@ class SphereGeometry(Geometry):
     def _segments(
         self, theory: Theory, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, tf.Tensor]:
-        """Returns the distance in segments, in each of which light leaves after one kick.
+        """Returns segments of the distance; the light of each leaves after one and the same kick.
 
         Args:
             theory: of a universe.
@@ -210,7 +210,7 @@ class SphereGeometry(Geometry):
         return self.painted("paint_ball", ball, moment, crossing.universes, of_all, first)
 
     def normalised(self, maps: tf.Tensor) -> tf.Tensor:
-        """See `Geometry.normalised`.
+        """Returns painted maps for pixels of equal solid angle.
 
         Bilinear weights integrate to other solid angles than the pixels', see
         `Healpix.painted_areas`: without this a uniform universe would not have uniform maps.
@@ -280,7 +280,7 @@ class SphereGeometry(Geometry):
         chi: np.ndarray,
         fields: list[np.ndarray],
     ) -> Particles:
-        """Returns those of some particles that are observed.
+        """Returns the observed ones among some particles.
 
         Args:
             edges: edges of the segments of a crossing [segments + 1] [Mpc/h].
@@ -307,7 +307,7 @@ class SphereGeometry(Geometry):
 
 
 def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
-    """Yields each kick and the slice of the segments, which follow one another, that have it."""
+    """Yields each kick with the slice of the consecutive segments that follow it."""
     for kick in sorted(set(kicks.tolist())):
         segments = np.flatnonzero(kicks == kick)
         yield kick, slice(int(segments[0]), int(segments[-1]) + 1)
@@ -316,7 +316,7 @@ def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
 def copies_between(
     box: Box, observer: tuple[float, float, float], near: float, far: float
 ) -> np.ndarray:
-    """Returns the copies of this rank's particles with some between two distances [Mpc/h].
+    """Returns the copies of the box that have particles of this rank between two distances [Mpc/h].
 
     Args:
         box: the box of the particles.
@@ -378,7 +378,7 @@ def polynomials(
 
 
 def _borders(kicks_of: Callable[[np.ndarray], np.ndarray], early: float, late: float) -> np.ndarray:
-    """Returns the scale factors from which on light leaves after another kick, by bisection.
+    """Returns the scale factors between which light leaves after the same kick, by bisection.
 
     Args:
         kicks_of: from scale factors to the numbers of the last kicks before.
@@ -397,7 +397,7 @@ def _borders(kicks_of: Callable[[np.ndarray], np.ndarray], early: float, late: f
 
 
 def _refined(borders: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Returns edges of segments that are not too wide; they include borders between the ends."""
+    """Returns the edges of segments of limited width, among them the borders."""
     bounds = list(ends)
     for edge in borders:
         if np.abs(np.array(bounds) - edge).min() > SAME_EDGE:
