@@ -88,7 +88,7 @@ class Demand:
     """The memory that a job takes on its mesh, and on others.
 
     Attributes:
-        what: names the job in messages, such as "the simulation".
+        job_name: names the job in messages, such as "the simulation".
         grid: cells along each side.
         mesh: shape of the mesh of ranks.
         memory_at: the memory of a rank on a grid and a mesh; raises ValueError for a grid that the
@@ -99,7 +99,7 @@ class Demand:
         pyramid: the choice of the pyramid force, which decides about the default mesh.
     """
 
-    what: str
+    job_name: str
     grid: Grid
     mesh: str
     memory_at: MemoryAt
@@ -136,7 +136,7 @@ class Demand:
         if estimate.on_host <= host.limit:
             return
         place = "the container or batch job here" if host.is_container else "this host"
-        needed = f"{self.what} needs about {human_size(estimate.memory)}"
+        needed = f"{self.job_name} needs about {human_size(estimate.memory)}"
         if estimate.together > 1:
             needed += f" on each of {estimate.together} ranks, {human_size(estimate.on_host)} "
             needed += "together"
