@@ -122,17 +122,38 @@ def _slab(
     for i, j in itertools.product(*reach):
         px = (x + i * slabs.lengths[ax]) / size + middle
         py = (y + j * slabs.lengths[ay]) / size + middle
-        column, row = tf.floor(px), tf.floor(py)
-        near = placed & in_front & (column >= -1) & (column < n) & (row >= -1) & (row < n)
-        for dx, dy, (maps, amount) in itertools.product((0, 1), (0, 1), of_distance):
-            share = (px - column if dx else 1 + column - px) * (py - row if dy else 1 + row - py)
-            c, r = column + dx, row + dy
-            inside = near & (c >= 0) & (c < n) & (r >= 0) & (r < n)
-            places = tf.boolean_mask(maps, inside)
-            pixel = tf.cast(tf.boolean_mask(r * n + c, inside), tf.int32)
-            values = tf.boolean_mask(share * amount, inside)
-            out = tf.tensor_scatter_nd_add(out, (places * n * n + pixel)[:, tf.newaxis], values)
+        out = _add_bilinearly(out, n, px, py, placed & in_front, of_distance)
     return tf.reshape(out, [batch, -1])
+
+
+def _add_bilinearly(
+    out: tf.Tensor,
+    n: int,
+    px: tf.Tensor,
+    py: tf.Tensor,
+    visible: tf.Tensor,
+    of_distance: Sequence[tuple[tf.Tensor, tf.Tensor]],
+) -> tf.Tensor:
+    """Returns the maps with particles added to the four pixels around each.
+
+    Args:
+        out: the maps, flat [maps * n * n].
+        n: pixels along each side of a map.
+        px, py: positions of the particles [b, x, y, z] [pixels].
+        visible: the particles to add.
+        of_distance: the map of each particle, and the amount that the particle adds to it.
+    """
+    column, row = tf.floor(px), tf.floor(py)
+    near = visible & (column >= -1) & (column < n) & (row >= -1) & (row < n)
+    for dx, dy, (maps, amount) in itertools.product((0, 1), (0, 1), of_distance):
+        share = (px - column if dx else 1 + column - px) * (py - row if dy else 1 + row - py)
+        c, r = column + dx, row + dy
+        inside = near & (c >= 0) & (c < n) & (r >= 0) & (r < n)
+        places = tf.boolean_mask(maps, inside)
+        pixel = tf.cast(tf.boolean_mask(r * n + c, inside), tf.int32)
+        values = tf.boolean_mask(share * amount, inside)
+        out = tf.tensor_scatter_nd_add(out, (places * n * n + pixel)[:, tf.newaxis], values)
+    return out
 
 
 def moved_by(
