@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from scipy.special import stdtrit
 
 from flowpm_dist.io.files import write_text
 from flowpm_dist.options import as_written
@@ -122,6 +121,8 @@ class Gain:
     @property
     def limits(self) -> tuple[float, float]:
         """The lower and the upper limit of the true gain, each with the error rate `LEVEL`."""
+        from scipy.special import stdtrit  # commands that read records need it not
+
         width = stdtrit(max(1, self.pairs - 1), 1 - LEVEL) * self.error
         return self.mean - width, self.mean + width
 
