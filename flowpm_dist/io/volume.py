@@ -95,7 +95,7 @@ def open_volume(path: str | Path) -> Volume:
     with reading(file, raises=VolumeError):
         volume = _volume_in(file, name)
     dtype = np.dtype(volume.array.dtype)
-    if dtype.kind not in "fiu":
+    if dtype.kind not in "fiub":  # True and False of a mask are 1 and 0
         raise VolumeError(f"{volume.where} holds {dtype}; must be real numbers")
     return replace(volume, array=_ArrayInFile(volume.array, volume.where))
 

@@ -225,8 +225,17 @@ def _log_prior(z: np.ndarray) -> np.ndarray:
 
 
 def scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Returns features [n, features] in standard deviations, at most `MAX_DEVIATION` of them."""
+    """Returns features [n, features] in standard deviations, at most `MAX_DEVIATION` of them.
+
+    Raises:
+        ValueError: they have another shape, or values that are not finite.
+    """
     values = np.asarray(in_unit("features", features), np.float64)
+    if values.ndim != 2 or values.shape[1] != len(shift):
+        raise ValueError(f"features have shape {values.shape}: must be [data sets, {len(shift)}]")
+    if not (finite := np.isfinite(values)).all():
+        row, column = np.argwhere(~finite)[0].tolist()
+        raise ValueError(f"feature {column} of data set {row} is {values[row, column]}")
     deviations = (values - shift) / scale
     return np.clip(deviations, -MAX_DEVIATION, MAX_DEVIATION)
 

@@ -109,6 +109,7 @@ def test_all_files_are_told_of_at_once(tmp_path):
     [
         {},
         {"mask": a_mask(), "sigma": np.ones(GRID)},
+        {"mask": a_mask() > 0.6},
         {"file": a_density()},
         {"file": with_value(a_density(), (1, 1, 1), -0.3)},  # of noise
         {"file": with_value(a_density(), (0, 1, 1), np.nan), "mask": a_mask()},

@@ -181,6 +181,10 @@ def test_a_flow_bends_where_a_gaussian_cannot_and_integrates_to_one_within_the_p
     middles = 0.6 + 0.4 * (np.arange(4000) + 0.5) / 4000
     over_prior = np.exp(flow.gain(middles[:, np.newaxis], np.full((4000, 1), 1.5)))
     assert over_prior.mean() == pytest.approx(1, abs=2e-3)
+    with pytest.raises(ValueError, match=r"shape \(1,\): must be \[data sets, 1\]"):
+        flow.sample(np.array([1.5]), 10)
+    with pytest.raises(ValueError, match="feature 0 of data set 1 is nan"):
+        flow.sample(np.array([[1.5], [np.nan]]), 10)
 
 
 def test_a_posterior_is_repeatable_and_the_same_when_read_again(tmp_path):
