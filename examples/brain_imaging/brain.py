@@ -104,6 +104,12 @@ def parser() -> argparse.ArgumentParser:
     evaluate.add_argument(
         "--classical-iterations", type=int, default=30, help="its iterations (default: %(default)s)"
     )
+    evaluate.add_argument(
+        "--tune-in",
+        choices=["brain", "volume"],
+        default="brain",
+        help="where its strength has the best PSNR (default: %(default)s)",
+    )
     for command in (train, evaluate):
         command.add_argument("--output", type=Path, required=True, help="folder of the results")
         command.add_argument("--overwrite", action="store_true", help="replace older results")
@@ -214,7 +220,8 @@ def _evaluate(options: argparse.Namespace, argv: list[str], shape: str) -> int:
     mesh = ProcessMesh(shape)
     if mesh.rank == 0 and not options.resume:
         shutil.rmtree(options.output / "classical", ignore_errors=True)
-    Evaluation(mesh, settings, options.output, weights, method, iterations).run()
+    region = options.tune_in
+    Evaluation(mesh, settings, options.output, weights, method, iterations, region).run()
     return 0
 
 

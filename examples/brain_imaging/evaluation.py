@@ -27,7 +27,8 @@ from meshimpl import ProcessMesh
 
 ZERO_FILLED, NETWORK = "zero-filled", "network"
 NAMES = ("PSNR [dB]", "PSNR in the brain [dB]", "SSIM", "SSIM in the brain")
-BRAIN = SCORES.index("psnr_brain")
+REGIONS = {"brain": "psnr_brain", "volume": "psnr"}
+"""Where a classical method is tuned -> the score that is made best."""
 SCANNED = ("anatomy", "side", "voxel", "coils", "noise", "mask", "seed")
 """The settings that determine a scan."""
 
@@ -64,6 +65,7 @@ class Evaluation:
         weights: the network's weights.
         method: see `classical`, or "none".
         iterations: iterations of the classical method.
+        region: where its strength is tuned, one of `REGIONS`; comparisons elsewhere favour others.
     """
 
     mesh: ProcessMesh
@@ -72,6 +74,7 @@ class Evaluation:
     weights: dict[str, np.ndarray]
     method: str
     iterations: int
+    region: str = "brain"
 
     def run(self) -> None:
         """Writes `scores.csv`, `summary.md` and a picture for each acceleration."""
@@ -179,7 +182,8 @@ class Evaluation:
         return classical(self.method, *given)
 
     def _tuned(self, case: Case) -> float:
-        return tuned(lambda s: scores(self._classical(case, s), case.truth)[BRAIN])
+        judge = SCORES.index(REGIONS[self.region])
+        return tuned(lambda s: scores(self._classical(case, s), case.truth)[judge])
 
     def _write(
         self,
@@ -207,7 +211,7 @@ class Evaluation:
                     lines.append(f"| network - {method} | {' | '.join(cells)} |")
             if factor in strengths:
                 words = f"{self.method} has the strength {strengths[factor]:g}"
-                lines += ["", f"{words}, the best on a validation volume."]
+                lines += ["", f"{words}, the best in the {self.region} of a validation scan."]
             lines.append("")
         text = "\n".join(lines)
         (self.folder / "summary.md").write_text(text)

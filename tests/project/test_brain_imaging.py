@@ -168,7 +168,14 @@ def test_training_resumes_and_is_evaluated(monkeypatch, capsys):
         assert [row["acceleration"] for row in csv.DictReader(file)] == ["2.0"] * 4
     import evaluation
 
+    judged = []
+    monkeypatch.setattr(evaluation, "tuned", lambda score: judged.append(score(0.01)) or 0.01)
+    tuned = [words.replace("scores", where) + f" --tune-in {where}" for where in evaluation.REGIONS]
+    assert [brain.main(each.split()) for each in tuned] == [0, 0]
+    assert judged[0] > 0 and judged[0] != judged[1]  # PSNR in the brain, and of the volume
+    assert "best in the volume of" in Path("volume/summary.md").read_text()
     monkeypatch.setattr(evaluation, "classical", None)  # the images are there already
+    monkeypatch.undo()
     assert brain.main([*words.split(), "--resume"]) == 0
     assert Path("scores/scores.csv").read_text() == before
 
