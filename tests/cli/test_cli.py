@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import COMMAND, flowpm, flowpm_and_loaded, flowpm_here, folder_with, plain
+from commands import COMMAND, ROOT, flowpm, flowpm_and_loaded, flowpm_here, folder_with, plain
 from full_disk import run_on_disk_of
 from run_files import RUN
 
@@ -204,8 +204,10 @@ def two_runs(tmp_path_factory):
     for ranks in (1, 2):
         words = ["simulate", "run.toml", "--ranks", str(ranks), "--output", f"out{ranks}", *ALL]
         with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setenv("PYTHONPATH", ROOT)
             patch.setenv("MPLBACKEND", ["agg", "Qt4Agg"][ranks - 1])
-            done[ranks] = flowpm(*words, folder=folder, timeout=300)
+            done[ranks] = flowpm_here(*words) if ranks == 1 else flowpm(*words, timeout=300)
         assert done[ranks].returncode == 0, done[ranks].stderr
     return folder, done
 

@@ -74,11 +74,11 @@ def test_each_row_is_a_run_of_its_own(here):
 
 @pytest.mark.budget(40)
 def test_a_table_on_one_rank_and_on_two(here):
-    """In processes of their own, which TensorFlow begins in once."""
+    """On two in processes of their own, which TensorFlow begins in once."""
     (here / "table.csv").write_text(TABLE)
     words = ["simulate", "run.toml", "--table", "table.csv"]
-    for ranks, name in (("1", "one"), ("2", "two")):
-        done = flowpm(*words, "--ranks", ranks, "--output", name)
+    for command, ranks, name in ((flowpm_here, "1", "one"), (flowpm, "2", "two")):
+        done = command(*words, "--ranks", ranks, "--output", name)
         assert done.returncode == 0, done.stderr
     for n in range(3):
         one, two = (spectrum(here / f"{name}-{n}") for name in ("one", "two"))
