@@ -105,7 +105,7 @@ class Louder(Gaussian):
         return super().parts(density, annealing, **given)
 
 
-LOUDER = '[likelihood]\nname = "test_reconstruction_run:Louder"\n[priors]\n'
+LOUDER = f'[likelihood]\nname = "{__name__}:Louder"\n[priors]\n'
 
 
 @pytest.mark.long
