@@ -1,8 +1,8 @@
 """Settings that make tests quicker: compilation without optimising, and cheaper building of graphs.
 
-The job on one rank, and pytest outside of `make test`, use XLA as users do. Jobs of several ranks
-use TensorFlow's graph optimiser only in tests marked `grappler`. They test operations that it might
-remove or merge, and some whole runs and trainings.
+The job on one rank, and pytest outside of `make test`, use XLA as users do. Jobs of ranks use
+TensorFlow's graph optimiser only in tests marked `grappler`. They test operations that it might
+remove or merge, and some whole runs and trainings. Tests in one process and commands always use it.
 """
 
 import gc

@@ -143,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     trace_once()
-    optimise_graphs(SIZE == 1 or item.get_closest_marker("grappler") is not None)
+    optimise_graphs(item.get_closest_marker("grappler") is not None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
