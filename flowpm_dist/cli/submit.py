@@ -337,19 +337,27 @@ def _costs(job: batch.BatchJob, works: Sequence[Any]) -> Iterator[str]:
     yield f"disk: at most {human_size(sum(each.disk for each in costs))}"
     if job.alone:
         return
-    if job.site.gpus_per_rank:
+    if job.site.gpus_per_rank or batch.gpus_of_a_node(job.site.directives):
         fields = max(0, max(each.estimate.memory for each in costs) - process_bytes({}))
         yield f"memory of a GPU: about {human_size(fields)}, counted and not measured on one"
-        yield "time: not known, as speeds are kept of processors alone"
+        yield "time: not known, as speeds are scaled by cores alone"
         return
     cores, longest = job.ranks * (job.site.threads or 1), (0.0, "")
     for each in costs:
-        times = [pieces.scaled(cores) for pieces in each.pieces if pieces.left != 0]
-        if not times or None in times:
+        left = [pieces for pieces in each.pieces if pieces.left != 0]
+        if any(pieces.left is None for pieces in left):
+            yield "time: not known, as the rest of a search may take any number of gradients"
+            return
+        times = [pieces.scaled(cores) for pieces in left]
+        if None in times:
             yield "time: not known, as no such job was measured"
             return
+        if not times:
+            continue
         longest = max(longest, (sum(seconds for seconds, _ in times), times[0][1]))
     seconds, where = longest
+    if not where:  # only results are left to be written
+        return
     limit = batch.seconds_of(job.time)
     parts = f", in parts of {human_time(limit)}" if seconds > limit else ""
     text = f"time: about {human_time(seconds)}{' each' * (len(works) > 1)}{parts}"

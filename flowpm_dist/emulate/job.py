@@ -108,4 +108,4 @@ Correction, a {self.options.emulate.kind}, in {path}:
 
 Mean of the universes held out:
 {chr(10).join(lines)}
-The correction is {result["verdict"]}."""
+Compared with no correction: {result["verdict"]}."""

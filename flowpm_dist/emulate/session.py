@@ -13,6 +13,7 @@ import tensorflow as tf
 from flowpm_dist.corrections.learner import Iteration, Learner
 from flowpm_dist.corrections.loss import TERMS, Pair
 from flowpm_dist.corrections.options import LearningOptions
+from flowpm_dist.corrections.scores import FARTHER
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import KINDS, EmulationOptions
@@ -82,8 +83,10 @@ class EmulationSession:
         if self.mesh.rank == 0:
             self._write()
             self.folder.write_mark(complete=True, iteration=self._learner.steps.done)
-            if scores["verdict"].startswith("worse"):
-                self.progress.warn(f"the correction is {scores['verdict']}")
+            if not scores["loss"] < scores["loss of plain runs"]:
+                self.progress.warn("the correction is no better than plain runs")
+            elif FARTHER in scores["verdict"]:
+                self.progress.warn(f"with the correction, {scores['verdict']}")
             self._draw()
             with decoration("learning.png", self.progress.warn):
                 from flowpm_dist.emulate.figures import learning_figure

@@ -149,7 +149,8 @@ class Truth:
         mesh, total = box.mesh, len(self._simulations)
         seed = self._options.truth.seed + number
         paths = self._folder.states(number, times)
-        missing = not all(is_whole(path) for path in paths.values())
+        # Rank 0 alone looks for each chunk.
+        missing = mesh.rank == 0 and not all(is_whole(path) for path in paths.values())
         if bool(mesh.world.broadcast(tf.constant(missing))):
             if mesh.rank == 0:  # what a killed session has left
                 for path in paths.values():

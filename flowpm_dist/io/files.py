@@ -118,9 +118,16 @@ def check_regular_files(folder: Path) -> None:
         OSError: there is a device, a pipe, or a link to one or to nothing; or a folder cannot be
             read.
     """
-    for entry in _entries(folder):
-        if not (entry.is_file() or entry.is_dir()):
-            raise OSError(errno.EINVAL, "must be a regular file", entry.path)
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in seen:  # by a link
+            folders.clear()
+            continue
+        seen.add(real)
+        for name in names:
+            if not os.path.isfile(path := os.path.join(place, name)):
+                raise OSError(errno.EINVAL, "must be a regular file", path)
 
 
 def read_bytes(path: Path, most: int = 2**24) -> bytes:

@@ -31,22 +31,41 @@ def hdf5_file(path: Path) -> h5py.File:
     """
     import h5py
 
+    _check_named(path, set())
+    return h5py.File(path, "r")
+
+
+def _check_named(path: Path, seen: set[Path]) -> None:
+    """Checks that a file, and all files that it names if it is HDF5, are regular ones.
+
+    Raises:
+        OSError: one is not.
+    """
+    import h5py
+
     check_regular(path)
-    file, others = h5py.File(path, "r"), []
+    if path.resolve() in seen or not (path.exists() and h5py.is_hdf5(path)):
+        return
+    seen.add(path.resolve())
+    others: set[str] = set()
 
-    def note(name: str, link: object) -> None:
+    def note_link(name: str, link: object) -> None:
         if isinstance(link, h5py.ExternalLink):
-            others.append(link.filename)
-        elif isinstance(item := file.get(name), h5py.Dataset):
-            others.extend(other for other, *_ in item.external or ())
-            if item.is_virtual:
-                others.extend(source.file_name for source in item.virtual_sources())
+            others.add(link.filename)
 
-    file.visititems_links(note)
-    for other in others:  # HDF5 looks for it in the folder of the file, and in the current one
-        check_regular(path.parent / other)
-        check_regular(Path(other))
-    return file
+    def note_item(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            others.update(other for other, *_ in item.external or ())
+            if item.is_virtual:
+                others.update(source.file_name for source in item.virtual_sources())
+
+    with h5py.File(path, "r") as file:
+        file.visititems_links(note_link)
+        file.visititems(note_item)  # by hard links alone
+    for other in others - {"."}:  # the file itself
+        # HDF5 looks for it in the folder of the file, and in the current one.
+        for place in {path.parent / other, Path(other)}:
+            _check_named(place, seen)
 
 
 @contextmanager

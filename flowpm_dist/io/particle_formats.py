@@ -15,9 +15,7 @@ cannot write.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import AfterValidator
+from typing import TYPE_CHECKING, Any, Literal
 
 
 @dataclass(frozen=True)
@@ -60,5 +58,7 @@ def checked_format(name: Any) -> Any:
     return name
 
 
-FormatName = Annotated[str, AfterValidator(checked_format)]
-"""The name of a format in a run file."""
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal["zarr", *PARTICLE_FORMATS]

@@ -64,11 +64,13 @@ class _ArrayInFile:
 
     Attributes:
         shape, dtype: of the array.
+        chunks: the shape of its chunks; None if it is not divided.
     """
 
     def __init__(self, array: Any, where: str) -> None:
         self._array, self._where = array, where
         self.shape, self.dtype = tuple(array.shape), np.dtype(array.dtype)
+        self.chunks = getattr(array, "chunks", None)
 
     def __getitem__(self, place: Any) -> np.ndarray:
         with reading(Path(self._where), raises=VolumeError):
@@ -151,6 +153,8 @@ def _of_zarr(file: Path) -> Volume:
         scale = None if a is None else float(a)
         observation = snapshot.attributes.get("observation", {})  # nothing but the density itself
         return Volume(snapshot.arrays["density"], f"{file}/density", sides, scale, observation)
+    if not any((file / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup")):
+        raise VolumeError(f"{file} is not a volume: must be {FORMATS}")
     import zarr
 
     check_regular_files(file)

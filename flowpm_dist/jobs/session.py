@@ -79,6 +79,7 @@ class StopRequest:
         def note(number: int, frame: FrameType | None) -> None:
             if number == self._received == signal.SIGINT and self._mesh.size == 1:
                 raise SystemExit(128 + number)
+            launch.leave_terminal(number)
             self._received = number
 
         # Python calls a signal's handler only between two of its own instructions, and a step of

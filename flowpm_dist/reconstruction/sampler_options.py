@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, InstanceOf
+from typing_extensions import override
 
 from flowpm_dist.options import A_SEED, Options, Seed, Variants, count, python_object
 
@@ -25,6 +26,11 @@ class MoveOptions(Options):
 
     leaps: int = count(32)
     seed: Seed = Field(default=0, description=A_SEED)
+
+    @property
+    def evaluations(self) -> float:
+        """The mean number of gradients in a move, or an upper limit of it."""
+        return self.leaps
 
     def sampler(self) -> Sampler:
         """Returns the sampler."""
@@ -56,6 +62,11 @@ class HMCOptions(MoveOptions):
 
     scheme = "flowpm_dist.reconstruction.hmc:HMC"
 
+    @property
+    @override
+    def evaluations(self) -> float:
+        return 0.75 * self.leaps  # from half of them to all
+
     target: float = Field(default=0.8, gt=0, lt=1, description="a number between 0 and 1")
 
 
@@ -69,6 +80,11 @@ class AdjustedMicrocanonicalOptions(HMCOptions):
     scheme = "flowpm_dist.reconstruction.adjusted_microcanonical:AdjustedMicrocanonical"
 
     length: float = Field(default=2.0, ge=0.1, description="a number of at least 0.1")
+
+    @property
+    @override
+    def evaluations(self) -> float:
+        return 2 / 3 * self.leaps  # from a third of them to all, or fewer where `length` is short
 
 
 METHODS = {

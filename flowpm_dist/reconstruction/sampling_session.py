@@ -100,6 +100,8 @@ class SamplingSession:
         )
         self._stop = StopRequest(mesh, folder, "move", progress.say)
         self._table: Table | None = None
+        self._laps: list[float] = []  # seconds of a gradient, of each move of this session
+        self._evaluations: int | None = None
         self._latest: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=20)
 
     def _found(self, name: str) -> tf.Tensor:
@@ -151,6 +153,7 @@ class SamplingSession:
             facts = {
                 **sampling_facts(rows, self.sampler, self.posterior.space.names, truth),
                 "evaluations": self.chains.progress.evaluations,
+                "seconds_per_evaluation": float(np.median(self._laps)) if self._laps else None,
                 "mesh": str(self.mesh),
             }
             whole = json.loads(self.folder.result.read_text())
@@ -204,7 +207,10 @@ class SamplingSession:
 
     def _after_move(self, move: Move) -> None:
         """Adds rows and a line for a move, on every rank, and ends if a signal came."""
-        now = time.perf_counter()
+        now, before = time.perf_counter(), self._evaluations
+        self._evaluations = self.chains.progress.evaluations
+        if before is not None:  # the first move of a session is compiled in it
+            self._laps.append((now - self._lap) / max(1, self._evaluations - before))
         draw, every = move.draw, self.sampler.keep_every
         modes = large_modes(draw.point.field, self.box)
         if move.drawn and move.drawn % every == 0:

@@ -100,7 +100,8 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             moved = (self.folder.last_move() or 0) * resume
             moves = max(0, sampler.warm_up + sampler.draws - moved)
             chains, cells = f"{self._rate_name}, chains", cells * sampler.chains
-            pieces.append(Pieces(chains, cells, moves * sampler.method.leaps, self._rate_name))
+            left = round(moves * sampler.method.evaluations)
+            pieces.append(Pieces(chains, cells, left, self._rate_name))
         return Costs(demand, options.disk, tuple(pieces))
 
     @property
@@ -115,7 +116,8 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             speeds[self._rate_name] = seconds
         if sampling := result.get("sampling"):
             chains = f"{self._rate_name}, chains"
-            speeds[chains] = sampling["seconds"] / max(1, sampling["evaluations"])
+            if (seconds := sampling.get("seconds_per_evaluation")) is not None:
+                speeds[chains] = seconds
         return speeds
 
     def work(self, progress: Progress) -> dict[str, Any]:
@@ -142,6 +144,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         is_searched = self.request.resume and bool(folder.mark().get("searched"))
         if bool(mesh.world.broadcast(tf.constant(is_searched))):
             facts: dict[str, Any] = json.loads(folder.result.read_text())
+            facts.pop("seconds_per_evaluation", None)  # of another session, maybe on other ranks
         else:
             search = SearchSession(options.with_mesh(whole), mesh, folder, progress)
             facts = search.run(resume=self.request.resume)

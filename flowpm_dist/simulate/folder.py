@@ -36,6 +36,7 @@ from flowpm_dist.io.files import (
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
 from flowpm_dist.jobs.results import RunRecord, changed, is_locked
 from flowpm_dist.jobs.run_file import settings_in
+from flowpm_dist.statistics.register import short_name
 from meshimpl import launch
 
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
@@ -166,9 +167,19 @@ class SimulationFolder(JobFolder):
     @override
     def check_contents(self, *, overwrite: bool) -> None:
         ours = _outputs_in(self.path)
-        check_foreign(self.path, [name for name in self.outputs if name not in ours])
+        others = [name for name in self.outputs if name not in ours]
+        if not self._has_its_statistics():
+            others.append(STATISTICS)
+        check_foreign(self.path, others)
         super().check_contents(overwrite=overwrite)
         self._check_partial()
+
+    def _has_its_statistics(self) -> bool:
+        """Whether all in the folder of statistics are files that the run in it has made."""
+        names = settings_in(self.path / "run.toml").get("results.statistics", [])
+        made = {f"{short_name(name)}{ending}" for name in names for ending in (".csv", ".png")}
+        folder = self.path / STATISTICS
+        return folder.is_dir() and {path.name for path in folder.iterdir()} <= {FEATURES, *made}
 
     def _check_partial(self) -> None:
         """Check that what is in the partial folder, if it is there, can be published or removed.

@@ -18,20 +18,25 @@ from flowpm_dist.posteriors.features import features_of
 from flowpm_dist.simulate.folder import FEATURES, STATISTICS
 from flowpm_dist.simulate.options import ResultsOptions, SimulationOptions
 from flowpm_dist.simulation.state import State
-from flowpm_dist.statistics.register import Statistic, short_name, statistic_named
+from flowpm_dist.statistics.register import ARGUMENTS, Statistic, short_name, statistic_named
 
 
 def check_statistics(names: Sequence[str]) -> None:
     """Imports users' own statistics, so that a mistake ends the job before its work.
 
     Raises:
-        UserError: a module has no such object.
+        UserError: a module has no such object, or it needs other arguments.
     """
     for name in names:
         try:
-            statistic_named(name)
+            statistic = statistic_named(name)
         except ValueError as error:
             raise UserError(f"results.statistics: {error}") from error
+        if others := [each for each in statistic.needed if each not in ARGUMENTS]:
+            raise UserError(
+                f"results.statistics: {name} needs {', '.join(others)}: it can have a density, and "
+                f"any of {', '.join(ARGUMENTS)}"
+            )
 
 
 def measured(

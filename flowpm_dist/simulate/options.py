@@ -5,7 +5,6 @@ Nothing here imports TensorFlow, Horovod or MPI.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -329,8 +328,9 @@ class ResultsOptions(Options):
     @property
     def values(self) -> int:
         """The values of a cell while they are measured, one after another, without the power."""
+        names = [*self.statistics, *(["power"] if self.multipoles or self.interlaced else [])]
         densities = 1 + self.interlaced
-        return max((densities + statistics_values([n]) for n in self.statistics), default=0)
+        return max((densities + statistics_values([name]) for name in names), default=0)
 
     @override
     def problems(self) -> Iterator[Problem]:
@@ -359,8 +359,7 @@ class OutputOptions(Options):
 
     format: FormatName = Field(
         default="zarr",
-        description=f'"zarr", {" or ".join(map(json.dumps, PARTICLE_FORMATS))}',
-        examples=["zarr", *PARTICLE_FORMATS],
+        description=either(["zarr", *PARTICLE_FORMATS]),
     )
     fields: Annotated[tuple[FieldName, ...], BeforeValidator(listed), AfterValidator(distinct)] = (
         Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")

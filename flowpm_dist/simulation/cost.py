@@ -339,6 +339,8 @@ def kind_of(work: str, ranks: int) -> str:
     if here.size == 1:
         here = launch.RankEnvironment(size=ranks, local_size=launch.ranks_on_host(ranks))
     kind = {"work": work, "ranks": ranks, "threads": launch.threads_per_rank(here)}
+    if gpus := launch.gpus_in_sight():
+        kind["gpus"] = gpus
     return json.dumps({**kind, "host": socket.gethostname()}, sort_keys=True)
 
 
@@ -372,6 +374,8 @@ def measured_seconds(kind: str, cells: int, pieces: int) -> float | None:
 def scaled_seconds(work: str, cores: int, cells: int, pieces: int) -> tuple[float, str] | None:
     """Returns a duration on other hosts [s], if it is inversely proportional to the cores.
 
+    Speeds of hosts with GPUs are left out.
+
     Args:
         work, pieces: see `kind_of` and `measured_seconds`.
         cores: the number of cores of all ranks together.
@@ -384,7 +388,7 @@ def scaled_seconds(work: str, cores: int, cells: int, pieces: int) -> tuple[floa
     for kind, rates in _rates().items():
         try:
             about = json.loads(kind)
-            if about["work"] != work:
+            if about["work"] != work or "gpus" in about:
                 continue
             measured = about["ranks"] * about["threads"]
             place = f"{about['host']} with {measured} core{'s' * (measured > 1)}"

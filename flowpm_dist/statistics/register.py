@@ -41,6 +41,17 @@ another version are measured again.
 """
 
 
+ARGUMENTS = ("values", "axis", "interlaced", "shot_noise")
+"""What a statistic can be given besides the density, see `Statistic.measure`."""
+
+
+def _plain(name: str) -> Any:
+    """Returns an argument of a statistic for a density in real space, without shot noise."""
+    from flowpm_dist.statistics.histogram import DENSITIES
+
+    return {"values": DENSITIES, "axis": None, "interlaced": None, "shot_noise": 0.0}[name]
+
+
 @dataclass(frozen=True)
 class Statistic:
     """A statistic of a density of mean 1, or of maps.
@@ -72,9 +83,19 @@ class Statistic:
 
         Args:
             data: a density or maps, see `measure`.
-            arguments: what is known of the data, by the names in `measure`.
+            arguments: what is known of the data, by the names in `measure`. One that `measure`
+                needs and that is not known is that of a plain density.
         """
-        return self.measure(data, **{n: x for n, x in arguments.items() if self.takes(n)})
+        known = {name: x for name, x in arguments.items() if self.takes(name)}
+        needed = [n for n in self.needed if n in ARGUMENTS and n not in known]
+        return self.measure(data, **{name: _plain(name) for name in needed}, **known)
+
+    @property
+    def needed(self) -> list[str]:
+        """The names of the arguments of `measure`, after the first, that have no default."""
+        parameters = list(inspect.signature(self.measure).parameters.values())[1:]
+        named = (p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        return [p.name for p in named if p.default is p.empty]
 
     def vectors(self, result: object) -> Any:
         """Returns the features of a result."""

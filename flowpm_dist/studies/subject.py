@@ -62,15 +62,18 @@ class Subject:
     def plan(self, values: Values, ranks: int, output: Path) -> Job[Any, Any] | None:
         """Returns the job with these values, after all checks; None for a script.
 
+        Who runs many of them checks the room on the disk for all.
+
         Raises:
             UserError: the job cannot begin.
         """
         if self.is_script:
             return None
         settings = _settings_of(values)
-        return job_class(self.command).plan(
-            Request(self.path, ranks, output, overwrite=True, settings=settings)
+        request = Request(
+            self.path, ranks, output, overwrite=True, settings=settings, elsewhere=True
         )
+        return job_class(self.command).plan(request)
 
     def keys(self, values: Values) -> dict[str, Any]:
         """Returns all keys of a job with these values, by "section.key"; nothing for a script.

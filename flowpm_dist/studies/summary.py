@@ -147,8 +147,13 @@ class Group:
 
 
 def label_of(values: Mapping[str, Any]) -> str:
-    """Returns values as a text such as "batch 8, learning_rate 0.001"."""
-    return line_of({key.rpartition(".")[2]: value for key, value in values.items()})
+    """Returns values as a text such as "batch 8, learning_rate 0.001".
+
+    Keys with the same last word are whole.
+    """
+    last = [key.rpartition(".")[2] for key in values]
+    names = (name if last.count(name) == 1 else key for key, name in zip(values, last, strict=True))
+    return line_of(dict(zip(names, values.values(), strict=True)))
 
 
 def line_of(row: Mapping[str, Any]) -> str:

@@ -205,8 +205,18 @@ def test_what_it_costs_elsewhere(here, monkeypatch):
     assert float(said[1].partition("most ")[2].split()[0]) == pytest.approx(
         3 * float(one[0]), rel=0.01
     )
-    said = flowpm_here(*dry, "--gpus-per-rank", "1").stdout.splitlines()
-    assert said[2].startswith("memory of a GPU: about ") and said[3].startswith("time: not known")
+    (here / "site.toml").write_text('[site]\ndirectives = ["--gres=gpu:4"]\n')
+    for words in (("--gpus-per-rank", "1"), ("--site", "site.toml")):
+        said = flowpm_here(*dry, *words).stdout.splitlines()
+        assert said[2].startswith("memory of a GPU: about ")
+        assert said[3].startswith("time: not known")
+    # A study of runs needs no room here either.
+    (here / "study.toml").write_text(
+        '[study]\nsubject = "run.toml"\n[vary]\n"initial.seed" = [1, 2]\n'
+    )
+    study = flowpm_here("submit", "study", "study.toml", *SIZE, "--dry-run")
+    assert study.returncode == 0, study.stderr
+    assert "has 0 bytes free" in flowpm_here("submit", "study", "study.toml", *SIZE).stderr
 
 
 def test_seconds_of_a_time_limit():

@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import zarr
 from damage import DAMAGES
 from run_files import RUN
 
@@ -411,6 +412,45 @@ def test_an_hdf5_file_that_names_a_pipe_is_refused(tmp_path, kind):
             file.create_virtual_dataset("density", layout)
     with bounded(), pytest.raises(VolumeError, match=r"volume.hdf5 .*regular file: .*pipe"):
         read_volume(tmp_path / "volume.hdf5")
+
+
+def test_links_of_hdf5_are_followed_and_checked(tmp_path):
+    """A virtual data set of the file itself is read; a pipe behind other links is refused."""
+    layout = h5py.VirtualLayout(GRID, "f8")
+    with h5py.File(tmp_path / "itself.hdf5", "w") as file:
+        layout[...] = h5py.VirtualSource(file.create_dataset("parts", data=np.ones(GRID)))
+        file.create_virtual_dataset("density", layout)
+    with bounded():
+        volume = open_volume(tmp_path / "itself.hdf5:density")
+        assert volume.array[:].sum() == np.prod(GRID)
+    os.mkfifo(tmp_path / "pipe")
+    with h5py.File(tmp_path / "middle.hdf5", "w") as file:
+        file["x"] = h5py.ExternalLink("pipe", "/x")
+    with h5py.File(tmp_path / "far.hdf5", "w") as file:
+        file["density"] = h5py.ExternalLink("middle.hdf5", "/x")
+    with h5py.File(tmp_path / "soft.hdf5", "w") as file:
+        file["density"] = np.ones(GRID)
+        file["a"] = h5py.SoftLink("/z/x")
+        file["z"] = h5py.ExternalLink("pipe", "/")
+    for name in ("far.hdf5", "soft.hdf5"):
+        with bounded(), pytest.raises(VolumeError, match=rf"{name} .*regular file: .*pipe"):
+            read_volume(tmp_path / name)
+
+
+def test_linked_folders_of_zarr_are_checked(tmp_path):
+    """Pipes in them are refused; circles end; a folder that is no zarr is called so at once."""
+    group = zarr.create_group(tmp_path / "v.zarr", zarr_format=3)
+    group.create_array("density", data=np.ones(GRID))
+    (tmp_path / "v.zarr" / "density").rename(tmp_path / "elsewhere")
+    (tmp_path / "v.zarr" / "density").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "v.zarr")
+    volume = open_volume(tmp_path / "v.zarr")
+    assert volume.array.chunks == GRID and volume.array[:].sum() == np.prod(GRID)
+    os.mkfifo(tmp_path / "elsewhere" / "pipe")
+    with bounded(), pytest.raises(VolumeError, match=r"regular file: .*pipe"):
+        open_volume(tmp_path / "v.zarr")
+    with pytest.raises(VolumeError, match=r"is not a volume: must be a .npy file"):
+        open_volume(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,17 @@ def test_a_second_interrupt_of_one_rank_ends_it_now():
     assert said == ["stopping after this step ..."]
 
 
+def test_a_terminal_that_closes_after_another_signal_is_left(monkeypatch):
+    """Or the next line that is printed would end the job before its checkpoint."""
+    left: list[int] = []
+    monkeypatch.setattr(launch, "leave_terminal", left.append)
+    with StopRequest(MESH, FOLDER, "step", lambda line: None).heard() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)
+        assert stop.name() == "SIGHUP"
+    assert signal.SIGHUP in left
+
+
 def losses_of(folder: Path, *, resume: bool = False) -> list[tuple[str, str]]:
     """The losses of all steps in the file, after a session of the training there."""
     held = TrainingFolder(folder)

@@ -187,8 +187,12 @@ def test_the_time_of_a_search_and_of_chains(here, monkeypatch):
     assert job.costs.estimate.seconds == pytest.approx(alone + chains.left * 2 * 0.5)
     job.costs.remember({chains.name: 0.6})
     assert job.costs.estimate.seconds == pytest.approx(alone + chains.left * 0.6)
-    facts = {"seconds_per_evaluation": 0.5, "sampling": {"seconds": 12.0, "evaluations": 20}}
+    facts = {"seconds_per_evaluation": 0.5, "sampling": {"seconds_per_evaluation": 0.6}}
     assert job.speeds(facts) == {search.name: 0.5, chains.name: 0.6}
+    for method, mean in (("hmc", 3), ("adjusted-microcanonical", 8 / 3)):
+        (here / "run.toml").write_text(f"{RUN}[sampler]\ndraws = 8\nwarm_up = 4\nleaps = 4\n"
+                                       f'method = "{method}"\n')  # fmt: skip
+        assert plan(here).costs.pieces[1].left == 12 * mean
 
 
 def test_what_is_kept_of_one_that_was_stopped(here):

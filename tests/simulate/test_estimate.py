@@ -28,6 +28,7 @@ from flowpm_dist.simulation.cost import (
     power_bytes,
     process_bytes,
     record_rate,
+    scaled_seconds,
     simulation_bytes,
     writing_bytes,
 )
@@ -185,6 +186,16 @@ def test_a_speed_is_known_once_it_was_measured(tmp_path, monkeypatch):
     # A cache that cannot be written is no error.
     monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache" / "rates.json" / "below"))
     record_rate(kind, 64**3, 2.0)
+
+
+def test_speeds_of_hosts_with_gpus_are_apart(here, monkeypatch):
+    monkeypatch.setenv("FLOWPM_CACHE", str(here / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "gpus_in_sight", lambda: 2)
+        record_rate(kind_of("simulate", 1), 16**3, 1.0)
+        assert measured_rate(kind_of("simulate", 1), 16**3) == 1.0
+    assert measured_rate(kind_of("simulate", 1), 16**3) is None
+    assert scaled_seconds("simulate", 8, 16**3, 1) is None
 
 
 def test_a_simulation_in_python_is_estimated_as_the_command_does(here, monkeypatch):

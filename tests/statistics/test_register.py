@@ -117,6 +117,36 @@ def test_interlaced_spectra_of_a_run(here):
     np.testing.assert_allclose(found["P0_in_redshift_space_Mpch3"], poles[0], rtol=1e-5)
 
 
+def test_a_statistic_gets_what_it_needs_everywhere(here):
+    """What is not known of the data is that of a density in real space, without shot noise."""
+    Path("own_statistics.py").write_text(
+        "def all(density, values, axis, interlaced, shot_noise, power=2):\n"
+        "    assert axis in (None, 'x') and (interlaced, shot_noise, power) == (None, 0.0, 2)\n"
+        "    return [float(values.mean_count or 1.0)]\n"
+        "def other(density, seed): ...\n"
+    )
+    out = run('statistics = ["own_statistics:all"]\nline_of_sight = "x"')
+    assert table(out / "statistics" / "all.csv")["value"] == 1.0
+    density = fpm.State.from_snapshot(out).density()
+    assert measured(["own_statistics:all"], density)["own_statistics:all"].shape == (1, 1)
+    refused = flowpm_here(
+        "simulate", "run.toml", "--output", "out", "--overwrite",
+        "--set", 'results.statistics=["own_statistics:other"]',
+    )  # fmt: skip
+    assert refused.returncode == 2 and "own_statistics:other needs seed" in refused.stderr
+
+
+def test_a_folder_named_statistics_that_is_not_ours_stays(here):
+    out = run('statistics = ["power"]')
+    (out / "statistics" / "mine.npy").write_bytes(b"1")
+    again = ("simulate", "run.toml", "--output", "out", "--overwrite")
+    refused = flowpm_here(*again)
+    assert refused.returncode == 2 and "holds statistics from elsewhere" in refused.stderr
+    assert (out / "statistics" / "mine.npy").exists()
+    (out / "statistics" / "mine.npy").unlink()
+    assert flowpm_here(*again).returncode == 0
+
+
 def test_wrong_statistics_are_refused(here):
     """Before the work; a module's missing object when the work begins, but not by --check."""
     for results, message in (

@@ -29,7 +29,7 @@ from flowpm_dist.studies.process import (
     run,
 )
 from flowpm_dist.studies.study import StudyFolder
-from flowpm_dist.studies.summary import Run, groups_of, summary_rows, summary_text
+from flowpm_dist.studies.summary import Run, groups_of, label_of, summary_rows, summary_text
 from flowpm_dist.studies.workers import CLAIM, Claim, StopSignals, share
 
 SCRIPT = """
@@ -89,6 +89,11 @@ def rows_of(path: str | Path) -> list[dict[str, str]]:
 def begun() -> list[str]:
     """The names of the runs that were begun, in order."""
     return Path("begun.txt").read_text().split()
+
+
+def test_keys_with_the_same_last_word_are_whole_in_a_label():
+    steps = {"evolution.steps": 2, "truth.steps": 40, "training.batch": 8}
+    assert label_of(steps) == "evolution.steps 2, truth.steps 40, batch 8"
 
 
 SIMULATION = """

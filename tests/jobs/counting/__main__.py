@@ -4,15 +4,14 @@ import importlib.util
 import sys
 from pathlib import Path
 
-# The line of the format, before the package's modules list the folders of all formats.
+# The package's register of formats with one more line, as if it stood in the file.
 NAME = "flowpm_dist.io.particle_formats"
 PATH = Path(importlib.util.find_spec("flowpm_dist").origin).parent / "io" / "particle_formats.py"
+BEGIN = "PARTICLE_FORMATS = {\n"
+LINE = '    "text": ParticleFormat("snapshot.text", "counting.text_format", "lines"),\n'
 SPEC = importlib.util.spec_from_file_location(NAME, PATH)
 sys.modules[NAME] = formats = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(formats)
-formats.PARTICLE_FORMATS["text"] = formats.ParticleFormat(
-    "snapshot.text", "counting.text_format", "lines"
-)
+exec(PATH.read_text().replace(BEGIN, BEGIN + LINE), vars(formats))
 
 from flowpm_dist.jobs.job import JOBS  # noqa: E402
 
