@@ -82,8 +82,8 @@ def row_of(by: str, names: Sequence[str], samples: np.ndarray) -> dict[str, Any]
 def errors_of(drawn: np.ndarray, names: Sequence[str]) -> dict[str, dict[str, float]]:
     """Returns what draws of chains [draw, chain, parameter] are not known better than.
 
-    A width is known by the effective number of the squares about the mean: draws that swing from
-    one side to the other tell more of the mean than independent ones, but not of the width. No
+    A width is known by the effective number of the squares about the mean. Draws that swing from
+    one side to the other determine the mean better than independent draws, but not the width. No
     more draws count than there are.
     """
     from flowpm_dist.reconstruction import convergence

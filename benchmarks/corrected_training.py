@@ -9,8 +9,8 @@ asked about the TreePM runs in FILES (the files of benchmarks/emulator.py), and 
 its own kind that start from TreePM's particles.
 
 The table has means over the seeds. The RMSE is measured with 256 test universes of the network's
-own kind. The bias is the mean, over the TreePM runs, of the answer for TreePM less the answer for
-the cheap run from the same particles, in units of that RMSE, with the standard error of the pairs.
+own kind. A pair is the answer for TreePM and the answer for the cheap run from the same particles.
+The bias is their mean difference in units of that RMSE, with the standard error of the pairs.
 Trainings that FOLDER has are not made again.
 """
 

@@ -15,9 +15,10 @@ a spectrum: "v2" is their power over TreePM's, "1 - rv" is 1 minus their correla
 "P2s" are the errors of the monopole and the quadrupole in redshift space, both over TreePM's
 monopole; means of three lines of sight. On one rank.
 
-With --reconstruct, the density of a TreePM run at a = 1, on the particles' lattice and with noise
-of a tenth of the mean, is fitted in so many gradients by each kind of steps. The model's error is
-0.3 as in benchmarks/other_universes.py. The script prints r(k) and T(k) of the linear fields.
+With --reconstruct, each kind of steps fits the density of a TreePM run at a = 1 in so many
+gradients. The density is on the particles' lattice and has noise of a tenth of the mean. The
+model's error is 0.3 as in benchmarks/other_universes.py. The script prints r(k) and T(k) of the
+linear fields.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ z = 0.4 and shells of matter beyond a given distance. Half the difference of a u
 with opposite noise is free of the lattice and of second order. Its power is divided by Limber's
 integral over linear power, and over the power measured in the boxes.
 
-cost: processor time of three runs of ten steps, which take turns: without a light cone, with a
-full-sky light cone of four sources up to z = 0.17, and with value and gradient of a loss on its
-maps. Also their peak memory.
+cost: processor time and peak memory of three runs of ten steps, which take turns. The first has no
+light cone. The second has a full-sky light cone of four sources up to z = 0.17. The third also
+takes value and gradient of a loss on its maps.
 """
 
 from __future__ import annotations

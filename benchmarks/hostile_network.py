@@ -3,10 +3,10 @@
     python benchmarks/hostile_network.py --minutes 60
 
 Two ranks on this machine meet again and again. After a quiet minute, strangers call the port at
-which rank 0's watch listens: with random bytes, JSON nested too deeply, forged reports, lines that
-are too long, bytes that come one a second, and connections that are closed half, reset, or never
-used. The watch must close each of these calls, and each rank's watch must hear all reports of the
-other; the exit status is 1 if not. The tables also show memory and open files.
+which rank 0's watch listens. They send random bytes, JSON nested too deeply, forged reports, lines
+that are too long, and bytes that come one a second. They close connections half, reset them, or
+never use them. The watch must close each of these calls, and each rank's watch must hear all
+reports of the other; the exit status is 1 if not. The tables also show memory and open files.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python benchmarks/learning.py spikes FOLDER
 
 There are four settings: boxes of 128 and 256 Mpc/h, each with the density itself and with survey
-data, which are in redshift space and have noise of 50 (Mpc/h)^3, the shot noise of 0.02 tracers in
-(Mpc/h)^3. Each setting is trained with three seeds on 2,048 universes with the priors of the SC18
-paper; each universe is used eight times. The box of 128 Mpc/h is also trained on fewer universes,
-and with two more seeds.
+data. Survey data are in redshift space and have noise of 50 (Mpc/h)^3, the shot noise of 0.02
+tracers in (Mpc/h)^3. Each setting is trained with three seeds on 2,048 universes with the priors of
+the SC18 paper; each universe is used eight times. The box of 128 Mpc/h is also trained on fewer
+universes, and with two more seeds.
 
 train: makes the missing trainings, seed by seed. A second call continues.
 judge: evaluates all complete trainings on a fresh test set, with posteriors from networks and from

@@ -84,8 +84,8 @@ class Case:
     Attributes:
         job, against: the two sides.
         bar: limit of the ratio; None for information only.
-        of_times: True if the ratio is job's time divided by against's, and must be at most the bar;
-            False if it is job's volumes per second divided by against's, and must be at least that.
+        of_times: True: the ratio is job's time divided by against's, and must be at most the bar.
+            False: it is job's volumes per second divided by against's, and must be at least that.
     """
 
     job: Job

@@ -3,11 +3,11 @@
     python benchmarks/peers.py [--grid 128] [--steps 10] [--repeats 5] [--gradient] [--json FILE]
     python benchmarks/peers.py --lensing [--grid 128] [--steps 10] [--repeats 5]
 
-Every code gets the same white noise and does the same: linear field (Eisenstein-Hu), 2LPT at
-a = 0.1, steps of equal length in a up to a = 1, cloud-in-cell density; float32, as many mesh cells
-as particles, 2 Mpc/h a cell. A run goes from the noise in memory to positions and density in
-memory; compilation and the tables of growth and transfer function are not timed. --gradient also
-times the value and the gradient, with respect to the noise, of sum(w * density).
+Every code gets the same white noise and does the same: linear field (Eisenstein-Hu), 2LPT at a =
+0.1, steps of equal length in a up to a = 1, cloud-in-cell density. All runs are in float32 with as
+many mesh cells as particles, 2 Mpc/h a cell. A run goes from the noise in memory to positions and
+density in memory; compilation and the tables of growth and transfer function are not timed.
+--gradient also times the value and the gradient, with respect to the noise, of sum(w * density).
 
 --lensing times the convergence of sources at z = 0.4, 0.6, 0.8 and 1, and the gradient of the sum
 of its squares, for flowpm_dist and JaxPM. flowpm_dist makes the maps during the run, JaxPM from a

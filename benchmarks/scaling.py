@@ -101,8 +101,8 @@ MACHINES = {
     "cores, InfiniBand": Machine(32.0, 14.2 / 24, 0.8, 25e9 / 64, 1e-3, 1e-6, 3.0, 13.0),
     "A100, InfiniBand": Machine(0.2, 0.12 / 24, 0.03, 25e9, 1e-3, 1e-6, 0.03, 0.2),
 }
-"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; GPUs; and the same
-with InfiniBand, of 200 Gbit/s for each node of cores and for each GPU.
+"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs. The two
+others have InfiniBand, of 200 Gbit/s for each node of cores and for each GPU.
 
 docs/explanations/scaling.md gives the sources of the numbers.
 """

@@ -6,8 +6,8 @@ The truth are the two TreePM runs of benchmarks/accuracy.py, 64^3 particles in 1
 Every code begins with their white noise and makes 2LPT at a = 0.1 and steps of equal length in a.
 A row is a code, a scheme, and a number of steps. The time is the median of whole runs, from the
 noise in memory to positions and density in memory, without compilation, in float32 on the same
-cores. The errors are the root mean squares over the two universes of P / P(TreePM) - 1 at k = 0.5
-and 1 h/Mpc, and the mean of 1 - r with TreePM's density at 1 h/Mpc.
+cores. The errors of the power are the root mean squares over the two universes of P / P(TreePM) - 1
+at k = 0.5 and 1 h/Mpc. The error of phases is the mean of 1 - r with TreePM's density at 1 h/Mpc.
 
 flowpm_dist makes FastPM or BullFrog steps with finite-difference forces, on force meshes B times as
 fine as the lattice. PM++ makes its leapfrog on such meshes, JaxPM diffrax's LeapfrogMidpoint on one

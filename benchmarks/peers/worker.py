@@ -1,7 +1,7 @@
 """Shared by the workers of peers.py and time_to_accuracy.py: arguments, answers to the parent.
 
-A worker prints one JSON line when its first run is done, then one line for each command it reads:
-`run` (seconds and peak memory of one whole run) and `save` (writes the results to the folder). It
+A worker prints one JSON line when its first run is done, then one line for each command it reads.
+`run` gives seconds and peak memory of one whole run, `save` writes the results to the folder. It
 needs NumPy only, because it also runs in the environments of the other codes.
 """
 

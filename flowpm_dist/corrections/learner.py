@@ -151,8 +151,8 @@ class Learner:
     Attributes:
         options: the options, with the defaults of the correction's kind.
         correction: the correction with the lowest loss of the universes held out so far, with its
-            range and its scores: "loss", "loss of plain runs", "verdict" in a sentence, and
-            "shown", means at some wavenumbers.
+            range and its scores. These are "loss", "loss of plain runs", "verdict" in a sentence,
+            and "shown", means at some wavenumbers.
         rows: the scores of that correction for each universe held out, time and wavenumber.
         steps: the numbers of the correction; `steps.arrays()` and `steps.restore()` are for
             checkpoints.

@@ -254,9 +254,10 @@ class Distances:
     def transverse(self, chi: Any) -> Any:
         """Returns the comoving transverse distance f_K [Mpc/h] of comoving distances chi [Mpc/h].
 
-        A length across the line of sight, over the angle under which it is seen, is a f_K: in flat
-        space f_K = chi, with Omega_k > 0 f_K = c/H0 sinh(sqrt(Omega_k) chi H0/c) / sqrt(Omega_k),
-        with Omega_k < 0 likewise with the sine (Hogg 1999, astro-ph/9905116).
+        A length across the line of sight, divided by the angle under which it is seen, is a f_K
+        (Hogg 1999, astro-ph/9905116). In flat space f_K = chi. With Omega_k > 0 it is
+        c/H0 sinh(sqrt(Omega_k) chi H0/c) / sqrt(Omega_k). With Omega_k < 0 it is the same with
+        -Omega_k and the sine.
         """
         chi = as_array(chi, "chi", "Mpc/h")
         if self.background.is_flat:

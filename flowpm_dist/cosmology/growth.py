@@ -1,8 +1,8 @@
 """Growth of structure to third order, from spectral collocation of its equations.
 
-The terms of Lagrangian perturbation theory are x = q + sum_n D_n psi_n with n = 1, 2, 3a, 3b and 3c
-(Bouchet and others 1995, astro-ph/9406013; Rampf and Buchert 2012, arXiv:1203.4260; Michaux and
-others 2021, arXiv:2008.09588). With T = d^2/dlna^2 + (2 + dlnE/dlna) d/dlna and s = 1.5 Omega_m(a),
+The terms of Lagrangian perturbation theory are x = q + sum_n D_n psi_n, n = 1, 2, 3a, 3b and 3c.
+Sources: Bouchet and others 1995, astro-ph/9406013; Rampf and Buchert 2012, arXiv:1203.4260; Michaux
+and others 2021, arXiv:2008.09588. With T = d^2/dlna^2 + (2 + dlnE/dlna) d/dlna, s = 1.5 Omega_m(a),
 
     T D1  = s D1                          T D3a = s (D3a + 2 D1^3)
     T D2  = s (D2 + D1^2)                 T D3b = s (D3b + 2 D1 (D2 + D1^2))

@@ -83,9 +83,9 @@ class Halofit:
     def _scales(self, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the quantities that the fit depends on, at scale factors [...].
 
-        These are the wavenumber at which the variance of the density, smoothed by a Gaussian, is 1
-        [h/Mpc]; the slope n_eff and the curvature C of the power there; and whether there is such a
-        scale.
+        The first is the wavenumber at which the density, smoothed by a Gaussian, has the variance 1
+        [h/Mpc]. The next are the slope n_eff and the curvature C of the power there. The last is
+        whether there is such a scale.
         """
         ln_growth = 2.0 * tf.math.log(self.growth.d1(a))
 

@@ -130,10 +130,10 @@ ORDER = 6
 class Pyramid:
     """A coarse mesh, and how the pyramid force is split between it and the blocks of ranks.
 
-    The potential of a mesh is the sum of a smooth part, which a coarse mesh of the whole box can
-    hold, and of a short-range part, which each rank can compute from the density in its block and a
-    halo (Modi, Lanusse and Seljak 2021, arXiv:2010.11847, section 3). `particle_mesh.pyramid` has
-    the operations.
+    The potential of a mesh is the sum of a smooth and a short-range part (Modi, Lanusse and Seljak
+    2021, arXiv:2010.11847, section 3). A coarse mesh of the whole box can hold the smooth part.
+    Each rank can compute the short-range part from the density in its block and a halo.
+    `particle_mesh.pyramid` has the operations.
 
     Attributes:
         factor: cells of the force mesh to a cell of the coarse mesh, along each side.

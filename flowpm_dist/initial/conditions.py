@@ -39,8 +39,8 @@ def noise_function(
         box: the box; each universe of a batch has its own seed.
         kind: "cells": the noise depends on the seed and the cell, and is reproduced to the bit.
             "nested": it depends on the seed and the mode, and is reproduced to rounding. A grid
-            twice as fine in the same box has the same large scales: it keeps the modes (nx, ny, nz)
-            whose |nx|, |ny| and |nz| are below half the cells of the coarse grid.
+            twice as fine in the same box has the same large scales. These are the modes
+            (nx, ny, nz) whose |nx|, |ny| and |nz| are below half the cells of the coarse grid.
         fixed: whether every mode has its expected amplitude and only its phase is random.
         paired: whether to change the sign of the noise, which shifts all phases by pi. The mean
             over a fixed universe and its pair has far less sample variance (Angulo and Pontzen

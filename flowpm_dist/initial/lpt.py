@@ -1,9 +1,10 @@
 """Lagrangian perturbation theory to third order: from white noise to the particles' first state.
 
-x = q + sum_n D_n psi_n over the terms n = 1, 2, 3a, 3b, 3c (Bouchet and others 1995,
-astro-ph/9406013; Catelan 1995, astro-ph/9406016; Rampf and Buchert 2012, arXiv:1203.4260; in the
-form of Michaux and others 2021, arXiv:2008.09588). All but the last are gradients, psi_n = -grad
-phi_n. With the linear overdensity before growth delta and phi_ij = d^2 phi_1 / dx_i dx_j,
+x = q + sum_n D_n psi_n over the terms n = 1, 2, 3a, 3b, 3c, in the form of Michaux and others
+(2021, arXiv:2008.09588). Earlier sources are Bouchet and others 1995, astro-ph/9406013; Catelan
+1995, astro-ph/9406016; Rampf and Buchert 2012, arXiv:1203.4260. All but the last term are
+gradients, psi_n = -grad phi_n. With the linear overdensity before growth delta and
+phi_ij = d^2 phi_1 / dx_i dx_j,
 
     laplacian phi_1  = delta
     laplacian phi_2  = sum_{i<j} (phi_ii phi_jj - phi_ij^2)

@@ -51,10 +51,10 @@ class LightConeMaps:
     """The maps of a light cone, read from a file.
 
     Attributes:
-        arrays: by name: kappa, gamma1, gamma2 [source, y, x] [1], x and y [pixel] [deg]; where it
-            was made, rotation [source, y, x] [rad], planes [plane, y, x] [1] and plane_edges
-            [plane + 1] [Mpc/h]. On the whole sky, kappa [source, pixel] [1], and where they were
-            made shells [shell, pixel] [1] and shell_edges [shell + 1] [Mpc/h].
+        arrays: by name: kappa, gamma1, gamma2 [source, y, x] [1], x and y [pixel] [deg]. If they
+            were made, also rotation [source, y, x] [rad], planes [plane, y, x] [1] and plane_edges
+            [plane + 1] [Mpc/h]. On the whole sky: kappa [source, pixel] [1]. If they were made,
+            also shells [shell, pixel] [1] and shell_edges [shell + 1] [Mpc/h].
         attributes: "field_of_view" [deg], "sources", "z_max", "cosmology", "seed", "warnings",
             "conventions", and "config", the run file as TOML. On the whole sky "nside" and
             "ordering" in place of the field of view.

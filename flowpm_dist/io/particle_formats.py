@@ -5,11 +5,11 @@ A format is a module with two functions, and an entry here:
     def write_part(folder, number, parts, block, header) -> numpy.ndarray: ...
     def finish(folder, parts, header) -> None: ...
 
-`write_part` writes one part of a snapshot: its folder, which exists, the number of the part from
-0, the number of parts, a `ParticleBlock` with the particles of the part, and a `Header` with facts
-about the universe. It returns numbers about the part that `finish` needs, int64 [n]. `finish`
-writes what needs all parts, from what `write_part` returned for each. Both raise OSError if they
-cannot write.
+`write_part` writes one part of a snapshot. It gets the snapshot's folder, which exists, the number
+of the part from 0, the number of parts, a `ParticleBlock` with the particles of the part, and a
+`Header` with facts about the universe. It returns numbers about the part that `finish` needs,
+int64 [n]. `finish` writes what needs all parts, from what `write_part` returned for each. Both
+raise OSError if they cannot write.
 """
 
 from __future__ import annotations

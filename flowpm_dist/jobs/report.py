@@ -1,10 +1,10 @@
 """The report of a job: one HTML page with what its folder holds, or what several folders hold.
 
-A page needs no other file: pictures and style are inside, and there is no script. It is made from
-the kinds of the files in a folder alone, so that a new kind of job has a report as well: pictures
-(.png), tables (.csv), numbers (.json), the run file, and `PROVENANCE`. Folders in a folder are
-included, but not those with a report of their own. Links that lead out of a folder are left out:
-a page may be published, and a folder may come from somebody else.
+A page needs no other file: pictures and style are inside, and there is no script. It shows the
+pictures (.png), tables (.csv) and numbers (.json) of a folder, the run file, and `PROVENANCE`. The
+kinds of the files alone decide what a page shows, so a new kind of job has a report as well.
+Folders in a folder are included, but not those with a report of their own. Links that lead out of
+a folder are left out: a page may be published, and a folder may come from somebody else.
 
 Nothing here imports TensorFlow or matplotlib.
 """

@@ -271,9 +271,9 @@ class Gravity:
 
         Field, displacement and factors are the arguments of the kick. The velocity and its
         cotangent `dv` are those after the kick; `ds` is the cotangent of the displacement, without
-        the kick's contribution. The results are the velocity before the kick, the cotangent of the
-        field, the cotangent of the displacement, and this rank's part of the cotangents of the
-        factors [..., 2], float64, which differs between ranks.
+        the kick's contribution. The results are the velocity before the kick, and the cotangents of
+        the field, the displacement and the factors. The latter is float64 [..., 2], this rank's
+        part, which differs between ranks.
         """
         pm, vector = self.pm, self.pm.box.vector_shape
 

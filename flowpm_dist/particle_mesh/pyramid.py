@@ -1,11 +1,11 @@
 """The pyramid force: the potential from a coarse mesh of the box and from each rank's block.
 
 The potential is split by a Gaussian S = exp(-k^2 r^2), as in TreePM (Bagla 2002,
-astro-ph/9911025). The long-range part S phi is transformed on a coarse mesh, onto which the density
-is summed with a B-spline and from which it is interpolated with the same B-spline; the windows of
-both are divided out. The short-range part (1 - S) phi each rank transforms on its own block, around
-which the density has a halo. So ranks exchange halos and the transforms of a coarse mesh instead of
-the transforms of the mesh.
+astro-ph/9911025). The long-range part S phi is transformed on a coarse mesh. The density is summed
+onto this mesh with a B-spline, and the potential is interpolated from it with the same B-spline.
+The windows of both are divided out. Each rank transforms the short-range part (1 - S) phi on its
+own block, around which the density has a halo. So ranks exchange halos and the transforms of a
+coarse mesh instead of the transforms of the mesh.
 
 Two meshes, B-splines and local transforms are as in Modi, Lanusse and Seljak 2021,
 arXiv:2010.11847, section 3. Their short-range part is what the coarse mesh does not hold.

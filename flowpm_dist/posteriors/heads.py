@@ -1,9 +1,9 @@
 """Posteriors of parameters with uniform priors, given features of data.
 
 A head is a kind of conditional density q(t | x), see `HEADS`; a fitted head is a `Posterior`. Heads
-work on z = Phi^-1((t - low) / (high - low)), with the normal distribution Phi: the prior is a unit
-normal in z, no density in z has any probability outside the prior, and a parameter that the data
-say nothing about has the unit normal as its posterior.
+work on z = Phi^-1((t - low) / (high - low)), with the normal distribution Phi. So the prior is a
+unit normal in z, and no density in z has any probability outside the prior. A parameter that the
+data say nothing about has the unit normal as its posterior.
 """
 
 from __future__ import annotations

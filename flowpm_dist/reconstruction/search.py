@@ -102,11 +102,11 @@ class Search(StagedRun):
     The parameters are fitted in stages with the exact likelihood only. The maximised density is the
     density per unit of the parameters' own values.
 
-    What is left to gain is estimated as the larger of two numbers: the decrease of the loss that
-    the minimiser predicts, half g^T H^-1 g; and the decrease in the second half of the stage's
-    iterations. The second is right where the loss falls as 1 / iterations does, and too large where
-    it falls faster. Where particles cross the borders of cells the slope jumps, and the first is
-    far too small.
+    What is left to gain is estimated as the larger of two numbers. The first is the decrease of the
+    loss that the minimiser predicts, half g^T H^-1 g. It is far too small where particles cross the
+    borders of cells, because the slope jumps there. The second is the decrease in the second half
+    of the stage's iterations. It is right where the loss falls as 1 / iterations, and too large
+    where it falls faster.
 
     Args:
         posterior: the posterior, of a single chain.

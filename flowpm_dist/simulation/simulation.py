@@ -366,9 +366,9 @@ class Simulation:
             seed: the seed of the white noise; or
             white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field` on
                 any mesh of the same ranks, the whole array, or this rank's block; or
-            particles: a `State` at the first edge of the steps (the run does not use the state's
-                cosmology); or displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3]
-                each, in any form that `white_noise` can have.
+            particles: a `State` at the first edge of the steps, whose cosmology the run does not
+                use. Or displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3] each,
+                in any form that `white_noise` can have.
             cosmology: replaces the simulation's own.
             paired: whether to reverse the sign of the seed's white noise.
             progress: called on every rank after each step, such as `flowpm_dist.Progress().step`

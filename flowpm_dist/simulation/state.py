@@ -68,10 +68,10 @@ class State:
         displacement: comoving, from the Lagrangian lattice [Mpc/h].
         velocity: canonical, a^2 dx/dt [Mpc/h H0].
         a: scale factor [1].
-        timings: "phases" {name: [seconds per step]}, "steps" [seconds], "compile", "initial",
-            "evolution" and "total" seconds (the latter without "compile", that of a kick), and
-            "ns_per_particle_per_step" of the evolution over all particles; empty where no step was
-            made here.
+        timings: "phases" {name: [seconds per step]}, "steps" [seconds], and the seconds of
+            "compile" (of a kick), "initial", "evolution" and "total" (without "compile").
+            "ns_per_particle_per_step" is the evolution's, over all particles. Empty where no step
+            was made here.
     """
 
     displacement: Field
@@ -131,7 +131,7 @@ class State:
         white noise and linear field are computed again from it.
 
         Snapshots of other codes, in Gadget-4's HDF5 or in bigfile, are read by the ids of the
-        particles, which must number the sites of a lattice, (ix ny + iy) nz + iz, from 0 or 1.
+        particles. These must number the sites of a lattice, (ix ny + iy) nz + iz, from 0 or 1.
 
         Args:
             path: `snapshot.zarr`, or the folder that holds it; or the folder of Gadget-4's files,

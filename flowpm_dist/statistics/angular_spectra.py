@@ -150,9 +150,9 @@ def angular_power(
         spacing: "linear" or "log", where a number of bins is given.
         other: maps [..., x, y] for a cross spectrum, which broadcast: all pairs of maps
             [source, x, y] with `maps=m[:, None], other=m`.
-        window: what is divided out of the modes: "pixel", sinc(l_x p / 2) sinc(l_y p / 2) with p
-            the side of a pixel, for means over pixels; "bilinear", its square, for particles
-            painted bilinearly.
+        window: what is divided out of the modes. "pixel" is for means over pixels:
+            sinc(l_x p / 2) sinc(l_y p / 2) with p the side of a pixel. "bilinear" is its square,
+            for particles painted bilinearly.
         noise: power of the noise, which is subtracted; broadcasts with [..., bin].
 
     Raises:

@@ -3,9 +3,9 @@
 A mode's wavenumber, multiplicity and window follow from three short vectors, one for each axis, so
 that nothing of the size of a spectrum is stored.
 
-By default the bins are one fundamental mode wide, up to the smallest Nyquist wavenumber: bin number
-i holds the modes with i + 1/2 <= k / k_f < i + 3/2, where k_f = 2 pi / (longest side). Bins with
-given edges hold the modes with low <= k < high. The mode k = 0 is in no bin.
+By default the bins are one fundamental mode wide, up to the smallest Nyquist wavenumber. Bin number
+i then holds the modes with i + 1/2 <= k / k_f < i + 3/2, where k_f = 2 pi / (longest side). Bins
+with given edges hold the modes with low <= k < high. The mode k = 0 is in no bin.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ from meshimpl.operations.local import local, on_blocks
 from meshimpl.process_mesh import ProcessMesh
 
 Window = Literal["own", "cic"] | None
-"""The window that is divided out of a field's modes: "own" is what a painted `Field` knows of its
-painting, and none for arrays and blocks; "cic" is cloud-in-cell's, of any field; None leaves it."""
+"""The window that is divided out of a field's modes. "own" is the window with which a `Field` was
+painted; arrays and blocks have none. "cic" is the window of cloud-in-cell. None leaves the modes.
+"""
 
 TOLERANCE = 0.1
 """How far the mean of a density may be from 1 without a warning."""

@@ -70,9 +70,9 @@ class StudySection(SubjectSection):
         ranks: the numbers of ranks.
         threads: the number of threads of each rank; by default the cores of a host, divided by the
             ranks on it. To see how ranks scale, give all of them the same number.
-        scaling: whether the work of a run is the same on all numbers of ranks ("strong"), or in
-            proportion to them ("weak": the box of a simulation grows along x, and the batch of a
-            training grows). For a script, whose batch is the batch of a rank, "strong" divides its
+        scaling: "strong": the work of a run is the same on all numbers of ranks. "weak": it grows
+            in proportion to them. The box of a simulation grows along x, and the batch of a
+            training grows. For a script, whose batch is the batch of a rank, "strong" divides its
             `batch`.
         repeats: the number of runs at each point.
         seeds: keys to which the number of the repetition is added.

@@ -1,10 +1,10 @@
 """Distributed 3-D FFTs of real and of complex fields and their inverses, with adjoints.
 
-A real field [..., x, y, z], x split over one mesh axis (`row`) and y over another (`col`), becomes
-a spectrum [..., kz, ky, kx, pair]: ky split over `row`, kz over `col`, kx whole, real and imaginary
-part in the last dimension. z is transformed first, then y, then x; between them one all-to-all
-along `col` and one along `row`. With one column (slabs) z and y are transformed at once and only
-the rows exchange; with one row y and x are, and only the columns do.
+A real field [..., x, y, z] has x split over one mesh axis (`row`) and y over another (`col`). It
+becomes a spectrum [..., kz, ky, kx, pair] with ky split over `row`, kz over `col`, and kx whole.
+Real and imaginary part are in the last dimension. z is transformed first, then y, then x; between
+them one all-to-all along `col` and one along `row`. With one column (slabs) z and y are transformed
+at once and only the rows exchange; with one row y and x are, and only the columns do.
 
 kz runs over the nz // 2 + 1 modes that a real field needs, padded with zero modes to a multiple of
 the columns; ky likewise to a multiple of the rows. The inverse ignores the padding. A complex field

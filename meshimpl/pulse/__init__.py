@@ -14,8 +14,8 @@ reports why:
 
 Neither the launchers nor Horovod's stall limits nor keep-alive of connections can replace it. A
 launcher sees that a rank has ended, but not that it is stopped or cut off. Horovod's coordinator
-waits inside MPI for a rank that is stopped, so its stall limits never run out, and where they do,
-a rank that computes for an hour is taken for a lost one. The kernel of a host whose processes are
+waits inside MPI for a rank that is stopped, so its stall limits never run out. Where they do, a
+rank that computes for an hour is taken for a lost one. The kernel of a host whose processes are
 frozen keeps its connections alive.
 
 A rank that writes or computes alone for an hour is waited for. The pulse imports the standard

@@ -371,9 +371,9 @@ def initial_weights(
         dtype: dtype of the weights.
         seed: seed of the kernels.
         rule: "he": kernels are normal with variance 2 / inputs (He and others 2015), the last one
-            with less, see `LAST_SCALE`; "glorot": uniform with variance 2 / (inputs + outputs), the
-            outputs of a convolution being cells of its kernel x channels (Glorot and Bengio 2010),
-            as Keras does.
+            with less, see `LAST_SCALE`. "glorot": they are uniform with variance 2 / (inputs +
+            outputs), as in Keras (Glorot and Bengio 2010). The outputs of a convolution are the
+            cells of its kernel times its channels.
     """
     weights = []
     for number, stage in enumerate(stages):

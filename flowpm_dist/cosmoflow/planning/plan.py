@@ -223,8 +223,9 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     def is_due(self, number: int, every: int) -> bool:
         """Returns whether a repeated action, such as a validation, is due after a step.
 
-        The action is due at the end of each epoch if learning rates follow epochs and `every` is
-        the number of whole steps in an epoch, even if the batch does not divide the samples.
+        If learning rates follow epochs and `every` is the number of whole steps in an epoch, the
+        action is due at the end of each epoch. So it is even if the batch does not divide the
+        samples.
 
         Args:
             number: the number of steps made.

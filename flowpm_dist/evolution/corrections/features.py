@@ -23,8 +23,9 @@ EARLIEST = 1e-6
 def features(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:
     """Returns three numbers for each scale factor, float64 [..., 3]; differentiable.
 
-    They are s / (1 + s), where s is the rms linear overdensity, smoothed by a Gaussian of the side
-    of a cell; 1 + slope / 3, with the slope of s^2 by the logarithm of that radius; and Omega_m(a).
+    The first is s / (1 + s), where s is the rms linear overdensity, smoothed by a Gaussian of the
+    side of a cell. The second is 1 + slope / 3, with the slope of s^2 by the logarithm of that
+    radius. The third is Omega_m(a).
 
     Args:
         power: the linear power of the universe, with its growth.

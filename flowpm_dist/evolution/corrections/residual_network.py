@@ -1,8 +1,8 @@
 """A residual network of convolutions that moves the particles of a state.
 
-The idea is that of NECOLA (Kaushal and others 2022, arXiv:2111.02441) and of Jamieson and others
-(2024, arXiv:2408.07699): a network takes the displacement field of a cheap run on the particles'
-lattice and gives what is missing. Style parameters scale and shift each layer (Perez and others
+A network takes the displacement field of a cheap run on the particles' lattice and gives what is
+missing. The idea comes from NECOLA (Kaushal and others 2022, arXiv:2111.02441) and from Jamieson
+and others (2024, arXiv:2408.07699). Style parameters scale and shift each layer (Perez and others
 2018, arXiv:1709.07871). Here they are the three numbers of `features`. What is missing is
 multiplied by the square of the first, so that it vanishes at early times.
 

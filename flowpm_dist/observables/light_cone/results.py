@@ -286,8 +286,8 @@ def measure(
 ) -> ConvergenceSpectra:
     """Returns the spectra of maps of convergence, their noise and theory.
 
-    The noise is the sum of the squares of the particles' weights in the maps, over the solid angle:
-    its mean is Limber's integral of the power V / N of particles that are placed at random.
+    The noise is the sum of the squares of the particles' weights in the maps, divided by the solid
+    angle. Its mean is Limber's integral of the power V / N of particles that are placed at random.
 
     Args:
         kappa: [source, x, y] or [source, pixel] [1].

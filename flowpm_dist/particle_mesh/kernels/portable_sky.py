@@ -259,8 +259,9 @@ def _amounts(
 
     Of their clouds, only what lies between `near` and `far` is added.
 
-    A particle has a shell after the other, and in each the map of every weight: int32 [b, n], from
-    the first map of a universe on, and float64 [b, n], which is 0 where it has no such shell.
+    Each item is one shell of the particles and one of their weights. The number of the map is int32
+    [b, n], counted from the first map of a universe. The amount is float64 [b, n]; it is 0 where a
+    particle has no such shell.
     """
     nodes, weights = amounts.shape[1:]
     along = distance / geometry.step

@@ -150,8 +150,8 @@ class TuneSection(SubjectSection):
         storage: a database for workers on one host, or a journal for workers on several hosts.
         seed: the seed of the choice of values, and of the fresh seeds.
         repeats: how many of the best trials are repeated at full length.
-        seeds: the number of fresh seeds on which each of them runs, so that the best is chosen; and
-            the number of other fresh seeds on which the best and the defaults run for the verdict.
+        seeds: the number of fresh seeds on which each of the best trials runs for the choice. As
+            many other fresh seeds are used for the verdict, by the chosen values and the defaults.
         worth: the smallest gain over the defaults that matters, in the units of `metric`. Values
             that gain less do not replace the defaults.
         seed_keys: the keys that fresh seeds are given to; by default all seeds of the subject. For
