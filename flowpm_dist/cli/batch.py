@@ -43,7 +43,7 @@ QUOTED = (
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters but the tab, and bytes of a path that are no UTF-8."""
 _OPTION_NAMES = {"name": "--output", "values": "--array", "written_by": "the command line"}
-"""What a user calls a name of the template where that is another word."""
+"""Names in the template -> the options that set them, where these have another name."""
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(listed)]
 
@@ -230,7 +230,7 @@ class BatchJob:
 
     @property
     def output(self) -> str:
-        """The folder of the results, if the command is given it."""
+        """The folder of the results; an empty text for a command that is given none."""
         return str(self.results) if self.has_output else ""
 
     @property
@@ -246,7 +246,7 @@ class BatchJob:
 
     @property
     def elements(self) -> int:
-        """Number of jobs of the array, complete ones too; 0 if it is none."""
+        """Number of jobs in the array, including complete ones; 0 without an array."""
         return len(self.rows.values)
 
     def script(self) -> str:
@@ -345,7 +345,7 @@ def _with_words(line: str, words: Iterable[str]) -> str:
 
 
 def is_edited(script: str) -> bool:
-    """Returns whether a script says something else than when it was written."""
+    """Returns whether a script differs from what was written."""
     head, _, body = script.partition("\n\n")
     return f"# As written: {_digest(body)}" not in head.splitlines()
 

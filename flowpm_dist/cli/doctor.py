@@ -259,7 +259,7 @@ def doctor(
         typer.Option(metavar="DIR", help="On several ranks: a folder that all should see."),
     ] = None,
 ) -> None:
-    """Show what is installed, what is missing, and how to fix it; on several ranks, of all."""
+    """Show what is installed, what is missing, and how to fix it, on all ranks of a job."""
     if launch.detect().size > 1:
         sys.exit(run_on_ranks(folder or [Path()]))
     sys.exit(0 if print_checks([*report(), *([start_two_ranks()] if launch_test else [])]) else 1)

@@ -124,7 +124,7 @@ def evaluate(
 
 
 def show(evaluation: Evaluation, folder: Path) -> None:
-    """Print the table, what it does not say, and where all of it is."""
+    """Print the table, remarks on it, and the names of the files with all results."""
     columns = output_columns()
     console = Console(width=columns or COLUMNS, force_terminal=columns is not None, highlight=False)
     count = len(evaluation.predictions[evaluation.main].truth)

@@ -24,7 +24,7 @@ from flowpm_dist.options import in_unit
 from meshimpl import launch
 
 OF_A_TABLE = "the run"
-"""What a run is called in messages that has no file."""
+"""The name in messages of a run that has no file."""
 
 
 def run(

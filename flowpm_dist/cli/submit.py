@@ -30,7 +30,7 @@ EXAMPLE = (
 )
 
 _SUFFIXES = {"dataset": "dataset", "evaluate": "evaluation", "predict": "prediction"}
-"""Commands that begin anew, and what their scripts are named after."""
+"""Commands that always begin anew -> the ends of their scripts' names."""
 
 if TYPE_CHECKING:
     Command = str
@@ -207,7 +207,7 @@ def _check_datasets(job: batch.BatchJob, run_file: Path) -> None:
 
 
 def _try(job: batch.BatchJob, first: Path) -> None:
-    """Lets a command check what it would be given, in an array for its first job.
+    """Lets a command check its arguments; for an array, the arguments of its first job.
 
     Raises:
         UserError: it could not begin.

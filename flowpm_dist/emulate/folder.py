@@ -61,7 +61,7 @@ class EmulationFolder(WorkFolder):
         return {a: self.truth / f"{number:03d}-{output_name(a)}" for a in times}
 
     def has_states(self, number: int, times: Iterable[float]) -> bool:
-        """Returns whether all these states are there; see `states`."""
+        """Returns whether the folder holds all states of a converged run, see `states`."""
         return all(
             (snapshot_attributes(path / "snapshot.zarr") or {}).get("complete")
             for path in self.states(number, times).values()

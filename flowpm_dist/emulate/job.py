@@ -19,7 +19,7 @@ from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
 from flowpm_dist.jobs.progress import Progress
 
 CONVERGED = "emulate, converged runs"
-"""The name under which their speed is kept."""
+"""The name under which the speed of converged runs is kept."""
 
 
 class EmulationJob(Job[EmulationOptions, dict[str, Any]]):

@@ -231,7 +231,7 @@ class EmulationOptions(SimulatedRun):
         return limits
 
     def cosmology_of(self, values: Mapping[str, float]) -> CosmologyOptions:
-        """Returns the parameters of a universe with these values of what varies.
+        """Returns the parameters of a universe, given the values of those that vary.
 
         Raises:
             ValueError: parameters are missing.
@@ -239,7 +239,7 @@ class EmulationOptions(SimulatedRun):
         return CosmologyOptions(**{**self.cosmology.model_dump(exclude_none=True), **values})
 
     def cosmologies(self) -> list[CosmologyOptions]:
-        """Returns the parameters of the universes: to learn from, then held out.
+        """Returns the parameters of the universes: first those to learn from, then those held out.
 
         Those that are made here lie on a Latin hypercube, and on another one where held out.
         """
@@ -260,7 +260,7 @@ class EmulationOptions(SimulatedRun):
         return drawn
 
     def sizes(self) -> list[Size]:
-        """Returns the boxes of the universes [Mpc/h]: to learn from, then held out."""
+        """Returns the boxes of the universes [Mpc/h]: first those to learn from, then held out."""
         truth, side = self.truth, self.box.size
         if truth.pairs:
             return [pair.size or side for pair in truth.pairs]
@@ -269,12 +269,12 @@ class EmulationOptions(SimulatedRun):
         return [each[n % len(each)] for number in numbers for n in range(number)]
 
     def of_size(self, size: Size) -> Self:
-        """Returns the same with another box [Mpc/h]."""
+        """Returns the same run file with another box [Mpc/h]."""
         return self.model_copy(update={"box": self.box.model_copy(update={"size": size})})
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """See `SimulatedRun.warnings`; of all boxes."""
+        """The warnings of `SimulatedRun.warnings` for all boxes."""
         each = (super(EmulationOptions, self.of_size(size)).warnings for size in self.sizes())
         return tuple(dict.fromkeys(itertools.chain.from_iterable(each)))
 

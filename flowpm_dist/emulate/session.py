@@ -182,7 +182,7 @@ class EmulationSession:
             self.folder.write_mark(complete=False, iteration=steps.done)
 
     def _restore(self) -> None:
-        """Goes on from the checkpoint, if iterations were made.
+        """Continues from the checkpoint, if iterations were made.
 
         Raises:
             CheckpointError: it is missing or cannot be read.

@@ -30,7 +30,7 @@ SAME_TIME = 1e-4
 
 
 def check_held_out(pairs: Sequence[Pair], count: int) -> None:
-    """Checks that the last pairs are other universes than those that are learned from.
+    """Checks that no universe that is held out is also learned from.
 
     Args:
         pairs: all pairs.

@@ -35,7 +35,7 @@ from flowpm_dist.jobs.run_file import settings_in
 
 CHECKSUMS = "checksums.json"
 REPORT, PROVENANCE = "report.html", "provenance.json"
-"""The page about a job, and what no other file says of how it was made: see `jobs.report`."""
+"""The page about a job, and facts on how its results were made: see `jobs.report`."""
 OF_EVERY_JOB = (REPORT, PROVENANCE)
 TRACE, LONGEST = "trace.json.gz", "trace_summary.csv"
 """What each rank did in some steps, and what took the longest: see `jobs.trace`."""
@@ -45,11 +45,11 @@ FIGURES_AND_TABLES = 16 * 2**20
 
 
 class OutputError(UserError):
-    """A folder that results cannot go to; found before any work."""
+    """Results cannot be written to a folder. Raised before any work."""
 
 
 def _lock_soon(file: IO[str], *, together: bool = False) -> None:
-    """Locks a file; `flowpm-dist runs`, which only looks, may have locked it for an instant.
+    """Locks a file; tries again for 0.2 s, as `flowpm-dist runs` locks it for an instant, too.
 
     Args:
         file: the open file.
@@ -115,7 +115,7 @@ def check_room(path: Path, needed: int, what: str) -> None:
 
 
 def check_foreign(path: Path, names: Iterable[str]) -> None:
-    """Check that a folder which no job of ours has written has no files of given names.
+    """Check that a folder without a job of ours holds no files with the given names.
 
     Args:
         path: path of the folder.
@@ -186,9 +186,9 @@ class JobFolder(ABC):
     alone: ClassVar[bool] = False
     """Whether the job begins only in a folder that holds nothing else."""
     inner: ClassVar[str] = ""
-    """Name of the folders in it that other jobs write in."""
+    """Name of the inner folders that other jobs write in."""
     suffix: ClassVar[str] = ""
-    """What the folders of run files are named after where that is not the `kind`."""
+    """The end of the default folder's name, where it is not the `kind`."""
     unit: ClassVar[str] = "step"
     """What checkpoints are counted in."""
     captions: ClassVar[Mapping[str, str]] = {}
@@ -200,12 +200,12 @@ class JobFolder(ABC):
 
     @classmethod
     def default_path(cls, run_file: Path) -> Path:
-        """Returns the folder of a run file's job that is taken without --output."""
+        """Returns the default folder of a run file's job, which is used without --output."""
         return Path(f"{run_file.stem}-{cls.suffix or cls.kind}")
 
     @property
     def all_contents(self) -> tuple[str, ...]:
-        """The `contents`, and what every job leaves, or may leave."""
+        """The `contents`, and the files that any job may leave."""
         return (*self.contents, *OF_EVERY_JOB, *ON_REQUEST)
 
     @property
@@ -326,7 +326,7 @@ class JobFolder(ABC):
         rule: str = "",
         instead: str = ", or give another --output",
     ) -> None:
-        """Check that nothing is written through a symbolic link in the folder, which may be one.
+        """Check that nothing is written through a link in the folder, which may be a link itself.
 
         Args:
             names: names of what is written in the folder; by default all that the job writes.
@@ -353,7 +353,7 @@ class JobFolder(ABC):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Names in the folder that a job which is resumed writes to."""
+        """Names in the folder that a resumed job writes to."""
         return self.all_contents
 
     @contextmanager
@@ -411,7 +411,7 @@ class JobFolder(ABC):
 
     @property
     def is_held(self) -> bool:
-        """Whether the lock that this process holds is still in the folder; False without one."""
+        """Whether the file that this process has locked is still there; False without a lock."""
         if self._lock is None:
             return False
         try:
@@ -473,7 +473,7 @@ class WorkFolder(JobFolder):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the mark says so."""
+        """Whether the mark says that the work is complete."""
         return bool(self.mark().get("complete"))
 
     @override
@@ -508,7 +508,7 @@ class WorkFolder(JobFolder):
         )
 
     def mark(self) -> dict[str, object]:
-        """Returns what the mark says; an empty dictionary if there is none."""
+        """Returns the entries of the mark; an empty dictionary if there is no mark."""
         mark = read_json(self.path / self.contents[0])
         return mark if mark.get("generator") == GENERATOR else {}
 

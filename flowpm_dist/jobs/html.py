@@ -73,7 +73,7 @@ def note(text: str) -> Html:
 
 
 MARK = Html(f'<meta name="generator" content="{GENERATOR}">')
-"""What a page of ours has near its beginning."""
+"""Text near the beginning of every page that this package writes."""
 
 
 def whole_page(title: str, facts: Sequence[str], sections: Mapping[str, Html]) -> str:

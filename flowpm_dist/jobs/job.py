@@ -1,4 +1,4 @@
-"""A job: what it has in common with the others.
+"""The base of all jobs, and the list of the jobs.
 
 A job is added by its run file, its work, and a line in `JOBS`. Its run file is a `RunFile`, whose
 `mesh_for` chooses the mesh of ranks. Its work is a class that says what it is, besides its folder:
@@ -54,7 +54,7 @@ from flowpm_dist.simulation.demand import Demand, Estimate
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
-"""The command flowpm-dist of this Python, which imports nothing in place of its own modules."""
+"""The command flowpm-dist of this Python; modules in the current folder are not imported."""
 
 
 class StopError(Exception):
@@ -153,7 +153,7 @@ class Pieces:
         return next((seconds for seconds in times if seconds is not None), None)
 
     def scaled(self, cores: int) -> tuple[float, str] | None:
-        """Returns their duration on other hosts, see `scaled_seconds`.
+        """Returns the pieces' duration on other hosts, see `scaled_seconds`.
 
         Args:
             cores: the number of cores of all ranks together.
@@ -351,7 +351,7 @@ def command_of(sections: set[str]) -> str:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """Returns what is in the folder of a job; None if it is none, or may not be read.
+    """Returns the record of a job's folder; None if it is no such folder, or may not be read.
 
     What symbolic links lead to outside the folder is not read.
     """
@@ -369,7 +369,7 @@ def read_record(folder: Path) -> RunRecord | None:
 
 
 def records_in(folder: Path) -> list[RunRecord]:
-    """Returns what is in the folder of a job, or in the folders inside a folder, by name."""
+    """Returns the record of a job's folder, or the records of the folders in it, by name."""
     if (record := read_record(folder)) is not None:
         return [record]
     inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

@@ -34,7 +34,7 @@ class Verbosity(StrEnum):
     VERBOSE = "verbose"
 
     def choose(self) -> None:
-        """Sets how much this process, and those that it starts, print."""
+        """Sets how much this process and the processes that it starts print."""
         os.environ[VERBOSITY_VARIABLE] = self
         if self is Verbosity.VERBOSE:
             # TensorFlow's warnings, which are left out otherwise.
@@ -66,7 +66,7 @@ def terminal_environment() -> dict[str, str]:
 
 
 def output_columns() -> int | None:
-    """Returns the width of the terminal that the standard output goes to; None if to none.
+    """Returns the width of the standard output's terminal; None if it goes to no terminal.
 
     Where there are several ranks, this is what the process that started them found, see
     `terminal_environment`.

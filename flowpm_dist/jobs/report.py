@@ -120,7 +120,7 @@ def commit() -> str | None:
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page, in place of an older one alone.
+    """Write a page; the only file that it may replace is an older page.
 
     Raises:
         OutputError: the file is no page of this kind.
@@ -207,7 +207,7 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _files(folder: Path, ending: str) -> dict[str, Path]:
-    """Returns the files with an ending by their name, without those that have another report."""
+    """Returns the files with an ending, by name, without those in folders with a report."""
     deeper = [
         path
         for path in folder.glob(f"[!.]*/*{ending}")
@@ -218,7 +218,7 @@ def _files(folder: Path, ending: str) -> dict[str, Path]:
 
 
 def _beside(names: Sequence[str], parts: Sequence[Html], caption: str = "") -> Html:
-    """Returns what each run has of a kind, next to each other; nothing if no run has any.
+    """Returns one part of each run's page, side by side; nothing if no run has the part.
 
     Args:
         names: names of the runs.
@@ -240,7 +240,7 @@ def _by_file(
     ending: str,
     show: Callable[[Path], Html],
 ) -> Html:
-    """Returns the files with an ending, each of them as all runs have it."""
+    """Shows the files with an ending; files of the same name in several runs are side by side."""
     of_runs = [_files(record.folder, ending) for record in records]
     shown = []
     for name in dict.fromkeys(name for files in of_runs for name in files):

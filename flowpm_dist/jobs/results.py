@@ -86,7 +86,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The folder of a run.
+    """What is known of the folder of a run.
 
     Attributes:
         folder: its path.

@@ -75,9 +75,9 @@ class RunFile(Options):
     may_differ: ClassVar[tuple[str, ...]] = ()
     """The keys that may have another value when the work is resumed, besides the mesh."""
     may_grow: ClassVar[tuple[str, ...]] = ()
-    """The keys that may have a greater value then."""
+    """The keys that may have a greater value when the work is resumed."""
     younger: ClassVar[Mapping[str, Any]] = {}
-    """Keys that older versions did not have -> the value that has the effect of these versions."""
+    """Keys that older versions lacked -> the value with which a run does what they did."""
 
     @classmethod
     def load(cls, path: str | Path, settings: Settings | None = None) -> Self:
@@ -392,7 +392,7 @@ def _values_of(model: type[BaseModel], key: str) -> list[str]:
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
-    """Returns the columns of a CSV file by their heads, which are keys of a run file.
+    """Returns the columns of a CSV file by their headings, which are keys of a run file.
 
     A value is written as in a run file; where it is empty, the key is left out (`parse_settings`).
 
@@ -436,7 +436,7 @@ def _value(text: str, value: str) -> Any:
 
 
 def with_settings(table: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Returns the tables of a run file with values in place of its own.
+    """Returns the tables of a run file, in which the given settings replace its own.
 
     Args:
         table: sections and their keys.

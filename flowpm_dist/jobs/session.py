@@ -70,7 +70,7 @@ class StopRequest:
 
     @contextmanager
     def heard(self) -> Iterator[StopRequest]:
-        """Inside, signals are remembered and do not end the process.
+        """A context in which signals are remembered and do not end the process.
 
         The first one is answered at once with a line. A second SIGINT raises SystemExit where there
         is one rank; where there are several, the process that started them ends them.
@@ -203,7 +203,7 @@ def gather(mesh: ProcessMesh) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def on_root(mesh: ProcessMesh, work: Callable[[], Any], error: type[Exception]) -> Any:
-    """Returns what a function returns on rank 0, on all ranks together.
+    """Calls a function on rank 0 alone, and returns its result on all ranks.
 
     Rank 0 decides for all, because a file system may show files to other ranks later.
 

@@ -1,4 +1,4 @@
-"""What a rank did when: calls of Python, operations of TensorFlow, collectives of Horovod."""
+"""What a rank did, and when: calls of Python, operations of TensorFlow, collectives of Horovod."""
 
 from __future__ import annotations
 
@@ -111,11 +111,11 @@ class PythonCalls:
         self._calls, self._clock = Nesting(self.spent), time.time_ns
 
     def start(self) -> None:
-        """Begin, in this thread."""
+        """Begin to record the calls of this thread."""
         sys.setprofile(self._event)
 
     def stop(self) -> None:
-        """End, in the same thread."""
+        """End the record, in the same thread."""
         sys.setprofile(None)
 
     def _event(self, frame: FrameType, event: str, function: Any) -> None:
@@ -199,7 +199,7 @@ def collectives(timeline: str) -> Iterator[Span]:
 
 
 def nested(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yields spans, on another track if they overlap with a span of theirs without being inside it.
+    """Yields spans; those that overlap without one being inside the other get other tracks.
 
     Viewers drop these otherwise. TensorFlow's threads have a few.
     """

@@ -75,7 +75,7 @@ def _about(key: str, pid: int, tid: int = 0, **values: Any) -> dict[str, Any]:
 
 
 def longest(rank: int, spent: Spending, seconds: float) -> list[list[Any]]:
-    """Returns the rows of `LONGEST` of a rank: what took most time itself, of each kind.
+    """Returns a rank's rows of `LONGEST`: what itself took the most time, for each kind.
 
     Args:
         rank: number of the rank.

@@ -80,12 +80,12 @@ class Counter:
     last: float = math.nan
 
     def begin(self) -> None:
-        """Read it for the first time."""
+        """Read the counter for the first time."""
         with contextlib.suppress(Exception):
             self.last, self.is_whole = self.read(), True
 
     def sample(self) -> None:
-        """Read it again, and add the energy since the last reading."""
+        """Read the counter again, and add the energy since the last reading."""
         try:
             now = self.read()
         except Exception:

@@ -58,7 +58,7 @@ def mixed(answers: Sequence[Answers]) -> Answers:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How good posteriors are, and whether they are right.
+    """Scores of posteriors, and tests of whether they are right.
 
     Attributes:
         names: names of the p parameters.

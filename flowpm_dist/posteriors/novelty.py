@@ -14,7 +14,7 @@ MOST_COMPONENTS = 32
 SHARE = 0.1
 """Largest number of components, divided by the number of samples."""
 KEPT = 0.99
-"""Share of the variance that the components hold, unless that takes more than are allowed."""
+"""Share of the variance that the components hold, unless more would be needed than are allowed."""
 UNUSUAL = 0.99
 """Quantile of the held-out samples beyond which data are called unusual."""
 

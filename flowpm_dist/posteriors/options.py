@@ -1,4 +1,4 @@
-"""What heads of posteriors are called, and how they are fitted.
+"""The names of the heads of posteriors, and the options of a fit.
 
 Nothing here imports TensorFlow.
 """

@@ -105,7 +105,7 @@ class Observed(abc.ABC):
         return {}
 
     def facts(self, maps: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Returns what result.json says of the maps."""
+        """Returns the facts about the maps for result.json."""
         return {}
 
     @abc.abstractmethod

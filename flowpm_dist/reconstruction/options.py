@@ -173,7 +173,7 @@ TAKES: dict[str, Callable[[Kind], bool]] = {
 
 # Memory and disk, in values of a cell.
 OF_PAIR = 2
-"""For each change that L-BFGS remembers."""
+"""Values for each change that L-BFGS remembers."""
 FIELDS = 9
 """Fields of the results, at most."""
 OF_CHAIN = 3

@@ -104,7 +104,7 @@ class Scaling:
         return Place(self, Unknowns(field, parameters), volume, inverse, tape)
 
     def preconditioned(self, u: Unknowns) -> Unknowns:
-        """Returns a gradient divided by about the curvature that masks and noise leave uneven."""
+        """Returns a gradient divided by an estimate of the curvature that masks and noise leave."""
         return Unknowns(self._preconditioner(u.field), u.parameters)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""A preconditioner that knows where the data are, for a search in even coordinates.
+"""A preconditioner for masked or uneven data, for a search in even coordinates.
 
 Even coordinates take the noise as the same everywhere. Where a part of the box is masked or noisier
 than the rest, minus the log posterior of a linear universe curves there as

@@ -16,7 +16,7 @@ from flowpm_dist.simulation.state import State
 
 @dataclass(frozen=True)
 class Universe:
-    """A universe, found or of a mock, with its observation without noise.
+    """A reconstructed universe or a mock, with its observation without noise.
 
     Attributes:
         state: its particles and initial conditions.

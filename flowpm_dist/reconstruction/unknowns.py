@@ -34,7 +34,7 @@ class Use(IntEnum):
 
 
 def random_numbers(seed: int, use: int = Use.SEARCH, *number: int) -> np.random.Generator:
-    """Returns the random numbers of a use, and of the move, step or the like of that number.
+    """Returns the random numbers of a use; a move or a step has its own by its number.
 
     A list as the seed would not do: numpy fills it up with zeros, so [1] and [1, 0] are the same.
     """

@@ -194,7 +194,7 @@ Reconstruction in {path}:
 
 
 def _of_chains(facts: dict[str, Any]) -> str:
-    """How far the chains agree, and what they say of parameters."""
+    """Returns how well the chains agree, and the parameters that they give, as a text."""
     modes = facts["modes"]
     lines = [
         f"{facts['chains']} chains of {facts['draws']} draws, {facts['evaluations']} gradients "

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 KEEP = 2
-"""Checkpoints that are kept: the latest, and one should that be damaged."""
+"""Checkpoints that are kept: the latest, and an earlier one in case it is damaged."""
 
 
 class InitialSection(InitialOptions):
@@ -180,7 +180,7 @@ class SimulatedRun(RunFile):
 
     @property
     def state_times(self) -> list[float]:
-        """The scale factors of the states that leave a run, and the first one of a light cone."""
+        """Scale factors of the states that a run returns; first the earliest of a light cone."""
         last, observation, cone = self.evolution.last, self.observed, self.cone
         times = [last] if observation is None else observation.scale_factors(last)
         return times if cone is None else [cone.earliest, *times]
@@ -202,7 +202,7 @@ class SimulatedRun(RunFile):
     @property
     @override
     def warnings(self) -> tuple[str, ...]:
-        """A force that is unstable on the lattice, runs outside the range of their correction."""
+        """Warnings about a force that is unstable on the lattice, or a correction's range."""
         solver, steps = self.solver, self.evolution
         shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
         values = {name: [value] for name, value in shared.items()}
@@ -327,7 +327,7 @@ class ResultsOptions(Options):
 
     @property
     def values(self) -> int:
-        """The values of a cell while they are measured, one after another, without the power."""
+        """Values of a cell that measuring the statistics takes, one after another, power aside."""
         names = [*self.statistics, *(["power"] if self.multipoles or self.interlaced else [])]
         densities = 1 + self.interlaced
         return max((densities + statistics_values([name]) for name in names), default=0)

@@ -27,12 +27,12 @@ BINS_PER_OCTAVE = 2
 """Logarithmic bins for each factor of 2 in l: with more, some would have no mode."""
 
 SphereWindow = Literal["bilinear"] | None
-"""What painted the maps, which is divided out of their spectra."""
+"""The painting whose window is divided out of the spectra of maps."""
 
 LOWEST = 2
 """Multipole at which the first of `spherical_octave_edges` lies."""
 HIGHEST = 2
-"""Multipole, divided by nside, at which the last one lies."""
+"""Multipole, divided by nside, at which the last of `spherical_octave_edges` lies."""
 
 _NODES = np.linspace(0.0, 3.0, 151)  # of sqrt(l (l + 1)) / nside
 _WINDOWS = {None: 0, "pixel": 1, "bilinear": 2}
@@ -352,7 +352,7 @@ def harmonic_power(
 
 
 def painting_window(ell: Any, nside: int, *, power: int = 1) -> np.ndarray:
-    """Returns what is left of a harmonic of the density after bilinear painting [ell] [1].
+    """Returns the factor that bilinear painting leaves of harmonics of the density [ell] [1].
 
     The window belongs to a cloud in a cell, as wide as two rings and two pixels of a ring are
     apart. It depends on the direction of the wave and the place on the sky; this is its mean.
@@ -382,7 +382,7 @@ def _window_at_nodes(power: int) -> np.ndarray:
 
 
 def spherical_octave_edges(nside: int) -> np.ndarray:
-    """Returns edges of bins in l, whole numbers a logarithmic step apart or one [bin + 1]."""
+    """Returns edges of logarithmic bins in l; the edges are whole numbers [bin + 1]."""
     highest = HIGHEST * nside + 1
     count = max(1, round(BINS_PER_OCTAVE * np.log2(highest / LOWEST)))
     return np.unique(np.round(np.geomspace(LOWEST, max(highest, LOWEST + 1), count + 1)))

@@ -231,4 +231,4 @@ def _with_reduced(density: Field) -> Bispectrum:
 
 
 BISPECTRUM = Statistic(_with_reduced, lambda triangles: triangles.reduced)
-"""B and Q of all triangles of the default bins, without the cloud-in-cell window; Q."""
+"""B and Q of all triangles of the default bins, without the cloud-in-cell window. Features: Q."""

@@ -432,10 +432,10 @@ def _histograms(density: Field, values: CellValues = DENSITIES) -> Histograms:
 
 
 def _roots(histograms: Histograms) -> np.ndarray:
-    """Returns the square roots of the shares: their variance is the same in full and empty bins."""
+    """Returns roots of the shares of cells, whose variance is the same in full and empty bins."""
     roots = np.sqrt(histograms.counts / histograms.cells)
     return roots.reshape(*roots.shape[:-2], -1)
 
 
 HISTOGRAMS = Statistic(_histograms, _roots)
-"""The density's histograms, unsmoothed and smoothed; the square roots of the shares of cells."""
+"""The density's histograms, unsmoothed and smoothed. Features: roots of the shares of cells."""

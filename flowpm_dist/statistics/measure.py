@@ -427,7 +427,7 @@ def sample_of(
 
 
 def _warn_of_mean(block: tf.Tensor) -> None:
-    """Warns of counts and densities of another mean than 1, whose power has its square."""
+    """Warns if the mean of counts or of a density is not 1: its square is a factor of the power."""
     mean, least = float(tf.reduce_mean(block)), float(tf.reduce_min(block))
     if least >= 0 and mean > 0 and abs(mean - 1) > TOLERANCE:
         warnings.warn(

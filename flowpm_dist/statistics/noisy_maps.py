@@ -59,16 +59,16 @@ def map_power(maps: NoisyMaps) -> np.ndarray:
 
 
 def map_peaks(maps: NoisyMaps) -> np.ndarray:
-    """Returns the roots of the numbers of peaks by height, of maps and of coarser ones."""
+    """Returns the roots of the numbers of peaks by height, of maps and of coarser maps."""
     return _roots_of_counts(maps, lambda m: peaks(m.kappa, HEIGHTS, sigma=m.sigma).counts)
 
 
 def map_histograms(maps: NoisyMaps) -> np.ndarray:
-    """Returns the roots of the numbers of pixels by value, of maps and of coarser ones."""
+    """Returns the roots of the numbers of pixels by value, of maps and of coarser maps."""
     return _roots_of_counts(maps, lambda m: map_histogram(m.kappa / m.sigma, LEVELS).counts)
 
 
 def _roots_of_counts(maps: NoisyMaps, counts: Callable[[NoisyMaps], np.ndarray]) -> np.ndarray:
-    """The root of a count varies alike in full and in nearly empty bins."""
+    """Returns roots of counts, whose variance is the same in full and in nearly empty bins."""
     roots = [np.sqrt(counts(each)) for each in (maps, maps.coarser())]
     return np.concatenate([root.reshape(len(root), -1) for root in roots], axis=1)

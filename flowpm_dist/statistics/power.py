@@ -406,10 +406,10 @@ def _wedges(
 
 
 POWER = Statistic(_power, lambda spectrum: np.log(spectrum.power))
-"""The power spectrum without the cloud-in-cell window; ln P."""
+"""The power spectrum without the cloud-in-cell window. Features: ln P."""
 
 MULTIPOLES = Statistic(_multipoles, _shapes)
-"""P_0, P_2 and P_4 without the cloud-in-cell window; ln P_0, P_2 / P_0 and P_4 / P_0."""
+"""P_0, P_2 and P_4 without the cloud-in-cell window. Features: ln P_0, P_2 / P_0, P_4 / P_0."""
 
 WEDGES = Statistic(_wedges, lambda wedges: np.log(wedges.power[..., wedges.modes > 0]))
-"""The power in five wedges without the cloud-in-cell window; ln P of bins that have modes."""
+"""The power in five wedges without the cloud-in-cell window. Features: ln P of bins with modes."""

@@ -1,4 +1,4 @@
-"""The statistics by name, and what each says of itself. Nothing here imports TensorFlow.
+"""The register of statistics, by name. Nothing here imports TensorFlow.
 
 To add one, write its measurement in a module of its own, with a `Statistic`, and give the name of
 that object here. Run files of simulations, posteriors and studies then know it.
@@ -33,7 +33,7 @@ MAP_STATISTICS: dict[str, Any] = {
     "peaks": "flowpm_dist.statistics.noisy_maps:map_peaks",
     "histograms": "flowpm_dist.statistics.noisy_maps:map_histograms",
 }
-"""Name -> statistic of `NoisyMaps`, likewise."""
+"""Name -> "package.module:object" of a statistic of `NoisyMaps`."""
 
 STATISTICS_VERSION = 1
 """Raise it when the features of a statistic above change. Features that a training has kept under

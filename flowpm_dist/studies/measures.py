@@ -1,4 +1,4 @@
-"""What is measured of a run of a study: read from the files that the run leaves.
+"""The measurements of a run of a study, read from the files that the run leaves.
 
 Nothing here imports TensorFlow.
 """

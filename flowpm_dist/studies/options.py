@@ -187,7 +187,7 @@ class StudyOptions(SubjectFile):
         return ""
 
     def _unknown(self, key: str) -> str:
-        """Returns why a key is none of the subject's; an empty text if it is one, or may be."""
+        """Returns why the subject has no such key; an empty text if it has it, or may have it."""
         section, _, name = key.partition(".")
         if self.target.is_script:
             return "" if not name else f"{key!r} has a section: the options of a script have none"

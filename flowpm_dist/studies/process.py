@@ -1,4 +1,4 @@
-"""A process of a run, watched until it ends: its time, its memory, and its last words.
+"""A process of a run, watched until it ends: its time, its memory, and its last output.
 
 Nothing here imports TensorFlow.
 """
@@ -114,7 +114,7 @@ def _watched(
     grace: float,
     should_stop: Callable[[], bool],
 ) -> tuple[str, str] | None:
-    """Waits for the end of a process, and ends it if it must be.
+    """Waits for the end of a process; ends it at a limit, or if the study is to stop.
 
     Returns:
         How it was ended and why, see `Outcome`; None if it ended by itself.
@@ -173,7 +173,7 @@ def _kill_group(group: int) -> None:
 
 
 def _by_itself(status: int, log: Path) -> tuple[str, str]:
-    """Returns how a process ended by itself, and its last words."""
+    """Returns how a process ended by itself, and its last output."""
     if status == 0:
         return COMPLETE, ""
     text = _end_of(log)

@@ -187,7 +187,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         return self._write(progress, complete=True)
 
     def _do(self, point: Point, stop: StopSignals, progress: Progress, claim: Claim) -> None:
-        """Does a point, or what is left of it.
+        """Makes the runs of a point that were not made yet.
 
         A search doubles the value of `largest` until it does not fit, and bisects then.
         """
@@ -211,7 +211,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
             trial = min(2 * fits, most) if too_large > most else (fits + too_large) // 2
 
     def _run(self, point: Point, stop: StopSignals, claim: Claim) -> summary.Run | None:
-        """Returns a run, made unless it has ended before; None if it was stopped."""
+        """Returns a run. Makes it unless it has ended before; None if it was stopped."""
         folder = self.folder.runs / point.name
         if (before := read_result(folder, summary.Run)) is not None:
             return before
@@ -250,7 +250,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         return ended
 
     def _write(self, progress: Progress, *, complete: bool) -> list[summary.Run]:
-        """Writes the tables and the figures; the last worker to end has them all."""
+        """Writes tables and figures of the runs so far; the last worker to end writes all."""
         with alone(self.folder.runs):
             runs = self.folder.ended()
             if runs:

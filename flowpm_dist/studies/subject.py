@@ -47,7 +47,7 @@ class Subject:
 
     @property
     def is_script(self) -> bool:
-        """Whether it is a script."""
+        """Whether the subject is a script."""
         return self.path.suffix == ".py"
 
     @property
@@ -97,7 +97,7 @@ class Subject:
         more: Sequence[str] = (),
         **limits: Any,
     ) -> Outcome:
-        """Run it to its end, with its results in `RUN` and its output in `LOG`.
+        """Run the subject to its end, with its results in `RUN` and its output in `LOG`.
 
         Args:
             folder: the folder of the run.

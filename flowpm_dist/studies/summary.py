@@ -1,4 +1,4 @@
-"""The tables of a study: a row for each run, and for each point what its repetitions say."""
+"""The tables of a study: a row for each run, and a summary of each point's repetitions."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from flowpm_dist.studies.tables import write_rows
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
 RATIOS = SPEED_UP, EFFICIENCY = "speed-up", "efficiency"
-"""Columns that follow from the throughput of a group and that on the fewest ranks."""
+"""Columns computed from the throughput of a group and the throughput on the fewest ranks."""
 NOT_COMPLETE = "not complete"
-"""The column with how runs ended that are not complete."""
+"""The column that says how incomplete runs ended."""
 SCALING, PHASES, KEYS, ENERGIES = "scaling.png", "phases.png", "keys.png", "energy.png"
 FIGURES = (SCALING, PHASES, KEYS, ENERGIES)
 """The files of the figures, see `studies.figures`."""
 NO_COUNTER = "Energy: no counter could be read on these hosts."
 TEXTS = ("energy of", "host", "versions")
-"""The columns of what is measured that are texts; all others are numbers."""
+"""The measured columns that hold texts; all others hold numbers."""
 
 
 def checked(measured: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,7 +119,7 @@ class Group:
 
     @property
     def _speed_up(self) -> tuple[float, float, float] | None:
-        """The throughput over that on the fewest ranks: of the medians, the least, the greatest.
+        """The throughput divided by the one on the fewest ranks: of medians, least and greatest.
 
         The least is that of the slowest run over the fastest run of the fewest ranks. For a
         constant amount of work this is the speed-up; for work in proportion to the ranks, the

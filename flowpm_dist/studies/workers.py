@@ -1,4 +1,4 @@
-"""Workers that share pieces of work in one folder, which each piece has one of at a time.
+"""Workers that share the work in one folder: one worker at a time does each piece.
 
 Nothing here imports TensorFlow.
 """
@@ -62,7 +62,7 @@ class Claim:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside, no other worker is inside for the same folder, which is claimed."""
+    """A context that only one worker at a time can enter for a folder."""
     claim = Claim(folder)
     while not claim.take():
         time.sleep(LOOK_SECONDS)

@@ -229,7 +229,7 @@ class TuneJob(Job[TuneOptions, TuningResult]):
 
     @contextmanager
     def _other_workers(self, stop: StopSignals, progress: Progress) -> Iterator[None]:
-        """Inside, the further workers of this host run, each as a process of its own."""
+        """A context in which the other workers of this host run, each as a process of its own."""
         tune, folder = self.options.tune, self.folder
         name = f"{socket.gethostname()}-{os.getpid()}"
         failed = threading.Event()

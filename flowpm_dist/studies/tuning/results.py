@@ -24,9 +24,9 @@ from flowpm_dist.studies.tuning.records import COLLAPSED, JudgedRun, TrialRecord
 from flowpm_dist.studies.tuning.runs import DEFAULTS
 
 LEVEL = 0.05
-"""The largest probability of calling values better than the defaults that are not."""
+"""The largest probability of calling values better than the defaults when they are not."""
 FEWEST_PAIRS = 3
-"""Pairs of runs below which nothing is decided."""
+"""The fewest pairs of runs for a verdict."""
 
 
 @dataclass(frozen=True)

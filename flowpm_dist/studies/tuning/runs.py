@@ -31,13 +31,13 @@ SHARED_BY = "FLOWPM_TUNE_WORKERS"
 TABLE_SECONDS = 1.0
 """Time between two looks at a run's table [s]."""
 DEFAULTS = "defaults"
-"""What the subject's own values are called among those that are repeated."""
+"""The name of the subject's own values among those that are repeated."""
 PLACES: Mapping[Purpose, str] = {"choice": "seed", "verdict": "verdict"}
 """Beginnings of the names of the repeats' folders."""
 
 
 def prepared(options: TuneOptions, values: Mapping[str, Any], folder: Path) -> Judge:
-    """Returns how a run is judged, after the checks of its own.
+    """Checks that a run can begin, and returns how it is judged.
 
     Args:
         options: the run file of the tuning.

@@ -94,7 +94,7 @@ class Journal(JournalFileBackend):
 
 @contextmanager
 def storage_errors(folder: Path) -> Iterator[None]:
-    """Inside, errors of a database are errors that name its folder.
+    """A context in which errors of a database become errors that name its folder.
 
     Raises:
         WriteError: the disk is full, the database is locked for too long, or it is damaged.

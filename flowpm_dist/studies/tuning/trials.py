@@ -31,9 +31,9 @@ from flowpm_dist.studies.tuning.storage import storage_in
 from flowpm_dist.studies.workers import Claim, alone
 
 MOST_LOSSES = 3
-"""A trial whose workers have died so often has failed."""
+"""Number of workers that die during a trial before it counts as failed."""
 _OPTUNA_STATES = {COMPLETE: TrialState.COMPLETE, FAILED: TrialState.FAIL, LOST: TrialState.FAIL}
-"""optuna knows all other states as pruned: then the sampler keeps away from such values."""
+"""All other states are "pruned" in optuna, so that the sampler keeps away from such values."""
 
 
 class Trials:
