@@ -8,7 +8,7 @@ Aggarwal et al. 2019):
     v <- momentum v - step (M F S)^H (M F S x - y),    x <- x + v
     x <- x + u CNN(x / u, v / u)
 
-Steps, momenta and convolutions are learned, those of each iteration apart. u is the phase of the
+Steps, momenta and convolutions are learned, separately for each iteration. u is the phase of the
 zero-filled image at low frequencies. Without it, what is left to correct is mostly real.
 
 Complex values are pairs in the dimension `PAIR`. x and y, later ky and kz, are split over `row` and

@@ -88,7 +88,7 @@ def arrays_within() -> Iterator[None]:
 
 
 def gives_tensor(function: Callable[P, Any]) -> Callable[P, tf.Tensor]:
-    """Makes a function return a float64 tensor, but an array to those of its kind that call it."""
+    """Makes a function return a float64 tensor; functions of its kind that call it get arrays."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -128,7 +128,7 @@ clip = _either("clip_by_value", np.clip)
 where = _either("where", np.where)
 reshape = _either("reshape", np.reshape)
 product = _either("linalg.matmul", lambda x, y: np.einsum("ij,jk->ik", x, y))
-"""The product of two matrices; that of arrays without BLAS, see `solve`."""
+"""The product of two matrices; of arrays it is computed without BLAS, see `solve`."""
 zeros_like = _either("zeros_like", np.zeros_like)
 ones_like = _either("ones_like", np.ones_like)
 stop_gradient = _either("stop_gradient", lambda value: value)

@@ -115,14 +115,14 @@ class Box:
     def of_any_size(self) -> Box:
         """The same box, whose mesh functions have its size as their last input.
 
-        Functions that are lowered for it serve boxes of all sizes, see `cached_for_all_sizes`. Its
+        Functions that are lowered for it suit boxes of all sizes, see `cached_for_all_sizes`. Its
         `size` is NaN. Its lengths are tensors, in the graphs of its mesh functions alone.
         """
         return dataclasses.replace(self, size=_ANY_SIZE)
 
     @property
     def lengths(self) -> Sequence[Any]:
-        """The side lengths [Mpc/h]: numbers; of a box of any size float64 tensors."""
+        """The side lengths [Mpc/h]: numbers, or float64 tensors for a box of any size."""
         if self.size is not _ANY_SIZE:
             return self.size
         (size,) = tf.compat.v1.get_collection(_SIZE_IN_GRAPH)

@@ -24,7 +24,7 @@ SMALLEST, LARGEST = 0.01, 1e5
 """Limits of a side [Mpc/h]: below is no cosmology, and beyond is more than can be observed."""
 Side = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
 Sides = Annotated[tuple[Side, Side, Side], BeforeValidator(three)]
-"""Of a box [Mpc/h]; one number for a cube."""
+"""The sides of a box [Mpc/h]; one number for a cube."""
 A_SIZE = "a length from 0.01 to 100000 in Mpc/h, or three of them"
 
 

@@ -124,7 +124,7 @@ def draw_measured(
         axes: what to draw on.
         x, values: [bin].
         scatter: the standard deviation of each value [bin]; None for no error bars.
-        colour, label: of the curve.
+        colour, label: the curve's colour and label.
     """
     if scatter is None:
         axes.plot(x, values, "o-", ms=3, lw=1.2, color=colour, label=label)

@@ -131,7 +131,7 @@ class Values(Labelled):
 
         Args:
             axes: what to draw on; by default a new figure of pyplot.
-            label: of the curve.
+            label: the label of the curve.
         """
         from flowpm_dist.io.figures import draw_curves
 

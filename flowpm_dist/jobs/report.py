@@ -43,7 +43,7 @@ from flowpm_dist.options.html import Html, element, png_source
 from meshimpl import launch
 
 ROWS = 16
-"""Rows of a table that are shown; of a longer one, rows at equal distances."""
+"""Rows of a table that are shown; a longer table shows rows at equal distances."""
 LARGEST_PICTURE = 2**23
 """Size of the largest picture that is put into a page [bytes]."""
 TIMINGS = ("timings.json", "phases.json")

@@ -159,7 +159,7 @@ class ObservationRecord:
         return ", ".join(parts)
 
     def check(self, data: ObservationRecord, what: str) -> None:
-        """Checks that data are of the observation that this record describes.
+        """Checks that data come from the observation that this record describes.
 
         Args:
             data: what was observed.

@@ -82,7 +82,7 @@ def lattice_gravity(k: np.ndarray) -> np.ndarray:
 def rest_growth(force: ForceOptions, cell: Cell = CUBE, number: int = 16) -> float:
     """Returns n, where the fastest wave on a lattice at rest grows as a^n while matter dominates.
 
-    With exact forces n = 1. Where mesh_factor is not whole, n is that of the next whole number.
+    With exact forces n = 1. Where mesh_factor is not whole, the next whole number gives n.
 
     Args:
         force: the options of the force.
@@ -125,7 +125,7 @@ def instability(
 
 
 def _sum(term: Callable[[np.ndarray], np.ndarray], k: np.ndarray, numbers: range) -> np.ndarray:
-    """Returns the sum of the terms of all harmonics of k, less those of a displaced lattice."""
+    """Returns the sum of the terms of all harmonics of k, less the terms of a displaced lattice."""
     k = np.asarray(k, np.float64)
     total = np.zeros((*k.shape, 3))
     for each in itertools.product(numbers, repeat=3):

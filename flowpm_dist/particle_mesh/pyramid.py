@@ -114,7 +114,7 @@ class TwoMeshes:
         return self.short_range(wide) + self.to_fine(smooth)
 
     def adjoint(self, cotangent: Any) -> Any:
-        """Returns the cotangent of the density, from that of the potential with its halo."""
+        """Returns the density's cotangent, from the cotangent of the potential with its halo."""
         far = self.to_fine.adjoint(cotangent)
         far = halo_reduce(far, self.coarse.shape, self._coarse_halo, half=self.half)
         far = convolve_adjoint(far, self.coarse, self._far_filter, half=self.half)

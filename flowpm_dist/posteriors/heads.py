@@ -156,7 +156,7 @@ class Posterior:
         """Draws a corner plot of the posterior of one data set, and returns its axes [p, p].
 
         Args:
-            features: of the data set, [features] or [1, features].
+            features: the features of the data set, [features] or [1, features].
             count, seed: see `sample`.
             truth: the true parameters [p] [physical units], which lines mark.
 

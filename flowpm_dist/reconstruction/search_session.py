@@ -192,7 +192,7 @@ class SearchSession:
         self._lap = time.perf_counter()
 
     def _compared(self, row: Row, point: Unknowns) -> dict[str, float]:
-        """Returns the correlation of the initial field with the truth's, now and then."""
+        """Returns the initial field's correlation with the truth, in iterations that compare."""
         truth = self.observed.truth
         if truth is None or (row.iteration % COMPARE_EVERY and row.iteration > 1):
             return {}

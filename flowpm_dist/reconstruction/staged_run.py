@@ -80,7 +80,7 @@ class StagedRun(ABC):
     def _run_stages(
         self, start: Callable[[], Unknowns], *, resume: bool, **options: Any
     ) -> Unknowns:
-        """Returns where the stages lead from a point, or from the latest checkpoint.
+        """Runs the stages from a point, or from the latest checkpoint; returns the last point.
 
         Args:
             start: returns the point.
@@ -117,7 +117,7 @@ class StagedRun(ABC):
 
     @abstractmethod
     def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
-        """Returns where the present stage leads from a point."""
+        """Runs the present stage from a point; returns the last point."""
 
     def _objective(self) -> EvenPosterior:
         stage = self.stages[self.progress.stage]

@@ -37,11 +37,11 @@ class CompiledSolver:
     """The functions of a box under its options, each lowered when it is first needed.
 
     Attributes:
-        box: or batch of boxes.
+        box: the box of one universe, or of a batch.
         initial_options: what white noise becomes.
         force_options: how the particles attract each other.
         lpt_fields: whether the integrator uses psi_1 and psi_2.
-        basis: of the correction of the force; None without one.
+        basis: the basis of the force's correction; None without one.
     """
 
     box: Box

@@ -134,7 +134,7 @@ class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
             size: sides of the box [Mpc/h].
             grid: particles along each side.
             edges: scale factors at which steps begin and end, at least 2.
-            values: of the parameters of the cosmology that are known, one or several of each.
+            values: values of the cosmology's known parameters, one or several of each.
         """
         cell = [length / n for length, n in zip(size, grid, strict=True)]
         times = next(a for a in edges if a > 0), edges[-1]

@@ -160,9 +160,9 @@ class Inputs:
         box: the box of one universe, or of a batch.
         options: the simulation's options. A state from a snapshot has only the options of initial
             conditions and force, and the precision.
-        edges: scale factors at which steps begin and end, float64 [steps + 1]; of a state from a
-            snapshot its own alone.
-        cosmologies: of this rank's universes.
+        edges: scale factors at which steps begin and end, float64 [steps + 1]. A state from a
+            snapshot has its own scale factor alone.
+        cosmologies: the cosmologies of this rank's universes.
         source: what the white noise comes from.
         halo: the halo of the evolution [particle spacings]; 0 before the initial conditions.
     """

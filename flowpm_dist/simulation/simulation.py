@@ -251,7 +251,7 @@ class Simulation:
     def estimate(self, *, outputs: bool = False) -> Estimate:
         """Returns the memory and the time of a run, as `flowpm-dist simulate --check` shows them.
 
-        The memory is that of one universe on each replica, without writing. A gradient takes more.
+        The memory is for one universe on each replica, without writing. A gradient takes more.
         The time is known where `flowpm-dist simulate` has run on as many ranks of this host before,
         with a similar grid; it leaves out compilation.
 
@@ -464,8 +464,9 @@ class Simulation:
         """Returns the universe of Lagrangian perturbation theory alone, of the simulation's order.
 
         It makes no time step: it costs as much as the initial conditions of `run` and has the same
-        gradients. Without `a` the universe is that of the last step, not of the first: initial
-        conditions for another code need `a`. A correction that was learned from LPT is applied.
+        gradients. Without `a` the universe is at the end of the last step, not at the start of the
+        first: initial conditions for another code need `a`. A correction that was learned from LPT
+        is applied.
 
         Args:
             seed, white_noise, cosmology, paired: as for `run`.

@@ -91,10 +91,10 @@ class State:
         """Returns the state of particles at scale factor `a`.
 
         Args:
-            particles: with their canonical velocity.
+            particles: displacement and canonical velocity.
             inputs: the run's inputs.
             a: scale factor.
-            timings: of the run, see `State`.
+            timings: the timings of the run, see `State`.
         """
         box = inputs.box
         displacement, velocity = Field(particles.displacement, box), Field(particles.velocity, box)

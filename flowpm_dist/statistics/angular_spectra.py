@@ -61,11 +61,11 @@ class AngularPower(Labelled):
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws l (l + 1) C_l / 2 pi, a curve for each map, with the scatter of a Gaussian field.
 
-        The scatter is that of auto spectra without noise; others have more.
+        The scatter is for auto spectra without noise; other spectra have more.
 
         Args:
             axes: what to draw on; by default a new figure of pyplot.
-            label: of the curve.
+            label: the label of the curve.
         """
         from flowpm_dist.io.figures import (
             MULTIPOLE,

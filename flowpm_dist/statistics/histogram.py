@@ -75,7 +75,7 @@ class Histogram(_Counts):
 
         Args:
             axes: what to draw on; by default a new figure of pyplot.
-            label: of the curve.
+            label: the label of the curve.
         """
         from flowpm_dist.io.figures import draw_curves
 

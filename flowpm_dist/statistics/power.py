@@ -44,11 +44,11 @@ class PowerSpectrum(Labelled):
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the power, a curve for each universe, with the scatter of a Gaussian field.
 
-        The scatter is that of an auto spectrum without shot noise; others have more.
+        The scatter is for an auto spectrum without shot noise; other spectra have more.
 
         Args:
             axes: what to draw on; by default a new figure of pyplot.
-            label: of the curve.
+            label: the label of the curve.
         """
         from flowpm_dist.io.figures import POWER, WAVENUMBER, draw_curves, gaussian_scatter
 

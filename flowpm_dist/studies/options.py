@@ -201,8 +201,8 @@ class StudyOptions(SubjectFile):
     def points(self) -> list[Point]:
         """Returns all runs, by their numbers.
 
-        A mesh goes with the number of its ranks alone. The runs of a repetition follow those of the
-        repetition before, so that repetitions can be added later.
+        A mesh goes with the number of its ranks alone. The runs of a repetition follow the runs of
+        the repetition before, so that repetitions can be added later.
         """
         points: list[Point] = []
         for repeat in range(1 if self.study.largest else self.study.repeats):

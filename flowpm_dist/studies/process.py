@@ -75,7 +75,7 @@ def run(
     Args:
         command: the command line.
         log: the file of its output and its errors, which is begun anew.
-        environment: its environment variables; by default those of this process.
+        environment: its environment variables; by default this process's variables.
         memory: the memory of all its processes at which they are killed [bytes].
         limit: its longest duration [s]; after it the command is asked to stop.
         grace: time that it has to stop [s]; then it is killed.

@@ -147,7 +147,7 @@ class Rows:
     def planned(
         self, output: Path, plan: Callable[[Path, Settings], Work], hint: str = ""
     ) -> list[Work]:
-        """Returns the work of each run, in OUTPUT-0, OUTPUT-1 ...; that of a single run in OUTPUT.
+        """Returns the work of each run, in OUTPUT-0, OUTPUT-1 ...; a single run is in OUTPUT.
 
         Args:
             output: folder of the results, or the beginning of their folders' names.

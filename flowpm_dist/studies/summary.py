@@ -121,7 +121,7 @@ class Group:
     def _speed_up(self) -> tuple[float, float, float] | None:
         """The throughput divided by the one on the fewest ranks: of medians, least and greatest.
 
-        The least is that of the slowest run over the fastest run of the fewest ranks. For a
+        The least compares the slowest run with the fastest run of the fewest ranks. For a
         constant amount of work this is the speed-up; for work in proportion to the ranks, the
         scaled speed-up.
         """

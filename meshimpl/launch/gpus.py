@@ -1,4 +1,4 @@
-"""The GPUs of a node, as they are before TensorFlow or MPI is loaded."""
+"""The GPUs of a node, counted before TensorFlow or MPI is loaded."""
 
 import ctypes
 import itertools

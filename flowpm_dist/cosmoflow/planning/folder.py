@@ -41,7 +41,7 @@ CAPTIONS = {
     "corner.png": "The posterior of the parameters.",
     "table.csv": "The errors of the network and of the methods it is compared with.",
 }
-"""Of the figures and tables of trainings, evaluations and predictions."""
+"""What the figures and tables of trainings, evaluations and predictions show."""
 
 
 def fresh_split(number: int) -> str:

@@ -130,7 +130,7 @@ class BackwardPass:
         return self._nbody.gravity.kick(field, self._x, self._v, undone)
 
     def _measurements_vjp(self, observer: Observer, kick: int, moment: Moment) -> Moment:
-        """Returns the cotangents of particles at a kick; accumulates those of other inputs."""
+        """Returns the particles' cotangents at a kick; accumulates the other inputs' cotangents."""
         slopes, of_inputs = measurements_vjp(
             observer, kick, moment, self._plan.observed, self._dmeasured
         )
@@ -142,7 +142,7 @@ class BackwardPass:
         return slopes
 
     def _lpt_slopes(self, cotangent: tf.Tensor, c: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the cotangents of psi1's and psi2's factors; accumulates those of the fields."""
+        """Returns the cotangents of psi1's and psi2's factors; accumulates their fields' ones."""
         lpt = self._plan.lpt
         for i in range(len(lpt)):
             factors = tf.stack([tf.ones_like(c[..., 0]), c[..., 2 + i]], axis=-1)

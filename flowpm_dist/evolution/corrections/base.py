@@ -1,4 +1,4 @@
-"""The interfaces of corrections: of the force of each kick, and of the states that leave a run.
+"""The interfaces of two corrections: of each kick's force, and of the states that a run returns.
 
 A correction of the force gives coefficients c for each kick, and the potential's spectrum is
 multiplied by 1 + sum_j c_j basis_j(k). A correction of states moves the particles of outputs and of
@@ -139,7 +139,7 @@ def force_cell(size: Sequence[float], cells: Sequence[int]) -> float:
 
     Args:
         size: sides of the box [Mpc/h].
-        cells: of the force mesh along each side.
+        cells: the cells of the force mesh along each side.
     """
     return float(np.cbrt(math.prod(length / n for length, n in zip(size, cells, strict=True))))
 
@@ -275,7 +275,7 @@ class StateCorrection(Correction):
 
     @property
     def of_lpt(self) -> bool:
-        """Whether the correction is for states of LPT, not for those of runs."""
+        """Whether the correction is for states of LPT, not for states of runs."""
         return self.trained is not None and self.trained.integrator == LPT_ONLY
 
     @abc.abstractmethod
@@ -299,7 +299,7 @@ class StateCorrection(Correction):
 
         Args:
             theta: the learned numbers, float64, from `replicated`.
-            style: of each universe of this rank, float64 [..., 2, n], see `style`.
+            style: the numbers of each universe of this rank, float64 [..., 2, n], see `style`.
             fields: displacement [Mpc/h], or displacement and canonical velocity [Mpc/h H0], blocks
                 [..., x, y, z, 3].
             box: the box of one universe, or of a batch.

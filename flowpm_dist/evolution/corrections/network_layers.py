@@ -27,9 +27,9 @@ def network_function(
 
     Args:
         box: the box of one universe, or of a batch.
-        channels: of each layer.
+        channels: the channels of each layer.
         hidden: the number of convolutions between the first and the last one.
-        spacing: of the particles [Mpc/h], the unit of displacements in the network.
+        spacing: the particles' spacing [Mpc/h], the unit of displacements in the network.
         velocities: whether rates of change go through the layers with the values. The last kernel
             then has three components more, of what is added to velocities alone.
     """

@@ -1,6 +1,6 @@
 """A filter of the potential: splines in k, whose heights a small network gives.
 
-The idea is that of Lanzieri, Lanusse and Starck 2022 (arXiv:2207.05509), whose network has the
+The idea comes from Lanzieri, Lanusse and Starck 2022 (arXiv:2207.05509). Their network has the
 scale factor as its input. This one has the numbers of `features`.
 """
 

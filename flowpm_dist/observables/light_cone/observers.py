@@ -59,7 +59,7 @@ class ConvergenceMaps(Labelled):
         return shear(self.kappa, self.sky.fov)
 
     def plot(self, axes: Axes | None = None, *, source: int = -1, universe: int = 0) -> Axes:
-        """Draws the map of a source: of the flat sky with sticks of shear, or the whole sky.
+        """Draws the map of a source: a flat map with sticks of shear, or the whole sky.
 
         Args:
             axes: what to draw on; by default a new figure of pyplot.
@@ -137,7 +137,7 @@ def _maps(
     """Returns maps with their axes, and the centres of the pixels of a flat sky.
 
     Args:
-        name: of the maps.
+        name: the name of the maps.
         maps: [..., kind, x, y] or [..., kind, pixel].
         kind: what the maps of a universe are numbered by.
         sky: their sky.

@@ -144,7 +144,7 @@ class SphereGeometry(Geometry):
         """Returns segments of the distance; the light of each leaves after one and the same kick.
 
         Args:
-            theory: of a universe.
+            theory: the theory of a universe.
             ends: the distances at which the first begins and the last ends [Mpc/h].
 
         Returns:
