@@ -327,7 +327,7 @@ class ResultsOptions(Options):
 
     @property
     def values(self) -> int:
-        """Values of a cell that measuring the statistics takes, one after another, power aside."""
+        """Memory to measure one statistic after another, without the power [values of a cell]."""
         names = [*self.statistics, *(["power"] if self.multipoles or self.interlaced else [])]
         densities = 1 + self.interlaced
         return max((densities + statistics_values([name]) for name in names), default=0)
