@@ -173,7 +173,7 @@ class EmulationOptions(SimulatedRun):
         return self.priors
 
     def idle(self) -> dict[str, str]:
-        """See `Options.idle`: the tables of pairs have the cosmologies."""
+        """The cosmology and priors, if there are pairs: their tables have the cosmologies."""
         sections = {"cosmology": self.cosmology, "priors": self.priors} if self.truth.pairs else {}
         keys = [
             f"{name}.{key}" for name, part in sections.items() for key in type(part).model_fields

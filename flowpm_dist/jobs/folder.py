@@ -543,7 +543,7 @@ class WorkFolder(JobFolder):
                 fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def checksums(self) -> Mapping[str, str]:
-        """See `JobFolder.checksums`; they are kept where `CHECKSUMS` is among the `contents`."""
+        """Returns checksums of input files by key; none if `CHECKSUMS` is not in `contents`."""
         return read_json(self.path / CHECKSUMS)
 
     def keep_checksums(self, found: Mapping[str, str]) -> None:

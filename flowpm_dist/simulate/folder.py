@@ -116,7 +116,7 @@ class SimulationFolder(JobFolder):
 
     @property
     def written(self) -> tuple[str, ...]:
-        """See `JobFolder.written`: results are moved into place as a whole."""
+        """The partial folder alone: results are moved into place as a whole."""
         return (PARTIAL,)
 
     def last_step(self) -> int | None:

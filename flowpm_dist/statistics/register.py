@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
-from flowpm_dist.options import checked_name, object_named
+from flowpm_dist.options import checked_name, object_named, python_object
 
 if TYPE_CHECKING:
     from flowpm_dist.grid.field import Field
@@ -41,15 +41,20 @@ another version are measured again.
 """
 
 
-ARGUMENTS = ("values", "axis", "interlaced", "shot_noise")
-"""What a statistic can be given besides the density, see `Statistic.measure`."""
+ARGUMENTS: dict[str, Any] = {
+    "values": "flowpm_dist.statistics.histogram:DENSITIES",
+    "axis": None,
+    "interlaced": None,
+    "shot_noise": 0.0,
+}
+"""What a statistic can be given besides the density, see `Statistic.measure`, and what it is for a
+density in real space without shot noise; a text names an object.
+"""
 
 
 def _plain(name: str) -> Any:
-    """Returns an argument of a statistic for a density in real space, without shot noise."""
-    from flowpm_dist.statistics.histogram import DENSITIES
-
-    return {"values": DENSITIES, "axis": None, "interlaced": None, "shot_noise": 0.0}[name]
+    value = ARGUMENTS[name]
+    return python_object(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)

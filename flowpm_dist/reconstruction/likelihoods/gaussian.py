@@ -71,7 +71,7 @@ class Gaussian(Likelihood):
     def parts(
         self, density: tf.Tensor, annealing: Annealing = EXACT, **parameters: tf.Tensor
     ) -> tf.Tensor:
-        """See `Likelihood`; with a noise amplitude, with the logarithm of its determinant."""
+        """Returns the parts; with a noise amplitude, with the logarithm of its determinant."""
         if "noise_amplitude" not in parameters:
             return super().parts(density, annealing)
         larger = tf.square(local_values(parameters["noise_amplitude"], self.box)) - 1
