@@ -67,6 +67,11 @@ def _lock_soon(file: IO[str], *, together: bool = False) -> None:
     fcntl.flock(file, kind | fcntl.LOCK_NB)
 
 
+def one(kind: str) -> str:
+    """Returns a word with its article, such as "an emulation"."""
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
 def existing_part(path: Path) -> Path:
     """Returns the path, or its nearest parent that exists."""
     path = path.absolute()
@@ -150,8 +155,8 @@ def check_alone(path: Path, kind: str) -> None:
     if others:
         named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         raise OutputError(
-            f"{path} holds other things ({named}), and a {kind} is many files: give it an --output "
-            f"of its own, such as {path / kind}"
+            f"{path} holds other things ({named}), and {one(kind)} is many files: give it an "
+            f"--output of its own, such as {path / kind}"
         )
 
 
@@ -337,7 +342,7 @@ class JobFolder(ABC):
             OutputError: there is a link among what is written, or in one of its folders; or one of
                 them cannot be read.
         """
-        rule = rule or f"a {self.kind} writes only in its own folder"
+        rule = rule or f"{one(self.kind)} writes only in its own folder"
         for name in self.written if names is None else names:
             path = self.path / name
             try:
@@ -482,7 +487,7 @@ class WorkFolder(JobFolder):
 
     def older_work(self) -> str | None:
         """Returns the kind of the job that owns the folder; None if there is none."""
-        return f"a {self.kind}" if self.mark() else None
+        return one(self.kind) if self.mark() else None
 
     @override
     def record(self) -> RunRecord | None:

@@ -301,7 +301,10 @@ class Job(ABC, Generic[OptionsT, ResultT]):
 
     @abstractmethod
     def work(self, progress: Progress) -> ResultT:
-        """Do this rank's part of the work. The folder exists, and TensorFlow is imported.
+        """Do this rank's part of the work. TensorFlow is imported.
+
+        The folder was begun on rank 0, which writes what is not of each rank. Other ranks pass a
+        barrier before they read or write there.
 
         What only shows the results, such as figures, is made when they are complete and marked so,
         each inside a `flowpm_dist.io.errors.decoration`, and imports matplotlib there.
