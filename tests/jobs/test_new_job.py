@@ -12,6 +12,9 @@ import pytest
 from commands import ROOT, plain
 from rank_jobs import needs_horovod
 
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.emulate.folder import EmulationFolder
+from flowpm_dist.jobs.folder import OutputError
 from meshimpl.launch import host_memory
 
 PATH = os.pathsep.join([ROOT, str(Path(__file__).parent)])
@@ -82,3 +85,12 @@ def test_its_help_and_its_batch_script(tmp_path, monkeypatch):
     written = flowpm("submit", "count", "run.toml", *size, "--site", "site.toml")
     assert written.returncode == 0, written.stderr
     assert "compgen -G count.json" in Path("run-count.sbatch").read_text()
+
+
+def test_kinds_have_their_article(tmp_path):
+    for folder, text in ((EmulationFolder, "an emulation"), (TrainingFolder, "a training")):
+        path = tmp_path / folder.kind
+        path.mkdir()
+        folder(path).write_mark(complete=False)
+        with pytest.raises(OutputError, match=f"{path} holds {text}: add --resume"):
+            folder(path).check(needed=0)
