@@ -206,7 +206,7 @@ def test_what_ranks_keep_together_is_not_driven_out_by_what_one_does_alone():
 
     class OfMesh:
         def __init__(self):
-            self.mesh = SimpleNamespace(kept={})
+            self.mesh = SimpleNamespace(cache={})
 
     made = []
 

@@ -363,7 +363,7 @@ def test_names_from_elsewhere_do_not_command_a_terminal(tmp_path, capsys, monkey
 def test_a_copy_of_a_checkpoint_is_none(tmp_path):
     for name in ("step-000002.zarr", "step-000002-copy.zarr", "step-.zarr", "step-x.zarr"):
         (tmp_path / name).mkdir()
-    assert numbered_checkpoints(tmp_path, "step") == [2]
+    assert [*numbered_checkpoints(tmp_path, "step")] == [2]
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000])

@@ -119,21 +119,21 @@ def test_interlaced_spectra_of_a_run(here):
 
 def test_a_statistic_gets_what_it_needs_everywhere(here):
     """What is not known of the data is that of a density in real space, without shot noise."""
-    Path("own_statistics.py").write_text(
+    Path("needy_statistics.py").write_text(
         "def all(density, values, axis, interlaced, shot_noise, power=2):\n"
         "    assert axis in (None, 'x') and (interlaced, shot_noise, power) == (None, 0.0, 2)\n"
         "    return [float(values.mean_count or 1.0)]\n"
         "def other(density, seed): ...\n"
     )
-    out = run('statistics = ["own_statistics:all"]\nline_of_sight = "x"')
+    out = run('statistics = ["needy_statistics:all"]\nline_of_sight = "x"')
     assert table(out / "statistics" / "all.csv")["value"] == 1.0
     density = fpm.State.from_snapshot(out).density()
-    assert measured(["own_statistics:all"], density)["own_statistics:all"].shape == (1, 1)
+    assert measured(["needy_statistics:all"], density)["needy_statistics:all"].shape == (1, 1)
     refused = flowpm_here(
         "simulate", "run.toml", "--output", "out", "--overwrite",
-        "--set", 'results.statistics=["own_statistics:other"]',
+        "--set", 'results.statistics=["needy_statistics:other"]',
     )  # fmt: skip
-    assert refused.returncode == 2 and "own_statistics:other needs seed" in refused.stderr
+    assert refused.returncode == 2 and "needy_statistics:other needs seed" in refused.stderr
 
 
 def test_a_folder_named_statistics_that_is_not_ours_stays(here):

@@ -112,7 +112,10 @@ def groups():
 SPACE = {"training.rate": Range(low=1e-5, high=1e-1, log=True), "network.name": ["a", "b", "c"]}
 TRIALS = [
     TrialRecord(
-        n, state, value, {"training.rate": 10.0 ** -(1 + n % 5), "network.name": "abc"[n % 3]}
+        state,
+        value,
+        number=n,
+        values={"training.rate": 10.0 ** -(1 + n % 5), "network.name": "abc"[n % 3]},
     )
     for n, (state, value) in enumerate(
         [("complete", v) for v in (0.9, 0.5, 0.7, 0.4, 0.6, 0.8, 0.3, 40.0, 0.45, 0.55, 0.65)]

@@ -88,7 +88,7 @@ def check_values(volume: Volume, observation: ObservationOptions | None = None) 
     not_finite = negative = 0
     positive = observation is None or observation.is_positive
     array = volume.array
-    chunk = (array.chunks or (1,))[0]
+    chunk = (getattr(array, "chunks", None) or (1,))[0]
     plane = 8 * int(np.prod(array.shape[1:]))
     slab = chunk * max(1, READ_AT_ONCE // max(1, chunk * plane))
     for first in range(0, array.shape[0], slab):
