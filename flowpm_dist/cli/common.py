@@ -380,9 +380,8 @@ class Preview:
         count, mesh, grid = self.estimate.ranks, demand.mesh, demand.grid
         lines = [f"mesh: {mesh}, {'1 rank' if count == 1 else f'{count} ranks'}"]
         one_box = parse_mesh(mesh, batched=True).get("replica", 1) == 1
-        if not (self.explains_mesh and one_box):
-            return lines
-        if mesh == default_mesh(count, grid, pyramid=demand.pyramid):
+        explained = self.explains_mesh and one_box
+        if explained and mesh == default_mesh(count, grid, pyramid=demand.pyramid):
             lines.append(f"that mesh because {why_default_mesh(count, grid, demand.pyramid)}")
         return lines
 

@@ -6,7 +6,7 @@ import math
 import signal
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -19,11 +19,7 @@ from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes
 from flowpm_dist.jobs.folder import check_ground, check_room
 from flowpm_dist.jobs.progress import Progress
 
-if TYPE_CHECKING:
-    Format = str
-else:
-    Format = StrEnum("Format", {name: name for name in PARTICLE_FORMATS})
-
+Format = StrEnum("Format", [*PARTICLE_FORMATS])  # type: ignore[misc] # not a literal
 EXAMPLE = "flowpm-dist convert universe --format gadget-hdf5"
 
 
@@ -33,7 +29,9 @@ def convert(
     ],
     format: Annotated[
         Format,
-        typer.Option(help="; ".join(f"{n}: {each.help}" for n, each in PARTICLE_FORMATS.items())),
+        typer.Option(
+            help="; ".join(f"{n}: {each.help}" for n, each in PARTICLE_FORMATS.items()) + "."
+        ),
     ],
     output: Annotated[
         Path | None,

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -32,10 +32,7 @@ EXAMPLE = (
 _SUFFIXES = {"dataset": "dataset", "evaluate": "evaluation", "predict": "prediction"}
 """Commands that always begin anew -> the ends of their scripts' names."""
 
-if TYPE_CHECKING:
-    Command = str
-else:
-    Command = StrEnum("Command", {name: name for name in (*JOBS, *_SUFFIXES)})
+Command = StrEnum("Command", [*JOBS, *_SUFFIXES])  # type: ignore[misc] # not a literal
 
 
 Threads = Annotated[
@@ -348,7 +345,7 @@ def _costs(job: batch.BatchJob, works: Sequence[Any]) -> Iterator[str]:
         if any(pieces.left is None for pieces in left):
             yield "time: not known, as the rest of a search may take any number of gradients"
             return
-        times = [pieces.scaled(cores) for pieces in left]
+        times = [pieces.scaled_seconds(cores) for pieces in left]
         if None in times:
             yield "time: not known, as no such job was measured"
             return

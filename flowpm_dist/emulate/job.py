@@ -15,8 +15,9 @@ from flowpm_dist.corrections.options import SPACING
 from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import EmulationOptions
 from flowpm_dist.grid.decomposition import finer_grid
-from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
+from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.simulation.speeds import Pieces
 
 CONVERGED = "emulate, converged runs"
 """The name under which the speed of converged runs is kept."""

@@ -15,7 +15,7 @@ raise OSError if they cannot write.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,15 @@ def particle_folders() -> tuple[str, ...]:
 
 
 def checked_format(name: Any) -> Any:
-    """Returns the name of a format, "zarr" or one of these, if there is such a format.
+    """Returns the name of a format of snapshots if there is such a format.
 
     Raises:
         ValueError: there is none.
     """
-    if name != "zarr" and name not in PARTICLE_FORMATS:
-        known = ", ".join(map(repr, ("zarr", *PARTICLE_FORMATS)))
-        raise ValueError(f"format {name!r}: must be one of {known}")
+    if name not in FORMAT_NAMES:
+        raise ValueError(f"format {name!r}: must be one of {', '.join(map(repr, FORMAT_NAMES))}")
     return name
 
 
-if TYPE_CHECKING:
-    FormatName = str
-else:
-    FormatName = Literal["zarr", *PARTICLE_FORMATS]
+FORMAT_NAMES = ("zarr", *PARTICLE_FORMATS)
+"""The names of all formats of snapshots."""

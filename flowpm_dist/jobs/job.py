@@ -43,14 +43,9 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, Settings
 from flowpm_dist.options import Problem
-from flowpm_dist.simulation.cost import (
-    STARTER,
-    kind_of,
-    measured_seconds,
-    record_rate,
-    scaled_seconds,
-)
+from flowpm_dist.simulation.cost import STARTER
 from flowpm_dist.simulation.demand import Demand, Estimate
+from flowpm_dist.simulation.speeds import Pieces
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
@@ -123,50 +118,6 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Equal pieces of a work, such as its steps; their speed is kept for the next estimate.
-
-    Attributes:
-        name: name under which the speed is kept; jobs with the same name are comparable.
-        cells: the number of cells in a piece; the duration is proportional to it.
-        left: the number of pieces that are left to do; None if it is not known.
-        like: name of similar pieces, whose speed is taken where this one was not measured.
-    """
-
-    name: str
-    cells: int
-    left: int | None
-    like: str = ""
-
-    def seconds(self, ranks: int) -> float | None:
-        """Returns the duration of the pieces that are left [s]; None where it is not known.
-
-        Args:
-            ranks: number of ranks of the job.
-        """
-        if not self.left:
-            return self.left
-        times = (
-            measured_seconds(kind_of(name, ranks), self.cells, self.left)
-            for name in (self.name, self.like)
-        )
-        return next((seconds for seconds in times if seconds is not None), None)
-
-    def scaled(self, cores: int) -> tuple[float, str] | None:
-        """Returns the pieces' duration on other hosts, see `scaled_seconds`.
-
-        Args:
-            cores: the number of cores of all ranks together.
-        """
-        if self.left is None:
-            return None
-        times = (
-            scaled_seconds(name, cores, self.cells, self.left) for name in (self.name, self.like)
-        )
-        return next((time for time in times if time is not None), None)
-
-
-@dataclass(frozen=True)
 class Costs:
     """What the work of a job takes.
 
@@ -204,8 +155,7 @@ class Costs:
         """
         for pieces in self.pieces:
             if self.demand is not None and pieces.name in seconds:
-                rate = seconds[pieces.name] / pieces.cells
-                record_rate(kind_of(pieces.name, self.demand.ranks), pieces.cells, rate)
+                pieces.remember(seconds[pieces.name], self.demand.ranks)
 
 
 OptionsT = TypeVar("OptionsT", bound=RunFile)

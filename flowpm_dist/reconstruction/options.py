@@ -43,7 +43,7 @@ from flowpm_dist.options import (
     count,
     rows,
 )
-from flowpm_dist.reconstruction.sampler_options import SamplerOptions
+from flowpm_dist.reconstruction.sampler_options import SamplerOptions, search_mesh
 from flowpm_dist.simulate.options import ObservedSections, SimulatedRun
 from flowpm_dist.simulation.cost import field_bytes, gradient_bytes, map_bytes, process_bytes
 from flowpm_dist.simulation.options import RunOptions
@@ -393,14 +393,3 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         cone = self.lightcone  # with maps of data, reconstruction and truth
         maps = 0 if cone is None else 3 * len(cone.sources) * cone.pixels**2 * 8
         return fields * field + maps + FIGURES_AND_TABLES
-
-
-def search_mesh(shape: str) -> str:
-    """Returns the mesh of the search: ranks of the replica axis work on x, too.
-
-    Args:
-        shape: the mesh of the whole job, such as "replica:2,row:2".
-    """
-    axes = parse_mesh(shape, batched=True)
-    row = axes.pop("replica", 1) * axes.pop("row", 1)
-    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, InstanceOf
 from typing_extensions import override
 
+from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.options import A_SEED, Options, Seed, Variants, count, python_object
 
 if TYPE_CHECKING:
@@ -125,3 +126,14 @@ class SamplerOptions(Options):
     def name(self) -> str:
         """The name of the sampler."""
         return next(name for name, model in METHODS.items() if type(self.method) is model)
+
+
+def search_mesh(shape: str) -> str:
+    """Returns the mesh of the search: ranks of the replica axis work on x, too.
+
+    Args:
+        shape: the mesh of the whole job, such as "replica:2,row:2".
+    """
+    axes = parse_mesh(shape, batched=True)
+    row = axes.pop("replica", 1) * axes.pop("row", 1)
+    return ",".join(f"{name}:{size}" for name, size in {"row": row, **axes}.items())

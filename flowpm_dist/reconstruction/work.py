@@ -15,15 +15,17 @@ from typing import Any
 from typing_extensions import override
 
 from flowpm_dist.jobs.folder import OutputError, numbered_checkpoints
-from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
+from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.options import Problem
 from flowpm_dist.reconstruction.folder import ReconstructionFolder, outcome_of
-from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
+from flowpm_dist.reconstruction.options import ReconstructionOptions
+from flowpm_dist.reconstruction.sampler_options import search_mesh
 from flowpm_dist.simulation.demand import Demand
+from flowpm_dist.simulation.speeds import Pieces
 from meshimpl import launch
 
 

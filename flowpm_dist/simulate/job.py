@@ -22,13 +22,14 @@ from flowpm_dist.io.files import (
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
-from flowpm_dist.jobs.job import Command, Costs, Job, Pieces, Request
+from flowpm_dist.jobs.job import Command, Costs, Job, Request
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.cost import field_bytes, process_bytes, simulation_bytes, writing_bytes
 from flowpm_dist.simulation.demand import Demand, Fits
+from flowpm_dist.simulation.speeds import Pieces
 
 if TYPE_CHECKING:
     from flowpm_dist.simulate.session import Summary

@@ -34,7 +34,7 @@ from flowpm_dist.grid.decomposition import (
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import checksum
-from flowpm_dist.io.particle_formats import PARTICLE_FORMATS, FormatName
+from flowpm_dist.io.particle_formats import FORMAT_NAMES
 from flowpm_dist.io.snapshot import (
     DEFAULT_FIELDS,
     FIELDS,
@@ -357,9 +357,11 @@ class OutputOptions(Options):
             only when a signal stops the run.
     """
 
-    format: FormatName = Field(
+    format: str = Field(
         default="zarr",
-        description=either(["zarr", *PARTICLE_FORMATS]),
+        pattern=f"^({'|'.join(FORMAT_NAMES)})$",
+        description=either(FORMAT_NAMES),
+        examples=[*FORMAT_NAMES],
     )
     fields: Annotated[tuple[FieldName, ...], BeforeValidator(listed), AfterValidator(distinct)] = (
         Field(default=DEFAULT_FIELDS, description=f"a list of some of {', '.join(FIELDS)}")

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.theory import LinearPower
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.io.errors import decoration
@@ -35,9 +36,6 @@ from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics.power import MULTIPOLES, POWER, Multipoles, PowerSpectrum
 from meshimpl import launch
-
-if TYPE_CHECKING:
-    from flowpm_dist.cosmology.theory import LinearPower
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,14 @@
-"""The memory and the time of a job's parts on a rank.
+"""The memory of a job's parts on a rank.
 
-Memory counts the values that lie there at the same time, with the halos of fields. The numbers were
-measured; docs/measurements/memory.md compares the estimates with what jobs take. Times come from
-jobs that have run here. Nothing here imports TensorFlow, Horovod or MPI.
+It counts the values that lie there at the same time, with the halos of fields. The numbers were
+measured; docs/measurements/memory.md compares the estimates with what jobs take. Nothing here
+imports TensorFlow, Horovod or MPI.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import socket
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -28,10 +24,7 @@ from flowpm_dist.grid.decomposition import (
     pyramid_problem,
 )
 from flowpm_dist.initial.options import CHUNK
-from flowpm_dist.io.files import WriteError, read_json, write_text
 from flowpm_dist.simulation.options import SolverOptions
-from meshimpl import launch
-from meshimpl.launch import user_cache
 
 PROCESS = 700 * 2**20
 """Memory of a process that has TensorFlow and the packages, and small compiled graphs [bytes]."""
@@ -322,104 +315,3 @@ def predicting_bytes(outputs: float, weights: int) -> int:
 def statistics_values(names: Iterable[str]) -> int:
     """Returns the values of a cell while statistics of these names are measured."""
     return sum(STATISTICS.get(name, OTHER_STATISTIC) for name in names)
-
-
-COMPARABLE = 64
-"""Ratio of cells up to which the speeds of two jobs are comparable."""
-
-
-def kind_of(work: str, ranks: int) -> str:
-    """Returns the name of this host's jobs of a kind; their speeds can be compared.
-
-    Args:
-        work: what is done, such as "simulate".
-        ranks: number of ranks of the job that this process is part of or will start.
-    """
-    here = launch.detect()
-    if here.size == 1:
-        here = launch.RankEnvironment(size=ranks, local_size=launch.ranks_on_host(ranks))
-    kind = {"work": work, "ranks": ranks, "threads": launch.threads_per_rank(here)}
-    if gpus := launch.gpus_in_sight():
-        kind["gpus"] = gpus
-    return json.dumps({**kind, "host": socket.gethostname()}, sort_keys=True)
-
-
-def measured_rate(kind: str, cells: int) -> float | None:
-    """Returns the seconds for each cell of the most similar job of a kind; None if there is none.
-
-    Args:
-        kind: the job's kind, see `kind_of`.
-        cells: number of cells of its box.
-    """
-    near = {}
-    rates = _rates().get(kind)
-    for size, rate in (rates if isinstance(rates, dict) else {}).items():
-        ratio = max(int(size) / cells, cells / int(size))
-        if ratio <= COMPARABLE:
-            near[ratio] = rate
-    return near[min(near)] if near else None
-
-
-def measured_seconds(kind: str, cells: int, pieces: int) -> float | None:
-    """Returns the duration of pieces of work [s], by `measured_rate`; None if it is not known.
-
-    Args:
-        kind, cells: see `measured_rate`.
-        pieces: their number, such as steps.
-    """
-    rate = measured_rate(kind, cells)
-    return None if rate is None else rate * cells * pieces
-
-
-def scaled_seconds(work: str, cores: int, cells: int, pieces: int) -> tuple[float, str] | None:
-    """Returns a duration on other hosts [s], if it is inversely proportional to the cores.
-
-    Speeds of hosts with GPUs are left out.
-
-    Args:
-        work, pieces: see `kind_of` and `measured_seconds`.
-        cores: the number of cores of all ranks together.
-        cells: number of cells of the box.
-
-    Returns:
-        The duration, and where and how the nearest box was measured; None if none was.
-    """
-    nearest: tuple[float, float, str] | None = None
-    for kind, rates in _rates().items():
-        try:
-            about = json.loads(kind)
-            if about["work"] != work or "gpus" in about:
-                continue
-            measured = about["ranks"] * about["threads"]
-            place = f"{about['host']} with {measured} core{'s' * (measured > 1)}"
-            for size, rate in rates.items():
-                distance = abs(math.log(int(size) / cells))
-                if nearest is None or distance < nearest[0]:
-                    seconds = rate * cells * pieces * measured / cores
-                    where = f"{place}, a box of {int(size):,} cells"
-                    nearest = distance, seconds, where
-        except (ValueError, KeyError, TypeError, AttributeError):  # of another version
-            continue
-    return None if nearest is None else nearest[1:]
-
-
-def record_rate(kind: str, cells: int, rate: float) -> None:
-    """Records the speed of a job, if the file can be written.
-
-    Args:
-        kind: the job's kind, see `kind_of`.
-        cells: number of cells of its box.
-        rate: seconds for each cell in one step, or in another unit of the work.
-    """
-    rates = _rates()
-    rates.setdefault(kind, {})[str(cells)] = rate
-    with contextlib.suppress(WriteError):
-        write_text(_rates_file(), json.dumps(rates, indent=1) + "\n")
-
-
-def _rates_file() -> Path:
-    return user_cache() / "rates.json"
-
-
-def _rates() -> dict[str, dict[str, float]]:
-    return read_json(_rates_file())

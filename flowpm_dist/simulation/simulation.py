@@ -27,7 +27,7 @@ from flowpm_dist.grid.options import BoxOptions
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
-from flowpm_dist.simulation.cost import kind_of, measured_seconds, process_bytes, simulation_bytes
+from flowpm_dist.simulation.cost import process_bytes, simulation_bytes
 from flowpm_dist.simulation.demand import Estimate
 from flowpm_dist.simulation.options import HaloOptions, SolverKeys, SolverOptions
 from flowpm_dist.simulation.outputs import (
@@ -49,6 +49,7 @@ from flowpm_dist.simulation.run import (
     particles_of,
     source_of,
 )
+from flowpm_dist.simulation.speeds import Pieces
 from flowpm_dist.simulation.state import State
 from flowpm_dist.simulation.universes import CosmologyFactory, TheoryOf
 from meshimpl import launch
@@ -266,7 +267,7 @@ class Simulation:
             ranks=ranks,
             together=launch.ranks_on_host(ranks),
             memory=process_bytes(axes, "simulate") + memory,
-            seconds=measured_seconds(kind_of("simulate", ranks), cells, steps),
+            seconds=Pieces("simulate", cells, steps).seconds(ranks),
         )
 
     def linear_amplitude(

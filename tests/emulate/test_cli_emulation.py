@@ -31,7 +31,7 @@ from flowpm_dist.observables import ForwardModel
 from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.simulate.options import SimulationOptions
-from flowpm_dist.simulation.cost import kind_of, record_rate
+from flowpm_dist.simulation.speeds import kind_of, record_rate
 from meshimpl.launch import user_cache
 
 RUN = """[cosmology]

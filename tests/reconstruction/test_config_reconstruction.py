@@ -18,7 +18,8 @@ from flowpm_dist.io.light_cone import write_light_cone
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.light_cone.map_files import read_convergence
 from flowpm_dist.observables.options import OBSERVATIONS, CellOptions
-from flowpm_dist.reconstruction.options import ReconstructionOptions, search_mesh
+from flowpm_dist.reconstruction.options import ReconstructionOptions
+from flowpm_dist.reconstruction.sampler_options import search_mesh
 
 GOOD = f"""{ROUND_NUMBERS}
 [box]

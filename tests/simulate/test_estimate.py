@@ -23,17 +23,14 @@ from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.simulate.job import SimulationJob
 from flowpm_dist.simulation.cost import (
     gradient_bytes,
-    kind_of,
-    measured_rate,
     power_bytes,
     process_bytes,
-    record_rate,
-    scaled_seconds,
     simulation_bytes,
     writing_bytes,
 )
 from flowpm_dist.simulation.demand import Demand, Estimate, TooLargeError
 from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.speeds import Pieces, kind_of, measured_rate, record_rate
 from meshimpl import launch, process_mesh
 from meshimpl.launch import HostMemory
 
@@ -195,7 +192,7 @@ def test_speeds_of_hosts_with_gpus_are_apart(here, monkeypatch):
         record_rate(kind_of("simulate", 1), 16**3, 1.0)
         assert measured_rate(kind_of("simulate", 1), 16**3) == 1.0
     assert measured_rate(kind_of("simulate", 1), 16**3) is None
-    assert scaled_seconds("simulate", 8, 16**3, 1) is None
+    assert Pieces("simulate", 16**3, 1).scaled_seconds(8) is None
 
 
 def test_a_simulation_in_python_is_estimated_as_the_command_does(here, monkeypatch):

@@ -5,16 +5,14 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.io.volume import Volume, VolumeError
 from flowpm_dist.observables.observations import Observations
 from flowpm_dist.observables.options import DensityOptions, ObservationOptions
-
-if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 SAME = 1e-4
 """Relative difference of boxes and scale factors that are taken as equal."""

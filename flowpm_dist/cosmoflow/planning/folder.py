@@ -84,8 +84,9 @@ class TrainingFolder(WorkFolder):
     @override
     def complete_message(self) -> str:
         mark = self.mark()
-        early = f", of {mark.get('steps')}, as validations got no better"
-        early *= bool(mark.get("ended_early"))
+        early = ""
+        if mark.get("ended_early"):
+            early = f", of {mark.get('steps')}, as validations got no better"
         return f"The training in {self.path} is complete: {mark.get('step')} steps{early}."
 
     @override

@@ -21,8 +21,9 @@ from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.folder import numbered_checkpoints
-from flowpm_dist.jobs.job import Command, Costs, Job, Pieces
+from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.simulation.speeds import Pieces
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.training.session import TrainingOutcome

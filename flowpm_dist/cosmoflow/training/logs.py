@@ -14,19 +14,17 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.options import OPTIMISERS, MilestoneDecay
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.trainer import StepReport
 from flowpm_dist.cosmoflow.volumes.sources import PHASES
 from flowpm_dist.io.files import WriteError, no_link
 from flowpm_dist.jobs.results import Table
-
-if TYPE_CHECKING:
-    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
 COLUMNS = (
     "step", "samples", "simulations", "loss", "validation_loss", "validation_mae", "rate",
