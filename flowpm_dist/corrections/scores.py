@@ -73,8 +73,8 @@ def means_at(rows: Sequence[Row], wavenumbers: Sequence[float] = SHOWN) -> list[
 def verdict(rows: Sequence[Row]) -> str:
     """Returns whether universes are nearer to the truth with a correction than without.
 
-    The error of P of a universe is the root mean square of P over the truth's minus 1, over all its
-    bins and times; of the phases it is the mean of 1 - r. Each universe is compared with itself.
+    The error of P is the root mean square of P over the truth's minus 1, over all bins and times of
+    a universe. The error of the phases is the mean of 1 - r. Each universe is compared with itself.
     An error is called smaller or larger where its mean change is beyond Student's t at 95 % and
     above the `LEAST` of practice; else it is not decided, as always with one universe. The
     universes also chose the iteration, so that a gain is called one somewhat too often.

@@ -194,7 +194,7 @@ class EmulationOptions(SimulatedRun):
                 "evolution.correction", "is what this job makes: give it as emulate.start_from"
             )
         if self.emulate.structure == LPT_ONLY and steps.correction is not None:
-            reason = f'is of the force, which emulate.structure = "{LPT_ONLY}" does not have'
+            reason = f'corrects the force, which emulate.structure = "{LPT_ONLY}" does not have'
             yield Problem("evolution.correction", reason)
         if steps.pyramid != "off":
             reason = 'must be "off": corrections are learned for the force of the whole mesh'

@@ -383,9 +383,10 @@ def cached_for_all_sizes(
 
         @functools.wraps(function)
         def of_size(box: Box, *args: P.args, **kwargs: P.kwargs) -> BoxFunction:
+            mesh_function = lowered(box.of_any_size, *args, **kwargs)
             if box.size is _ANY_SIZE:
-                return function(box, *args, **kwargs)
-            return FunctionAtSize(lowered(box.of_any_size, *args, **kwargs), box.size)
+                return mesh_function
+            return FunctionAtSize(mesh_function, box.size)
 
         return of_size
 

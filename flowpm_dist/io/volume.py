@@ -63,7 +63,7 @@ class _ArrayInFile:
     """An array on disk; what cannot be read of it is a VolumeError that names it.
 
     Attributes:
-        shape, dtype: of the array.
+        shape, dtype: the array's shape and dtype.
         chunks: the shape of its chunks; None if it is not divided.
     """
 

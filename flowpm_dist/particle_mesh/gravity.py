@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, BoxFunction, cached_for_all_sizes, cast_float
-from flowpm_dist.grid.decomposition import PYRAMIDS
+from flowpm_dist.grid.decomposition import CUBIC, PYRAMIDS
 from flowpm_dist.grid.fourier import (
     Filter,
     Kernel,
@@ -87,6 +87,9 @@ class Gravity:
         options: the options of the force. The window is divided out up to the particles' Nyquist
             wavenumber: beyond it lie the harmonics of their lattice.
         basis: the functions by whose sum the potential is corrected; None without a correction.
+
+    Raises:
+        ValueError: a pyramid force with a correction, or of cells that are not cubic.
     """
 
     pm: ParticleMesh
@@ -96,6 +99,9 @@ class Gravity:
     def __post_init__(self) -> None:
         if self.options.pyramid != "off" and not (self._differences and self.basis is None):
             raise ValueError("a pyramid force has a potential, and no correction")
+        cell = self.pm.mesh.cell  # NaN in a box of any size
+        if self.options.pyramid != "off" and max(cell) > (1 + CUBIC) * min(cell):
+            raise ValueError(f"the cells {cell} Mpc/h are not cubic")
 
     @functools.cached_property
     def _pyramid(self) -> TwoMeshes | None:

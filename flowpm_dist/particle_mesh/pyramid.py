@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cast_float
-from flowpm_dist.grid.decomposition import CUBIC, ORDER, Pyramid
+from flowpm_dist.grid.decomposition import ORDER, Pyramid
 from flowpm_dist.grid.fourier import Filter, Kernel, convolve, convolve_adjoint, multiply
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
 from meshimpl.operations.local import local
@@ -76,9 +76,6 @@ class TwoMeshes:
         inverse: the kernel from the density to the potential.
         width: planes of halo of the potential along the axes that are split.
         half: whether messages are float16, see `Communicator.alltoall`.
-
-    Raises:
-        ValueError: the cells are not cubic.
     """
 
     mesh: Box
@@ -86,11 +83,6 @@ class TwoMeshes:
     inverse: Kernel
     width: int
     half: bool = False
-
-    def __post_init__(self) -> None:
-        cell = self.mesh.cell  # NaN if of any size
-        if max(cell) > (1 + CUBIC) * min(cell):
-            raise ValueError(f"the cells {cell} Mpc/h are not cubic")
 
     @functools.cached_property
     def coarse(self) -> Box:

@@ -21,6 +21,7 @@ from scipy.special import ndtr, ndtri
 
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.io.files import read_arrays, save_arrays
+from flowpm_dist.io.opening import not_finite
 from flowpm_dist.options import in_unit, object_named
 from flowpm_dist.posteriors.novelty import shift_and_scale
 from flowpm_dist.posteriors.options import HEADS, HeadOptions
@@ -233,8 +234,8 @@ def scaled(features: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> np.nda
     values = np.asarray(in_unit("features", features), np.float64)
     if values.ndim != 2 or values.shape[1] != len(shift):
         raise ValueError(f"features have shape {values.shape}: must be [data sets, {len(shift)}]")
-    if not (finite := np.isfinite(values)).all():
-        row, column = np.argwhere(~finite)[0].tolist()
+    if (place := not_finite(values)) is not None:
+        row, column = place
         raise ValueError(f"feature {column} of data set {row} is {values[row, column]}")
     deviations = (values - shift) / scale
     return np.clip(deviations, -MAX_DEVIATION, MAX_DEVIATION)

@@ -101,9 +101,9 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         if sampler is not None:
             moved = (self.folder.last_move() or 0) * resume
             moves = max(0, sampler.warm_up + sampler.draws - moved)
-            chains, cells = f"{self._rate_name}, chains", cells * sampler.chains
-            left = round(moves * sampler.method.evaluations)
-            pieces.append(Pieces(chains, cells, left, self._rate_name))
+            gradients = round(moves * sampler.method.evaluations)
+            together = cells * sampler.chains
+            pieces.append(Pieces(self._chains_name, together, gradients, self._rate_name))
         return Costs(demand, options.disk, tuple(pieces))
 
     @property
@@ -111,16 +111,17 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         model, steps = self.options.observation.structure, self.options.evolution.step_count
         return f"reconstruct {model}" + (f" {steps} steps" if model == "pm" else "")
 
+    @property
+    def _chains_name(self) -> str:
+        return f"{self._rate_name}, chains"
+
     @override
     def speeds(self, result: dict[str, Any]) -> Mapping[str, float]:
-        speeds = {}
-        if (seconds := result.get("seconds_per_evaluation")) is not None:
-            speeds[self._rate_name] = seconds
-        if sampling := result.get("sampling"):
-            chains = f"{self._rate_name}, chains"
-            if (seconds := sampling.get("seconds_per_evaluation")) is not None:
-                speeds[chains] = seconds
-        return speeds
+        measured = {
+            self._rate_name: result.get("seconds_per_evaluation"),
+            self._chains_name: result.get("sampling", {}).get("seconds_per_evaluation"),
+        }
+        return {name: seconds for name, seconds in measured.items() if seconds is not None}
 
     def work(self, progress: Progress) -> dict[str, Any]:
         """Searches, and draws where draws are asked for; returns what result.json holds.

@@ -22,7 +22,7 @@ from flowpm_dist.io.files import (
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
-from flowpm_dist.jobs.job import Command, Costs, Job, Request
+from flowpm_dist.jobs.job import Command, Costs, Job, Request, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.simulate.folder import SimulationFolder
@@ -89,7 +89,6 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
     @override
     def work(self, progress: Progress) -> Summary | None:
-        from flowpm_dist.jobs.job import StopError
         from flowpm_dist.simulate.session import SimulationSession
 
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ def write_statistics(
     options: SimulationOptions,
     state: State,
     density: Field,
+    known: Mapping[Statistic, Any],
     warn: Callable[[str], None],
 ) -> None:
     """Measures the statistics of [results]; writes tables, figures and features. On all ranks.
@@ -77,6 +78,7 @@ def write_statistics(
         folder: folder of the state's results.
         options: the run file.
         state, density: see `measured`.
+        known: results that were measured with the same options.
         warn: shows warnings about what cannot be made of a result.
 
     Raises:
@@ -85,7 +87,10 @@ def write_statistics(
     features = {}
     for name in options.results.statistics:
         statistic, short = statistic_named(name), short_name(name)
-        result = measured(statistic, state, density, options.results)
+        if statistic in known:
+            result = known[statistic]
+        else:
+            result = measured(statistic, state, density, options.results)
         if state.box.mesh.rank > 0:
             continue
         table = result if isinstance(result, Labelled) else Values(np.atleast_1d(result))

@@ -35,6 +35,7 @@ from flowpm_dist.simulate.measured import check_statistics, measured, write_stat
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics.power import MULTIPOLES, POWER, Multipoles, PowerSpectrum
+from flowpm_dist.statistics.register import Statistic
 from meshimpl import launch
 
 
@@ -175,8 +176,11 @@ def write_state(
         save_attributes(folder, about)
     results, poles = options.results, None
     spectrum: PowerSpectrum = measured(POWER, state, density, results)
+    known: dict[Statistic, Any] = {POWER: spectrum}
     if results.multipoles is not None:
         poles = measured(MULTIPOLES, state, density, results, axis=results.multipoles)
+        if results.multipoles == results.line_of_sight:
+            known[MULTIPOLES] = poles
     theory = np.asarray(linear(spectrum.k, state.a))
     if state.box.mesh.rank == 0:
         path = folder / "power_spectrum.csv"
@@ -184,7 +188,7 @@ def write_state(
             write_power_spectrum(path, spectrum, theory, poles)
         except OSError as error:
             raise WriteError.of(path, error) from error
-    write_statistics(folder, options, state, density, warn)
+    write_statistics(folder, options, state, density, known, warn)
     return density, spectrum, theory
 
 

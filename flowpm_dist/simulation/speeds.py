@@ -69,6 +69,10 @@ class Pieces:
     left: int | None
     like: str = ""
 
+    @property
+    def _names(self) -> list[str]:
+        return [name for name in (self.name, self.like) if name]
+
     def seconds(self, ranks: int) -> float | None:
         """Returns the duration of the pieces that are left [s]; None where it is not known.
 
@@ -77,7 +81,7 @@ class Pieces:
         """
         if not self.left:
             return self.left
-        for name in (self.name, self.like):
+        for name in self._names:
             rate = measured_rate(kind_of(name, ranks), self.cells)
             if rate is not None:
                 return rate * self.cells * self.left
@@ -97,7 +101,7 @@ class Pieces:
         """
         if self.left is None:
             return None
-        for name in (self.name, self.like):
+        for name in self._names:
             measured = list(_measured_on_cores(name))
             if measured:
                 size, seconds, where = min(

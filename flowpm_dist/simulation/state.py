@@ -502,7 +502,7 @@ def _warn_of_other_theory(path: str | Path, theory: Theory, recorded: float | No
     rest = float(theory.background.Omega_de)
     if recorded is not None and abs(rest - recorded) > 1e-9:
         warnings.warn(
-            f"{path} is of a universe with Omega_de = {recorded:g}, the theory has {rest:g}: "
+            f"{path} holds a universe with Omega_de = {recorded:g}, the theory has {rest:g}: "
             "give State.from_snapshot(..., theory=) the theory of its simulation",
             stacklevel=3,
         )

@@ -65,7 +65,7 @@ class Statistic:
         measure: a function of a `Field` of one universe or of a batch, or of `NoisyMaps`. All ranks
             that have a part of the density call it together. It returns a
             `flowpm_dist.io.labelled.Labelled` result, or an array [value] or [universe, value], the
-            same on these ranks. It receives those of these arguments that it has:
+            same on these ranks. It receives each of these arguments that it has:
 
             - `values`: the kind of the density's numbers, a
               `flowpm_dist.statistics.histogram.CellValues`;
@@ -88,8 +88,8 @@ class Statistic:
 
         Args:
             data: a density or maps, see `measure`.
-            arguments: what is known of the data, by the names in `measure`. One that `measure`
-                needs and that is not known is that of a plain density.
+            arguments: what is known of the data, by the names in `measure`. An argument that
+                `measure` needs and that is not given has its value in `ARGUMENTS`.
         """
         known = {name: x for name, x in arguments.items() if self.takes(name)}
         needed = [n for n in self.needed if n in ARGUMENTS and n not in known]

@@ -173,7 +173,7 @@ def _kill_group(group: int) -> None:
 
 
 def _by_itself(status: int, log: Path) -> tuple[str, str]:
-    """Returns how a process ended by itself, and its last output."""
+    """Returns the end of a process that was not stopped: its status and its last output."""
     if status == 0:
         return COMPLETE, ""
     text = _end_of(log)

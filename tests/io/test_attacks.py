@@ -204,8 +204,6 @@ def hdf5_volume(folder: Path) -> Path:
 
 
 def zarr_volume(folder: Path) -> Path:
-    import zarr
-
     made = zarr.create_group(folder / "volume", attributes={"box_size": SIZE})
     made.create_array("density", data=np.ones(GRID))
     return folder / "volume"
@@ -375,8 +373,6 @@ def test_a_name_that_is_too_long_is_refused(tmp_path, name, capsys):
 
 @pytest.mark.parametrize("name", ["displacement", "velocity"])
 def test_a_value_that_is_not_finite_is_named_by_its_place(tmp_path, name):
-    import zarr
-
     import flowpm_dist as fpm
 
     path = snapshot(tmp_path)

@@ -393,7 +393,7 @@ def test_the_spectra_are_those_of_python(born):
 
 
 def test_the_noise_of_particles_is_in_the_table(born):
-    """That of sources at one redshift: V / N times the integral of their kernel over distances."""
+    """For sources at one redshift it is V / N times the integral of their kernel over distances."""
     out, _ = born
     table = np.genfromtxt(out / "convergence_power.csv", delimiter=",", names=True)
     noise = table["particle_noise"][(table["i"] == 0) & (table["j"] == 0)]
@@ -407,7 +407,7 @@ def test_the_noise_of_particles_is_in_the_table(born):
 
 
 def test_the_noise_of_particles_is_subtracted(here, born):
-    """From C_l and from P, that of particles that are placed at random."""
+    """From C_l and from P, the noise of particles that are placed at random."""
     text = f"{TEXT}\n[results]\nsubtract_shot_noise = true\n"
     (here / "less.toml").write_text(text)
     done = flowpm_here("simulate", "less.toml", "--output", "less")

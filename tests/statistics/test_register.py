@@ -41,7 +41,7 @@ def kurtosis(density):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with a run file and a user's module, which is imported anew in each test."""
+    """A folder with a user's module; the current one."""
     monkeypatch.chdir(tmp_path)
     Path("own_statistics.py").write_text(MINE)
     return tmp_path

@@ -5,7 +5,6 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     SPLITS,
     DatasetHeader,
     RecordError,
+    listed_files,
     read_header,
     split_files,
     splits_of,
@@ -247,7 +247,7 @@ def _of_dataset(plan: TrainingPlan, data: FileData) -> Iterator[Problem]:
             continue  # networks are judged on the volumes of validation
         in_header = splits.get(split, NOTHING)
         count, samples = len(files.get(split, ())), in_header["samples"]
-        listed = in_header["files"] * math.prod(header.blocks)
+        listed = listed_files(header, in_header)
         if count != listed:
             lists = f"has {count} files of split {split!r}, {DATASET} lists {listed}"
             advice = "copy or write the missing ones again, or remove others"

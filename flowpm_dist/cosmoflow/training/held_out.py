@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     DatasetHeader,
     RecordError,
     finish_dataset,
+    listed_files,
     read_header,
     split_files,
 )
@@ -179,9 +179,10 @@ def _is_whole(path: Path, splits: Sequence[str]) -> bool:
         (header, counts), files = read_header(path), split_files(path)
     except (RecordError, OSError):
         return False
-    blocks = math.prod(header.blocks)
-    numbers = {split: count["files"] * blocks for split, count in counts.items()}
-    return all(len(files.get(split, ())) == numbers.get(split) for split in splits)
+    return all(
+        split in counts and len(files.get(split, ())) == listed_files(header, counts[split])
+        for split in splits
+    )
 
 
 def fields_of(

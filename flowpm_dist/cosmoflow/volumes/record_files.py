@@ -207,6 +207,11 @@ def split_files(folder: Path) -> dict[str, list[SplitFile]]:
     return {split: sorted(files, key=lambda f: f[2:]) for split, files in sorted(splits.items())}
 
 
+def listed_files(header: DatasetHeader, count: SplitCount) -> int:
+    """Returns the number of files that a split has by its header."""
+    return count["files"] * math.prod(header.blocks)
+
+
 def read_header(folder: Path) -> tuple[DatasetHeader, dict[str, SplitCount]]:
     """Returns the header and, for each split, the numbers of "samples" and "files".
 

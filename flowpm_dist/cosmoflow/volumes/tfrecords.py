@@ -55,11 +55,12 @@ def record_bounds(path: Path, packed: bool = False, one: int | None = None) -> n
             cannot be read.
     """
     bounds = [0]
-    size = packed_size(path) if packed else None
-    if packed and size is None:
-        raise RecordError(f"{path} is not packed with gzip, but the first file is")
-    if packed and size == one:
-        return np.array([0, size], np.int64)
+    if packed:
+        stated = packed_size(path)
+        if stated is None:
+            raise RecordError(f"{path} is not packed with gzip, but the first file is")
+        if stated == one:
+            return np.array([0, stated], np.int64)
     try:
         with gzip.open(path) if packed else _opened(path) as file:
             size = None if packed else os.fstat(file.fileno()).st_size

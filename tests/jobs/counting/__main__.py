@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-# The package's register of formats with one more line, as if it stood in the file.
+# The package's register of formats, read from its file with one more line.
 NAME = "flowpm_dist.io.particle_formats"
 PATH = Path(importlib.util.find_spec("flowpm_dist").origin).parent / "io" / "particle_formats.py"
 BEGIN = "PARTICLE_FORMATS = {\n"
@@ -17,7 +17,7 @@ from flowpm_dist.jobs.job import JOBS  # noqa: E402
 
 JOBS["count"] = "counting.work:CountJob"
 
-from flowpm_dist.cli.program import main  # noqa: E402 - its commands are those of the register
+from flowpm_dist.cli.program import main  # noqa: E402 - its commands come from the register
 
 if __name__ == "__main__":
     main()
