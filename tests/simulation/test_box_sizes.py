@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
+from flowpm_dist.grid.box import Box
+from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
+from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.kernels.compiled import load
+from flowpm_dist.particle_mesh.options import ForceOptions
+from meshimpl import ProcessMesh
 
 REASON = load()[1]
 needs_library = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -60,3 +65,17 @@ def test_a_box_size_costs_no_compilation_and_no_memory(kernels: str, options: st
     program = MANY_SIZES.replace("{options}", options)
     environment = {**os.environ, "FLOWPM_KERNELS": kernels}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=600)
+
+
+def test_a_function_for_all_sizes_is_lowered_once():
+    """A symmetric force is its own adjoint; boxes of other sizes have the same function."""
+    mesh = ProcessMesh("row:1")
+    forces = [Gravity(ParticleMesh(Box((8, 8, 8), (size,) * 3, mesh), 1, 2)) for size in (8.0, 9.0)]
+    functions = [each._function for g in forces for each in (g.field, g.field_adjoint)]
+    assert all(each is functions[0] for each in functions)
+
+
+def test_a_pyramid_force_refuses_cells_that_are_not_cubic():
+    box = Box((32, 32, 32), (32.0, 32.0, 64.0), ProcessMesh("row:1"))
+    with pytest.raises(ValueError, match="are not cubic"):
+        Gravity(ParticleMesh(box, 1, 2), ForceOptions(pyramid="1%"))
