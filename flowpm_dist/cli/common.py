@@ -364,9 +364,8 @@ class Preview:
         """Print the run with all its settings, as a run file, and below it what it would take."""
         if launch.detect().rank:
             return
-        if self.outline or self.demand is None:
-            lines = [self.outline]
-        else:
+        lines = [self.outline]
+        if self.demand is not None and not self.outline:
             lines = self._mesh_lines(self.demand)
         lines += self.estimate.lines(launch.host_memory())
         if self.output is not None:

@@ -6,6 +6,7 @@ import abc
 import csv
 import importlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,8 @@ class Labelled(abc.ABC):
             ImportError: pandas is not installed.
             ValueError: no array has all axes, so that a table would repeat values.
         """
-        pandas, (index, columns) = _package("pandas"), self._table()
+        pandas, arrays = _package("pandas"), self.labelled()
+        index, columns = _table(arrays)
         names, places = [*index], [*index.values()]
         table = pandas.DataFrame(
             columns,
@@ -74,7 +76,7 @@ class Labelled(abc.ABC):
             if len(names) > 1
             else pandas.Index(places[0], name=names[0]),
         )
-        table.attrs["units"] = {name: each.units for name, each in self.labelled().items()}
+        table.attrs["units"] = {name: each.units for name, each in arrays.items()}
         return table
 
     def write_csv(self, path: Path) -> None:
@@ -87,7 +89,8 @@ class Labelled(abc.ABC):
             ValueError: see `to_pandas`.
             WriteError: the file cannot be written.
         """
-        arrays, (index, columns) = self.labelled(), self._table()
+        arrays = self.labelled()
+        index, columns = _table(arrays)
         units = {name: each.units for name, each in arrays.items() if each.units not in ("", "1")}
         table = index | columns
         with written_whole(path) as aside, aside.open("w", newline="") as file:
@@ -97,23 +100,25 @@ class Labelled(abc.ABC):
             for row in zip(*table.values(), strict=True):
                 writer.writerow(map(format, row, kinds))
 
-    def _table(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Returns the index and the columns of a table by name, each [row]."""
-        arrays = self.labelled()
-        largest = max(arrays.values(), key=lambda each: len(each.dimensions))
-        sizes = dict(zip(largest.dimensions, largest.values.shape, strict=True))
-        if any(not {*each.dimensions} <= {*sizes} for each in arrays.values()):
-            raise ValueError("the arrays of this result have different axes: use to_xarray")
-        columns = {}
-        for name, each in arrays.items():
-            if name not in sizes:
-                shape = [n if axis in each.dimensions else 1 for axis, n in sizes.items()]
-                whole = np.broadcast_to(each.values.reshape(shape), (*sizes.values(),))
-                columns[name] = whole.ravel()
-        numbers = [arrays[x].values if x in arrays else np.arange(n) for x, n in sizes.items()]
-        rows = np.indices([*sizes.values()]).reshape(len(sizes), math.prod(sizes.values()))
-        index = {axis: each[row] for axis, each, row in zip(sizes, numbers, rows, strict=True)}
-        return index, columns
+
+def _table(
+    arrays: Mapping[str, LabelledArray],
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns the index and the columns of a table by name, each [row]."""
+    largest = max(arrays.values(), key=lambda each: len(each.dimensions))
+    sizes = dict(zip(largest.dimensions, largest.values.shape, strict=True))
+    if any(not {*each.dimensions} <= {*sizes} for each in arrays.values()):
+        raise ValueError("the arrays of this result have different axes: use to_xarray")
+    columns = {}
+    for name, each in arrays.items():
+        if name not in sizes:
+            shape = [n if axis in each.dimensions else 1 for axis, n in sizes.items()]
+            whole = np.broadcast_to(each.values.reshape(shape), (*sizes.values(),))
+            columns[name] = whole.ravel()
+    numbers = [arrays[x].values if x in arrays else np.arange(n) for x, n in sizes.items()]
+    rows = np.indices([*sizes.values()]).reshape(len(sizes), math.prod(sizes.values()))
+    index = {axis: each[row] for axis, each, row in zip(sizes, numbers, rows, strict=True)}
+    return index, columns
 
 
 @dataclass(frozen=True)

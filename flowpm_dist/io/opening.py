@@ -165,10 +165,16 @@ def checked(schema: type[T], value: Any, where: str) -> T:
     try:
         made: T = TypeAdapter(schema).validate_python(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part)[:40] for part in first["loc"])
-        raise UnreadableError(f"{where}{' ' * bool(place)}{place}: {first['msg']:.200}") from error
+        places, message = first_problem(error)
+        place = ".".join(places)
+        raise UnreadableError(f"{where}{' ' * bool(place)}{place}: {message}") from error
     return made
+
+
+def first_problem(error: ValidationError) -> tuple[list[str], str]:
+    """Returns the place of the first wrong value, and what is wrong with it, neither too long."""
+    first = error.errors(include_url=False)[0]
+    return [str(part)[:40] for part in first["loc"]], f"{first['msg']:.200}"
 
 
 def not_finite(values: np.ndarray) -> list[int] | None:

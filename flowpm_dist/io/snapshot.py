@@ -7,6 +7,7 @@ the group is set last.
 
 from __future__ import annotations
 
+import itertools
 import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,8 +111,8 @@ class Snapshot:
         with reading(self.path / name):
             values = np.asarray(array[place])
         if (wrong := not_finite(values)) is not None:
-            begins = [0] * values.ndim if place is ... else [each.start or 0 for each in place]
-            there = [i + (begins[n] if n < len(begins) else 0) for n, i in enumerate(wrong)]
+            begins = [] if place is ... else [each.start or 0 for each in place]
+            there = [i + b for i, b in itertools.zip_longest(wrong, begins, fillvalue=0)]
             raise UnreadableError(
                 f"{self.path / name} has {values[*wrong]} at {there}: all values must be finite"
             )

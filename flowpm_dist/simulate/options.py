@@ -335,8 +335,8 @@ class ResultsOptions(Options):
     @override
     def problems(self) -> Iterator[Problem]:
         if twice := twice_named(self.statistics):
-            what = f"has several named {', '.join(twice)}, which would write the same files"
-            yield Problem("statistics", what)
+            reason = f"has several named {', '.join(twice)}, which would write the same files"
+            yield Problem("statistics", reason)
 
     @override
     def idle(self) -> dict[str, str]:

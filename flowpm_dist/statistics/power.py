@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -378,19 +379,6 @@ def _by_wedge(values: Any, shared: Binning) -> Any:
     return reshape(values, [*values.shape[:-1], -1, shared.bins])
 
 
-def _power(
-    density: Field, interlaced: Field | None = None, shot_noise: float = 0.0
-) -> PowerSpectrum:
-    return power_spectrum(density, window="cic", interlaced=interlaced, shot_noise=shot_noise)
-
-
-def _multipoles(
-    density: Field, axis: str = "z", interlaced: Field | None = None, shot_noise: float = 0.0
-) -> Multipoles:
-    options: dict[str, Any] = {"interlaced": interlaced, "shot_noise": shot_noise}
-    return multipoles(density, axis=axis, window="cic", **options)
-
-
 def _shapes(poles: Multipoles) -> np.ndarray:
     """Returns ln P_0, and P_l / P_0 of the others."""
     monopole, others = poles.power[..., :1, :], poles.power[..., 1:, :]
@@ -398,18 +386,14 @@ def _shapes(poles: Multipoles) -> np.ndarray:
     return vectors.reshape(*vectors.shape[:-2], -1)
 
 
-def _wedges(
-    density: Field, axis: str = "z", interlaced: Field | None = None, shot_noise: float = 0.0
-) -> Wedges:
-    options: dict[str, Any] = {"interlaced": interlaced, "shot_noise": shot_noise}
-    return power_wedges(density, axis=axis, window="cic", **options)
-
-
-POWER = Statistic(_power, lambda spectrum: np.log(spectrum.power))
+POWER = Statistic(functools.partial(power_spectrum, window="cic"), lambda p: np.log(p.power))
 """The power spectrum without the cloud-in-cell window. Features: ln P."""
 
-MULTIPOLES = Statistic(_multipoles, _shapes)
+MULTIPOLES = Statistic(functools.partial(multipoles, window="cic"), _shapes)
 """P_0, P_2 and P_4 without the cloud-in-cell window. Features: ln P_0, P_2 / P_0, P_4 / P_0."""
 
-WEDGES = Statistic(_wedges, lambda wedges: np.log(wedges.power[..., wedges.modes > 0]))
+WEDGES = Statistic(
+    functools.partial(power_wedges, window="cic"),
+    lambda wedges: np.log(wedges.power[..., wedges.modes > 0]),
+)
 """The power in five wedges without the cloud-in-cell window. Features: ln P of bins with modes."""

@@ -5,6 +5,7 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import UnreadableError, read_bytes, remove, write_text
+from flowpm_dist.io.opening import first_problem
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import RunFile, Settings, flat, read_table
 from flowpm_dist.options import AnyPath, Options, Problem, ProblemsError, as_written
@@ -136,6 +138,9 @@ class Subject:
         return not self.is_script and job_class(self.command).folder_type(output).can_resume()
 
 
+_adapter: Any = functools.cache(TypeAdapter)
+
+
 def read_result(folder: Path, kind: type[Result]) -> Result | None:
     """Returns how the run in a folder ended; None if it has not.
 
@@ -147,14 +152,14 @@ def read_result(folder: Path, kind: type[Result]) -> Result | None:
         UnreadableError: the file lacks a value, or has one of another type.
     """
     try:
-        return TypeAdapter(kind).validate_json(read_bytes(folder / RESULT), strict=True)
+        return _adapter(kind).validate_json(read_bytes(folder / RESULT), strict=True)
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        details = error.errors()[0]
-        place = ": ".join([str(folder / RESULT), *map(str, details["loc"])])
+        places, message = first_problem(error)
+        place = ": ".join([str(folder / RESULT), *places])
         again = "remove this file, and with --resume the run is made again"
-        raise UnreadableError(f"{place}: {details['msg']}; {again}") from None
+        raise UnreadableError(f"{place}: {message}; {again}") from None
 
 
 def write_result(folder: Path, result: Any) -> None:

@@ -34,7 +34,7 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / CLAIM
+        self.folder, self._path = folder, folder / CLAIM
         self._file: IO[str] | None = None
 
     def take(self) -> bool:

@@ -29,11 +29,10 @@ STOP_SIGNALS = (
     signal.SIGTERM,
     signal.SIGUSR1,
     signal.SIGINT,
-    *({signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else ()),
+    *([signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []),
 )
 """Signals by which a scheduler or a user stops a job, or a terminal that closes, unless the job was
 started by `nohup`."""
-
 
 ENVIRONMENT_DEFAULTS = {
     # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.

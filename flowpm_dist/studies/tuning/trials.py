@@ -95,18 +95,20 @@ class Trials:
                 return None
             # The choice depends on the trials so far alone, and differs between workers.
             self._study.sampler = _sampler(self._options, len(trials))
-            trial = Trial(self._study.ask(self._distributions), self._runs)
-            trial.claim.take()
-            return trial
+            optuna_trial = self._study.ask(self._distributions)
+            claim = Claim(self._runs / folder_name(optuna_trial.number))
+            claim.take()
+            return Trial(optuna_trial, claim)
 
     def _continued(self, running: FrozenTrial) -> Trial | None:
         """Returns a running trial if this worker is to continue it.
 
         A trial that has lost too many workers is ended.
         """
-        trial = Trial(optuna.Trial(self._study, running._trial_id), self._runs)
-        if not trial.claim.take():
+        claim = Claim(self._runs / folder_name(running.number))
+        if not claim.take():
             return None
+        trial = Trial(optuna.Trial(self._study, running._trial_id), claim)
         stopped, losses = (running.user_attrs.get(name, 0) for name in ("stopped", "losses"))
         losses += not stopped
         if losses < MOST_LOSSES and {*running.params} == {*self._distributions}:
@@ -199,20 +201,18 @@ class Trial:
 
     Args:
         optuna_trial: optuna's trial.
-        runs: folder of the trials' folders.
+        claim: the claim on its folder, which this worker has.
 
     Attributes:
         number: number of the trial.
         values: the values to try, by key.
         folder: its folder.
-        claim: the claim on the folder.
     """
 
-    def __init__(self, optuna_trial: optuna.Trial, runs: Path) -> None:
+    def __init__(self, optuna_trial: optuna.Trial, claim: Claim) -> None:
         self.optuna_trial = optuna_trial
         self.number, self.values = optuna_trial.number, dict(optuna_trial.params)
-        self.folder = runs / folder_name(optuna_trial.number)
-        self.claim = Claim(self.folder)
+        self.claim, self.folder = claim, claim.folder
         trials = optuna_trial.study.get_trials(deepcopy=False)
         self._reported = {*trials[self.number].intermediate_values}
 
