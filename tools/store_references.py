@@ -18,6 +18,7 @@ import numpy as np
 STORE = Path(__file__).resolve().parents[1] / "tests" / "data"
 SHARES = {
     "camb_linear_power": 1,
+    "camb_neutrinos": 1,
     "fastpm_fd4_64": 16,
     "lensing": 8,
     "pmwd_lcdm_32": 8,

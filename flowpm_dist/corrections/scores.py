@@ -10,6 +10,7 @@ from scipy.special import stdtrit
 
 from flowpm_dist.corrections.loss import Compared, Pair
 from flowpm_dist.corrections.options import SPACING
+from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.evolution.corrections import LPT_ONLY, Range, force_cell
 from flowpm_dist.evolution.integrators import name_of
 
@@ -123,7 +124,7 @@ def range_of(pairs: Sequence[Pair], structure: str) -> Range:
     meshes = [pair.simulation.box.finer(options.mesh_factor) for pair in pairs]
     cells = [force_cell(mesh.size, mesh.grid) for mesh in meshes]
     values = [(pair.cosmology or pair.simulation.cosmology).numbers() for pair in pairs]
-    names = [n for n in values[0] if n != "transfer" and all(n in each for each in values)]
+    names = [n for n in values[0] if n in PARAMETERS and all(n in each for each in values)]
     times = [a for pair in pairs for a in pair.times]
     return Range(
         integrator=LPT_ONLY if of_lpt else name_of(options.integrator),

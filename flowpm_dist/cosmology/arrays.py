@@ -127,6 +127,7 @@ maximum = _either("maximum", np.maximum)
 clip = _either("clip_by_value", np.clip)
 where = _either("where", np.where)
 reshape = _either("reshape", np.reshape)
+transposed = _either("transpose", np.transpose)
 product = _either("linalg.matmul", lambda x, y: np.einsum("ij,jk->ik", x, y))
 """The product of two matrices; of arrays it is computed without BLAS, see `solve`."""
 zeros_like = _either("zeros_like", np.zeros_like)

@@ -25,6 +25,7 @@ from flowpm_dist.cosmology.arrays import (
     where,
     zeros_like,
 )
+from flowpm_dist.cosmology.neutrinos import Neutrinos, photons
 from flowpm_dist.cosmology.parameters import PARAMETERS, Cosmology, affecting
 from flowpm_dist.options import in_unit, keep_in_units
 
@@ -34,12 +35,16 @@ A_MAX = 2.0
 HUBBLE_DISTANCE = 2997.92458
 """c/H0 [Mpc/h]."""
 
+RADIATION = 1.0 / 3.0, 0.0
+"""w0 and wa of radiation."""
+
 GROWTH = affecting("growth")
 """The parameters that growth depends on."""
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 _ROOTS = np.linspace(0.0, 1.0, 129)  # of scale factors
+_CONVEX = 0.05  # root of a scale factor in the era of matter
 _NEWTON = 10  # steps; each doubles the number of right digits, and the third has six
 
 
@@ -52,8 +57,8 @@ class Fluid:
 
     Attributes:
         Omega: its density today over the critical density [1].
-        w0, wa: its equation of state [1]: pressure over density. w0 + wa must be below 0, because
-            growth starts from matter alone: radiation is refused.
+        w0, wa: its equation of state [1]: pressure over density. w0 + wa must be below 0, or it is
+            radiation, with w0 = 1/3 and wa = 0: growth starts from these and from matter alone.
     """
 
     Omega: Any
@@ -63,8 +68,13 @@ class Fluid:
     def __post_init__(self) -> None:
         keep_in_units(self, Omega="", w0="", wa="")
         early = known(self.w0 + self.wa)
-        if early is not None and not early < 0:
-            raise ValueError(f"w0 + wa = {early:g} of a fluid: must be below 0")
+        if early is not None and not early < 0 and (known(self.w0), known(self.wa)) != RADIATION:
+            raise ValueError(f"w0 + wa = {early:g} of a fluid: must be below 0; or it is radiation")
+
+    @property
+    def is_radiation(self) -> bool:
+        """Whether it expands as photons do."""
+        return (known(self.w0), known(self.wa)) == RADIATION
 
     def w(self, a: Any) -> Any:
         """Pressure over density at scale factors a [1], arrays or tensors."""
@@ -83,27 +93,40 @@ class Background:
     Every method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
     of that shape, differentiable by the parameters.
 
-    The universe is made of matter, which clusters, and of fluids, which do not: `others`, and dark
-    energy, which has what is left of the critical density. A universe with more in it is a
+    The universe is made of cold matter with baryons, which cluster, and of fluids: `others`, and
+    dark energy, which has what is left of the critical density. A universe with more in it is a
     subclass with more `others`; growth, distances and the normalisation of the power follow.
 
+    With radiation, the fluids have photons and neutrinos. Massive neutrinos become part of matter;
+    at small scales they do not cluster, see `neutrinos.Neutrinos`.
+
     Args:
-        parameters: a `Cosmology`, or its parameters by name: those that the fluids need.
+        parameters: a `Cosmology`, or its parameters by name: those that the fluids need. Among
+            these, "radiation" is True or False.
 
     Attributes:
         values: the parameters by name, as float64 arrays or tensors.
-        Omega_m: matter today over the critical density [1].
+        has_radiation: whether it has photons and neutrinos.
+        neutrinos: those that have a mass; None without.
+        Omega_m: matter today over the critical density, massive neutrinos included [1].
+        Omega_cb: cold dark matter and baryons today over the critical density [1].
         Omega_de: dark energy today over the critical density [1].
         Omega_k: the curvature of space [1], 0 where it is flat.
     """
 
     def __init__(self, parameters: Cosmology | Mapping[str, Any]) -> None:
-        values = parameters if isinstance(parameters, Mapping) else parameters.values()
-        filled = {name: values.get(name, row.default) for name, row in PARAMETERS.items()}
+        if not isinstance(parameters, Mapping):
+            parameters = {**parameters.values(), "radiation": parameters.radiation}
+        filled = {name: parameters.get(name, row.default) for name, row in PARAMETERS.items()}
         self.values = {name: as_array(v) for name, v in filled.items() if v is not None}
+        self.has_radiation = bool(parameters.get("radiation", False))
         self.Omega_m, self.Omega_k = self.values["Omega_m"], self.values["Omega_k"]
+        self.neutrinos = self._massive_neutrinos()
+        self.Omega_cb = self.Omega_m
+        if self.neutrinos is not None:
+            self.Omega_cb = self.Omega_m - self.neutrinos.Omega_matter
         others = self.others()
-        self.Omega_de = reduce(lambda left, fluid: left - fluid.Omega, others, 1.0 - self.Omega_m)
+        self.Omega_de = reduce(lambda left, fluid: left - fluid.Omega, others, 1.0 - self.Omega_cb)
         self.dark_energy = Fluid(self.Omega_de, self.values["w0"], self.values["wa"])
         self.fluids = (self.dark_energy, *others)
 
@@ -116,9 +139,25 @@ class Background:
         """Whether space is flat; not if Omega_k is a tensor, whatever its value."""
         return not is_tensor(self.Omega_k) and bool(self.Omega_k == 0)
 
-    def others(self) -> tuple[Fluid, ...]:
+    def others(self) -> tuple[Fluid | Neutrinos, ...]:
         """Returns the fluids besides dark energy: curvature expands as one with w = -1/3."""
-        return () if self.is_flat else (Fluid(self.Omega_k, -1.0 / 3.0),)
+        curvature = () if self.is_flat else (Fluid(self.Omega_k, -1.0 / 3.0),)
+        if not self.has_radiation:
+            return curvature
+        light = photons(self.values["T_cmb"], self.values["h"])
+        if self.neutrinos is not None:
+            return (*curvature, Fluid(light, *RADIATION), self.neutrinos)
+        return (*curvature, Fluid(light + self._all_neutrinos().Omega_massless, *RADIATION))
+
+    def _massive_neutrinos(self) -> Neutrinos | None:
+        """Returns the neutrinos if they may have a mass; a tensor is a mass, whatever its value."""
+        mass = self.values["m_nu"]
+        massless = not is_tensor(mass) and bool(mass == 0)
+        return None if massless or not self.has_radiation else self._all_neutrinos()
+
+    def _all_neutrinos(self) -> Neutrinos:
+        names = ("m_nu", "N_eff", "T_cmb", "h", "Omega_m")
+        return Neutrinos(**{name: self.values[name] for name in names})
 
     @gives_tensor
     def e(self, a: Any) -> Any:
@@ -133,9 +172,9 @@ class Background:
 
     @gives_tensor
     def a3_e2(self, a: Any) -> Any:
-        """a^3 E^2 [1], which stays finite at a = 0."""
+        """a^3 E^2 [1], which stays finite at a = 0 without radiation."""
         a = as_array(a, "a")
-        return reduce(add, (fluid.a3_density(a) for fluid in self.fluids), self.Omega_m)
+        return reduce(add, (fluid.a3_density(a) for fluid in self.fluids), self.Omega_cb)
 
     @gives_tensor
     def dlne_dlna(self, a: Any) -> Any:
@@ -146,8 +185,20 @@ class Background:
 
     @gives_tensor
     def omega_m(self, a: Any) -> Any:
-        """Matter over the critical density at a [1]."""
-        return self.Omega_m / self.a3_e2(a)
+        """Matter over the critical density at a [1], as `clustering` counts it."""
+        a = as_array(a, "a")
+        return self.clustering(a) / self.a3_e2(a)
+
+    @gives_tensor
+    def clustering(self, a: Any) -> Any:
+        """Density times a^3 of what clusters at large scales over the critical density today [1].
+
+        It is `Omega_m`, or less while massive neutrinos are still radiation.
+        """
+        a = as_array(a, "a")
+        if self.neutrinos is None:
+            return self.Omega_m * ones_like(a)
+        return self.Omega_cb + self.neutrinos.a3_clustering(a)
 
     @gives_tensor
     def omega_de(self, a: Any) -> Any:
@@ -160,11 +211,11 @@ class Background:
         """Equation of state of dark energy, pressure over density [1]."""
         return self.dark_energy.w(as_array(a, "a"))
 
-    def shares(self, a: Any) -> list[tuple[Fluid, Any]]:
+    def shares(self, a: Any) -> list[tuple[Fluid | Neutrinos, Any]]:
         """Returns each fluid with its density over the critical density at a [1]."""
         a = as_array(a, "a")
         densities = [(fluid, fluid.a3_density(a)) for fluid in self.fluids]
-        critical = reduce(add, (density for _, density in densities), self.Omega_m)
+        critical = reduce(add, (density for _, density in densities), self.Omega_cb)
         return [(fluid, density / critical) for fluid, density in densities]
 
     def check_flat(self) -> None:
@@ -236,6 +287,8 @@ class Distances:
             )
         if not both:
             root, steps = zeros_like(chi), _NEWTON
+            if self.background.has_radiation:  # not convex further back
+                root = root + _CONVEX
         else:
             # A table gives five or more right digits, two steps from there give all.
             reached = np.asarray(self._of_root(_ROOTS))

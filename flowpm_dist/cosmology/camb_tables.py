@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.cosmology.background import Background
+from flowpm_dist.cosmology.neutrinos import SPECIES
 from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, affecting
 
 K_MAX = 20.0
 """Largest wavenumber that CAMB computes [1/Mpc]."""
 
-NEUTRINOS = 3.046
-"""Effective number of neutrino species, all massless."""
+PART = "delta_nonu"
+"""CAMB's name of the overdensity of cold dark matter and baryons."""
 
 TRANSFER = affecting("transfer")
 """The parameters that the transfer function depends on."""
@@ -27,7 +29,9 @@ _DEFAULTS = {name: PARAMETERS[name].default for name in SHAPE if not PARAMETERS[
 
 
 def camb_spline(**parameters: float) -> tuple[float, float, np.ndarray]:
-    """Returns the linear power today over A_s [(Mpc/h)^3] as a spline of its logarithm, at n_s = 1.
+    """Returns the linear power today over A_s as a spline of its logarithm, at n_s = 1.
+
+    It is the power of cold dark matter and baryons [(Mpc/h)^3].
 
     Another n_s multiplies it by (k / k_pivot)^(n_s - 1), whatever the other parameters. So CAMB
     runs once for all cosmologies that differ in n_s, k_pivot and the amplitude alone; the last 16
@@ -75,7 +79,7 @@ def camb_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
 @functools.lru_cache(maxsize=16)
 def _spline(*values: float) -> tuple[float, float, np.ndarray]:
     parameters = dict(zip(TRANSFER, values, strict=True))
-    k, power = camb_power_table((0.0,), "linear", _A_S, n_s=1.0, **parameters)
+    k, power = camb_power_table((0.0,), "linear", _A_S, n_s=1.0, of=PART, **parameters)
     from scipy.interpolate import CubicSpline  # comes with camb
 
     spline = CubicSpline(np.log(k), np.log(power[0] / _A_S))
@@ -89,14 +93,19 @@ def _spline(*values: float) -> tuple[float, float, np.ndarray]:
 
 
 def camb_power_table(
-    redshifts: tuple[float, ...], model: str, A_s: float, **parameters: float
+    redshifts: tuple[float, ...],
+    model: str,
+    A_s: float,
+    of: str | None = None,
+    **parameters: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the matter power at several redshifts, with CAMB's own growth.
+    """Returns the power at several redshifts, with CAMB's own growth.
 
     Args:
         redshifts: redshifts that increase from 0.
         model: "linear", or one of CAMB's versions of halofit, such as "takahashi".
         A_s: amplitude of the primordial spectrum [1].
+        of: CAMB's name of an overdensity, such as `PART`; None for all matter.
         **parameters: see `camb_spline`.
 
     Returns:
@@ -118,16 +127,19 @@ def camb_power_table(
         raise ValueError(
             f'Omega_b = {p["Omega_b"]:g}: transfer="camb" needs baryons; or use "eisenstein-hu"'
         )
+    omnuh2 = _neutrino_density(p)
     run = camb.CAMBparams()
     run.set_dark_energy(w=p["w0"], wa=p["wa"], dark_energy_model="ppf")
+    massive = {"num_massive_neutrinos": SPECIES, "standard_neutrino_neff": p["N_eff"]}
     run.set_cosmology(
         H0=100 * p["h"],
         ombh2=p["Omega_b"] * p["h"] ** 2,
-        omch2=(p["Omega_m"] - p["Omega_b"]) * p["h"] ** 2,
+        omch2=(p["Omega_m"] - p["Omega_b"]) * p["h"] ** 2 - omnuh2,
         omk=p["Omega_k"],
-        mnu=0,
-        nnu=NEUTRINOS,
+        mnu=p["m_nu"],
+        nnu=p["N_eff"],
         TCMB=p["T_cmb"],
+        **(massive if omnuh2 > 0 else {}),
     )
     run.InitPower.set_params(As=A_s, ns=p["n_s"], pivot_scalar=p["k_pivot"])
     run.NonLinear = camb.model.NonLinear_none
@@ -136,5 +148,16 @@ def camb_power_table(
     if nonlinear:
         run.NonLinear = camb.model.NonLinear_both
         run.NonLinearModel.set_params(halofit_version=model)
-    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum(nonlinear=nonlinear)
+    of = of if omnuh2 > 0 else None
+    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum(
+        of, of, nonlinear=nonlinear
+    )
     return k, power
+
+
+def _neutrino_density(parameters: Mapping[str, Any]) -> float:
+    """Returns Omega h^2 of massive neutrinos."""
+    neutrinos = Background({**parameters, "radiation": True}).neutrinos
+    if neutrinos is None:
+        return 0.0
+    return float(neutrinos.Omega_matter * parameters["h"] ** 2)

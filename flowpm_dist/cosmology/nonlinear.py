@@ -139,7 +139,9 @@ class NonlinearPower:
         if model not in MODELS:
             raise ValueError(f"model {model!r}: one of {', '.join(map(repr, MODELS))}")
         self.cosmology, self.model = cosmology, model
-        numbers = {name: known_number(name, getattr(cosmology, name)) for name in SHAPE}
+        numbers: dict[str, Any] = {
+            name: known_number(name, getattr(cosmology, name)) for name in SHAPE
+        }
         amplitude = LinearPower(cosmology.replace(transfer="camb")).A_s
         redshifts = np.expm1(np.linspace(0.0, np.log1p(4.0), 33))
         k, power = camb_power_table(

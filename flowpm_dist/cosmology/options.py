@@ -19,6 +19,7 @@ from flowpm_dist.cosmology.parameters import (
     VARIABLE,
     ParameterRow,
     Transfer,
+    affecting,
     conflicts,
 )
 from flowpm_dist.options import Options, Pair, Problem, in_unit, limits
@@ -50,12 +51,17 @@ def universe_problems(
         shown = list(ends[name]) if len(ends[name]) > 1 else ends[name][0]
         return Problem(f"{sections[name]}.{name}", f"= {shown}: {message}")
 
-    wrong = list(conflicts(ends))
+    wrong = list(conflicts(ends, cosmology.radiation))
     yield from (problem(name, message) for name, message in wrong)
-    corners = [] if wrong else list(itertools.product(*(ends[name] for name in GROWTH)))
-    a = np.linspace(0.02, A_MAX, 100)
+    names = (
+        [n for n in affecting("background", "growth") if n in ends]
+        if cosmology.radiation
+        else GROWTH
+    )
+    corners = [] if wrong else list(itertools.product(*(ends[name] for name in names)))
+    a, radiation = np.linspace(0.02, A_MAX, 100), {"radiation": cosmology.radiation}
     with arrays_within():
-        worlds = [Background(dict(zip(GROWTH, corner, strict=True))) for corner in corners]
+        worlds = [Background(dict(zip(names, each, strict=True)) | radiation) for each in corners]
         if any(np.any(world.a3_e2(a) <= 0) for world in worlds):
             message = f"with the other parameters the expansion would end before a = {A_MAX:g}"
             yield problem("Omega_k", message)
@@ -70,6 +76,7 @@ if TYPE_CHECKING:  # the keys follow from the table of parameters
         """Parameters that the universes of a training share."""
 
         transfer: Transfer
+        radiation: bool
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -106,11 +113,13 @@ else:
         return {n: (Pair[_number(row)] | None, limits(row.range_text)) for n, row in rows.items()}
 
     _TRANSFER = Field(default="eisenstein-hu", description='"eisenstein-hu" or "camb"')
+    _RADIATION = Field(default=False, description="true or false")
     PartialCosmologyOptions = create_model(
         "PartialCosmologyOptions",
         __base__=Options,
         **_keys(complete=False),
         transfer=(Transfer, _TRANSFER),
+        radiation=(bool, _RADIATION),
     )
     _Complete = create_model("_Complete", __base__=PartialCosmologyOptions, **_keys(complete=True))
     ParameterRanges = create_model("ParameterRanges", __base__=Options, **_priors(VARIABLE))

@@ -112,12 +112,18 @@ class Cosmology:
         A_s: amplitude of the primordial scalar spectrum at `k_pivot` [1]; or
         sigma8: rms linear overdensity in spheres of 8 Mpc/h today [1]. Exactly one of the two.
         w0, wa: dark energy equation of state w(a) = w0 + wa (1 - a) [1].
-        T_cmb: temperature of the microwave background today [K]. It changes the transfer function:
-            E(a) has no radiation yet.
+        T_cmb: temperature of the microwave background today [K]. It changes the transfer function
+            and, with `radiation`, the expansion.
         k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
         Omega_k: curvature of space today [1], above 0 in an open universe. It changes expansion and
             growth; light cones and lensing are refused.
+        N_eff: effective number of neutrino species [1]. It changes CAMB's transfer function and,
+            with `radiation`, the expansion.
+        m_nu: sum of the masses of three equal neutrinos [eV]; above 0 it needs `radiation`.
+            `Omega_m` and `sigma8` are those of all matter, neutrinos included.
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
+        radiation: whether photons and neutrinos are part of the expansion, see
+            `background.Radiation`.
 
     In most of the ranges growth functions are resolved; `growth.Growth` refuses the others.
 
@@ -176,7 +182,20 @@ class Cosmology:
         metadata=_row("a number from -0.5 to 0.5", dict(ge=-0.5, le=0.5), r"$\Omega_k$",
                       "background growth transfer"),
     )  # fmt: skip
+    N_eff: Parameter = field(
+        default=3.046,
+        kw_only=True,
+        metadata=_row("a number from 0 to 20", dict(ge=0, le=20), r"$N_\mathrm{eff}$",
+                      "background transfer"),
+    )  # fmt: skip
+    m_nu: Parameter = field(
+        default=0.0,
+        kw_only=True,
+        metadata=_row("a sum of masses in eV, from 0 to 2", dict(ge=0, le=2), r"$\sum m_\nu$",
+                      "background transfer", unit="eV"),
+    )  # fmt: skip
     transfer: Transfer = "eisenstein-hu"
+    radiation: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         amplitudes = [name for name in AMPLITUDES if getattr(self, name) is not None]
@@ -188,13 +207,16 @@ class Cosmology:
         if self.transfer not in get_args(Transfer):
             choices = ", ".join(map(repr, get_args(Transfer)))
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
+        if not isinstance(self.radiation, bool | np.bool_):
+            raise TypeError(f"radiation must be True or False, got {self.radiation!r}")
         for name in self.names:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
         numbers = {name: known_value(getattr(self, name)) for name in self.names}
         for name, number in numbers.items():
             if number is not None and not PARAMETERS[name].holds(number):
                 raise ValueError(f"{name} must be {PARAMETERS[name].range_text}; got {number:g}")
-        for name, rule in conflicts({n: () if v is None else (v,) for n, v in numbers.items()}):
+        ends = {n: () if v is None else (v,) for n, v in numbers.items()}
+        for name, rule in conflicts(ends, self.radiation):
             raise ValueError(f"{name} = {numbers[name]:g}: {rule}")
 
     @classmethod
@@ -240,6 +262,11 @@ class Cosmology:
         """Names of the numerical parameters that are set, A_s or sigma8 among them."""
         return SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
 
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What is chosen besides the parameters: transfer and radiation."""
+        return {"transfer": self.transfer, "radiation": bool(self.radiation)}
+
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
         return {name: as_float64(getattr(self, name)) for name in self.names}
@@ -251,13 +278,13 @@ class Cosmology:
     def numbers(self) -> dict[str, Any]:
         """Returns plain numbers that make the same cosmology, as `Cosmology(**numbers)`."""
         values = {name: float(getattr(self, name)) for name in self.names}
-        return {**values, "transfer": self.transfer}
+        return {**values, **self.choices}
 
     def facts(self) -> dict[str, str]:
         """Returns the parameters as texts by name, for notebooks."""
         values = {name: known_value(getattr(self, name)) for name in self.names}
         texts = {n: "a tensor" if v is None else f"{v:.6g}" for n, v in values.items()}
-        return texts | {"transfer": self.transfer}
+        return texts | {name: str(choice) for name, choice in self.choices.items()}
 
     def _repr_html_(self) -> str:
         return as_html(self, self.facts)
@@ -309,11 +336,12 @@ HEADERS = {name: row.header for name, row in PARAMETERS.items() if row.header is
 """Our names of parameters, and those in the headers of particle files."""
 
 
-def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]]:
+def conflicts(ends: Mapping[str, tuple[float, ...]], radiation: bool) -> Iterator[tuple[str, str]]:
     """Yields a parameter and why others do not allow it, for values anywhere in ranges.
 
     Args:
         ends: by parameter its value, or the ends of its range; empty or missing if not known.
+        radiation: whether the expansion has radiation.
     """
 
     def shown(name: str) -> str:
@@ -328,6 +356,13 @@ def conflicts(ends: Mapping[str, tuple[float, ...]]) -> Iterator[tuple[str, str]
         if min(curvature) < low or max(curvature) > high:
             message = f"must lie between -Omega_m and 1 - Omega_m; Omega_m = {shown('Omega_m')}"
             yield "Omega_k", f"{message}: there would be no big bang, or dark energy below 0"
+    masses = ends.get("m_nu")
+    if masses and max(masses) > 0 and not radiation:
+        yield "m_nu", "needs radiation = true, because neutrinos are radiation at early times"
+    if masses and max(masses) > 0 and matter and baryons and (hubble := ends.get("h")):
+        # a bound for masses from 94 eV to a density, whatever the temperature is
+        if max(baryons) + max(masses) / 94.0 / min(hubble) ** 2 >= min(matter):
+            yield "m_nu", f"with Omega_b, neutrinos are more than Omega_m = {shown('Omega_m')}"
     w0, wa = ends.get("w0"), ends.get("wa")
     if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY + 1e-12:  # up to rounding of the sum
         message = f"w0 + wa must be at most {LATEST_DARK_ENERGY}, or dark energy would matter early"

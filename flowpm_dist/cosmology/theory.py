@@ -34,7 +34,7 @@ from flowpm_dist.cosmology.arrays import (
 )
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Background, Distances
 from flowpm_dist.cosmology.camb_tables import camb_spline
-from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.growth import Growth, growth_of
 from flowpm_dist.cosmology.parameters import (
     PARAMETERS,
     SHAPE,
@@ -80,7 +80,7 @@ class Theory:
     @functools.cached_property
     def growth(self) -> Growth:
         """Growth of structure in this background."""
-        return Growth(self.background)
+        return growth_of(self.background)
 
     @functools.cached_property
     def power(self) -> LinearPower:
@@ -118,6 +118,8 @@ class Theory:
         names = {*mine.names, *others.names}
         differ = [n for n in names if getattr(mine, n, None) is not getattr(others, n, None)]
         effects = frozenset().union(*(PARAMETERS[name].affects for name in differ))
+        if mine.radiation != others.radiation:
+            return
         if effects.isdisjoint(("background", "growth")):
             self.__dict__.update(background=other.background, growth=other.growth)
         same = (mine.names, mine.transfer) == (others.names, others.transfer)
@@ -135,15 +137,21 @@ def theory_of(universe: Universe) -> Theory:
 
 
 class LinearPower:
-    """The linear power P(k): `power(k)` today, `power(k, a)`, `power.without_growth(k)`.
+    """The linear power P(k) of all matter: `power(k)` today, `power(k, a)`.
+
+    With massive neutrinos, `power.cb(k, a)` is the power of cold dark matter and baryons alone,
+    which the particles of a simulation have. It is scaled back by the growth of each wavenumber.
 
     It is evaluated element by element for k [h/Mpc] of any shape, eagerly or in a graph, in
     float64; P(0) = 0. It is differentiable with respect to the parameters; with transfer="camb",
     only with respect to A_s, sigma8 and n_s: for other parameters LookupError is raised.
 
     CAMB's table covers about 1e-5 h/Mpc to 20/Mpc. Outside this range the power is a power law,
-    with the slope at the nearer end of the table. Dark energy is CAMB's PPF; neutrinos are
-    massless. The power today is CAMB's own, whatever `growth` is.
+    with the slope at the nearer end of the table. Dark energy is CAMB's PPF. The power of cb today
+    is CAMB's own, whatever `growth` is.
+
+    The fit of Eisenstein and Hu has the density of cb: neutrinos are radiation when matter begins
+    to dominate. What they change later is in the growth.
 
     Args:
         cosmology: the parameters.
@@ -156,9 +164,8 @@ class LinearPower:
 
     def __init__(self, cosmology: Cosmology, growth: Growth | None = None) -> None:
         self.cosmology = cosmology
-        self.growth = Growth(cosmology) if growth is None else growth
+        self.growth = growth_of(Background(cosmology)) if growth is None else growth
         with arrays_within():
-            self._d1_today = self.growth.d1(1.0)
             self._shape = self._shape_of(cosmology)
             self._unit_today = None if cosmology.A_s is not None else self._unit_sigma8(1.0)
             self._amplitude = self._amplitude_of(cosmology)
@@ -169,11 +176,12 @@ class LinearPower:
     def _shape_of(self, cosmology: Cosmology) -> Callable[[Any], Any]:
         """Returns the power for A_s = 1 and D1 = 1 as a function of k > 0 [h/Mpc]."""
         if cosmology.transfer == "camb":
-            return _CambShape(cosmology, self._d1_today)
-        if is_compiled(cosmology.values()):
-            parameters = cosmology.parameters()
+            return _CambShape(cosmology, self.growth)
+        values = {**cosmology.values(), "Omega_m": self.growth.background.Omega_cb}
+        if is_compiled(values):
+            parameters = {name: as_float64(value) for name, value in values.items()}
             return lambda k: _compiled_shape(parameters, as_float64(k))
-        return _EisensteinHuShape(cosmology)
+        return _EisensteinHuShape(values)
 
     def rescaled(self, cosmology: Cosmology) -> LinearPower:
         """Returns the power of a cosmology that differs in A_s or sigma8 only."""
@@ -189,33 +197,64 @@ class LinearPower:
     @gives_tensor
     def __call__(self, k: Any, a: Any = 1.0) -> Any:
         """Returns the linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
-        return self.without_growth(k) * self.growth.d1(a, k) ** 2
+        power = self.cb(k, a)
+        return power if self._matter is None else power * square(self._matter(k, a))
 
     @gives_tensor
-    def without_growth(self, k: Any) -> Any:
-        """Returns the power without growth [(Mpc/h)^3]: P(k, a) = without_growth(k) D1(a)^2."""
+    def cb(self, k: Any, a: Any = 1.0) -> Any:
+        """Returns the linear power of cold dark matter and baryons, as for all matter."""
         k = as_array(k, "k", "h/Mpc")
+        return self._today(k) * self.growth.d1(a, k) ** 2
+
+    @gives_tensor
+    def without_growth(self, k: Any, a: Any = 1.0) -> Any:
+        """Returns the power of cb without growth [(Mpc/h)^3]: P_cb(k, a) / D1(a)^2.
+
+        It depends on the scale factor a where growth depends on the wavenumber.
+        """
+        k = as_array(k, "k", "h/Mpc")
+        power = self._today(k)
+        if not self.growth.by_scale:
+            return power
+        return power * square(self.growth.d1(a, k) / self.growth.d1(a))
+
+    def _today(self, k: Any) -> Any:
+        """Returns the power of cb for D1 = 1, of wavenumbers as they are [(Mpc/h)^3]."""
         positive = k > 0
         # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
         power = self._amplitude * self._shape(where(positive, k, ones_like(k)))
         return where(positive, power, zeros_like(power))
 
+    @property
+    def _matter(self) -> Callable[[Any, Any], Any] | None:
+        """The overdensity of all matter over that of cb, of k and a; None where they are one."""
+        neutrinos = self.growth.background.neutrinos
+        return None if neutrinos is None else neutrinos.matter
+
     @gives_tensor
     def sigma8(self, a: Any = 1.0) -> Any:
-        """Returns the rms linear overdensity in spheres of 8 Mpc/h at scale factor a [1]."""
+        """Returns the rms linear overdensity of all matter in spheres of 8 Mpc/h at a [1]."""
         return sqrt(self._amplitude) * self._unit_sigma8(a)
+
+    @gives_tensor
+    def sigma8_cb(self, a: Any = 1.0) -> Any:
+        """Returns the same of cold dark matter and baryons [1]."""
+        return sqrt(self._amplitude) * self._unit_sigma8(a, of_cb=True)
 
     def _amplitude_of(self, cosmology: Cosmology) -> Any:
         if cosmology.A_s is not None:
             return as_array(cosmology.A_s)
         return (as_array(cosmology.sigma8) / self._unit_today) ** 2
 
-    def _unit_sigma8(self, a: Any) -> Any:
+    def _unit_sigma8(self, a: Any, *, of_cb: bool = False) -> Any:
         """Returns sigma8 for A_s = 1 at scale factor a."""
         k, weights = _sigma8_quadrature()
         if not self.growth.by_scale:
             return sqrt(total(weights * self._shape(k))) * self.growth.d1(a)
-        growth = self.growth.d1(as_array(a, "a")[..., np.newaxis], k)
+        a = as_array(a, "a")[..., np.newaxis]
+        growth = self.growth.d1(a, k)
+        if self._matter is not None and not of_cb:
+            growth = growth * self._matter(k, a)
         return sqrt(total(weights * self._shape(k) * square(growth)))
 
 
@@ -231,15 +270,16 @@ _FEW_BARYONS = 1e-8
 class _EisensteinHuShape:
     """The power for A_s = 1 and D1 = 1, from the Poisson equation.
 
-    k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2.
+    k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2,
+
+    for the parameters by name as arrays or tensors, where `Omega_m` is that of cb.
 
     The transfer function T(k), 1 at k -> 0, has baryons and their wiggles. It is differentiable by
     all parameters. Eisenstein and Hu 1998, "Baryonic features in the matter transfer function",
     astro-ph/9709112; the equation numbers are theirs.
     """
 
-    def __init__(self, cosmology: Cosmology) -> None:
-        values = cosmology.values()
+    def __init__(self, values: Mapping[str, Any]) -> None:
         self._tilt = values["n_s"] - 1.0
         self._pivot = values["k_pivot"] / values["h"]  # [h/Mpc]
         self._amplitude = 0.32 * np.pi**2 * (HUBBLE_DISTANCE**2 / values["Omega_m"]) ** 2
@@ -333,7 +373,7 @@ class _EisensteinHuShape:
 @tf.function(autograph=False, reduce_retracing=True)
 def _compiled_shape(parameters: Mapping[str, tf.Tensor], k: tf.Tensor) -> tf.Tensor:
     """Returns `_EisensteinHuShape` at k; for cosmologies that change at every evaluation."""
-    return _EisensteinHuShape(Cosmology(**parameters))(k)
+    return _EisensteinHuShape(parameters)(k)
 
 
 def _power(x: Any, exponent: float) -> Any:
@@ -342,16 +382,16 @@ def _power(x: Any, exponent: float) -> Any:
 
 
 class _CambShape:
-    """The power for A_s = 1 and D1 = 1: CAMB's power today, log-log cubic in k, over D1(1)^2."""
+    """The power for A_s = 1 and D1 = 1: CAMB's power today, log-log cubic in k, over D1(1, k)^2."""
 
-    def __init__(self, cosmology: Cosmology, d1_today: Any) -> None:
+    def __init__(self, cosmology: Cosmology, growth: Growth) -> None:
         parameters = {name: getattr(cosmology, name) for name in SHAPE}
         values = {name: known_number(name, parameter) for name, parameter in parameters.items()}
         self._start, self._step, self._coefficients = camb_spline(**values)
         self._tilt = as_array(parameters.pop("n_s")) - 1.0
         self._ln_pivot = np.log(values["k_pivot"] / values["h"])
         self._guard = without_gradient(parameters)
-        self._growth = d1_today**2
+        self._growth = growth
 
     def __call__(self, k: Any) -> Any:
         ln_k = log(k)
@@ -365,7 +405,7 @@ class _CambShape:
         end_slope = c[..., 1] + u * (2.0 * c[..., 2] + 3.0 * u * c[..., 3])
         ln_power += (position - inside) * end_slope
         tilted = exp(ln_power + self._tilt * (ln_k - self._ln_pivot))
-        return tilted * self._guard / self._growth
+        return tilted * self._guard / self._growth.d1(1.0, k) ** 2
 
 
 def known_number(name: str, parameter: object) -> float:

@@ -71,7 +71,7 @@ class EvolutionPlan:
     Attributes:
         operations: in order.
         factors: of this rank's universes, float64 [..., operations, 4]. Where the force has a
-            correction, more columns follow: the coefficients of its basis.
+            response, more columns follow: its coefficients.
         lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
@@ -162,7 +162,7 @@ class Clock:
 
 
 def coefficients_in(c: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the coefficients of a correction among the factors of a kick; none without one."""
+    """Returns the coefficients of the response among the factors of a kick; none without one."""
     return [c[..., 4:]] if c.shape[-1] > 4 else []
 
 

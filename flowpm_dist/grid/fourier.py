@@ -22,8 +22,8 @@ from meshimpl.operations.local import local, sum_over_ranks
 
 Kernel = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 """kx, ky, kz [h/Mpc], which broadcast, to the real kernel of each mode."""
-Terms = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], Sequence[tf.Tensor]]
-"""kx, ky, kz [h/Mpc] to several real and even functions of each mode."""
+Factor = Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Sequence[tf.Tensor]], tf.Tensor]
+"""kx, ky, kz [h/Mpc] and coefficients, which broadcast, to a real and even factor of each mode."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,12 @@ class Filter:
     Attributes:
         kernel: the kernel of each mode.
         imaginary: whether it is multiplied by i.
-        terms: functions of each mode. With coefficients c, the kernel is multiplied by
-            1 + sum_j c_j terms_j.
+        factor: a factor of each mode that depends on coefficients.
     """
 
     kernel: Kernel
     imaginary: bool = False
-    terms: Terms | None = None
+    factor: Factor | None = None
 
 
 def filtered(spectrum: Any, box: Box, filter_: Filter, sign: float = 1.0) -> Any:
@@ -86,7 +85,7 @@ class ConvolveOperation(mtf.Operation):
     odd: its adjoint is itself, up to the sign. A list of filters gives a new last dimension, over
     which the adjoint sums.
 
-    Where the filters have terms, their coefficients are the second input. The third input of the
+    Where the filters have a factor, its coefficients are the second input. The third input of the
     adjoint is then the field, and its second output this rank's part of the cotangents of the
     coefficients, float64.
     """
@@ -138,7 +137,7 @@ class ConvolveOperation(mtf.Operation):
             results = [self._inverse(sum(self._apply(f, y, sign, *c) for f, y, sign in each))]
             if c:
                 x = self._forward(rest[1])
-                results.append(sum(self._slopes(f, x, y, sign) for f, y, sign in each))
+                results.append(sum(self._slopes(f, x, y, sign, *c) for f, y, sign in each))
         else:
             spectrum = self._forward(value)
             fields = [self._inverse(self._apply(f, spectrum, 1.0, *c)) for f in filters]
@@ -162,11 +161,13 @@ class ConvolveOperation(mtf.Operation):
             result = _correct(filter_)(result, coefficients, *self._box.graph_wavenumbers())
         return result
 
-    def _slopes(self, filter_: Filter, x: tf.Tensor, y: tf.Tensor, sign: float) -> tf.Tensor:
+    def _slopes(
+        self, filter_: Filter, x: tf.Tensor, y: tf.Tensor, sign: float, c: tf.Tensor
+    ) -> tf.Tensor:
         """Returns this rank's part of the derivatives of the product of y and F^-1 K F x [b, n]."""
         m = self._pencils.multiplicity()[:, np.newaxis, np.newaxis] / math.prod(self._pencils.grid)
         weights = fence(tf.constant(m, self._box.dtype))
-        return _slopes(filter_, sign)(x, y, weights, *self._box.graph_wavenumbers())
+        return _slopes(filter_, sign)(x, y, weights, c, *self._box.graph_wavenumbers())
 
 
 def multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
@@ -187,41 +188,53 @@ def multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
 
 
 def _correct(filter_: Filter) -> Callable[..., tf.Tensor]:
-    """Returns compiled `f(pairs, c [b, n], kx, ky, kz)`: times 1 + sum_j c_j terms_j.
+    """Returns compiled `f(pairs, c [b, n], kx, ky, kz)`: times the factor for coefficients c.
 
-    It is a pass of its own, so that coefficients of 0 change no bit.
+    It is a pass of its own, so that a factor of 1 changes no bit.
     """
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(
         value: tf.Tensor, c: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor
     ) -> tf.Tensor:
-        assert filter_.terms is not None
+        assert filter_.factor is not None
         columns = tf.unstack(c[:, tf.newaxis, tf.newaxis, tf.newaxis], axis=-1)
-        products = zip(columns, filter_.terms(kx, ky, kz), strict=True)
-        return value * (1 + sum(x * term for x, term in products))[..., tf.newaxis]
+        return value * filter_.factor(kx, ky, kz, columns)[..., tf.newaxis]
 
     return apply
 
 
 def _slopes(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
-    """Returns compiled `f(x, y, weights, kx, ky, kz)`: the sums over the terms of a filter [b, n].
+    """Returns compiled `f(x, y, weights, c, kx, ky, kz)`: slopes by the coefficients c [b, n].
 
-    Each is the sum over modes of weight times term times Re(conj(x) K y), float64.
+    Each is the sum over modes of weight times the factor's derivative times Re(conj(x) K y),
+    float64.
     """
 
     @tf.function(jit_compile=True, autograph=False)
     def slopes(
-        x: tf.Tensor, y: tf.Tensor, weights: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor
+        x: tf.Tensor,
+        y: tf.Tensor,
+        weights: tf.Tensor,
+        c: tf.Tensor,
+        kx: tf.Tensor,
+        ky: tf.Tensor,
+        kz: tf.Tensor,
     ) -> tf.Tensor:
-        assert filter_.terms is not None
+        assert filter_.factor is not None
         if filter_.imaginary:
             product = x[..., 1] * y[..., 0] - x[..., 0] * y[..., 1]
         else:
             product = x[..., 0] * y[..., 0] + x[..., 1] * y[..., 1]
         product *= sign * weights * filter_.kernel(kx, ky, kz)
-        lines = [tf.reduce_sum(product * term, axis=-1) for term in filter_.terms(kx, ky, kz)]
-        return tf.reduce_sum(tf.cast(tf.stack(lines, axis=-1), tf.float64), axis=[1, 2])
+        lines = [*product.shape[:-1], 1, c.shape[-1]]
+        by_line = tf.broadcast_to(c[:, tf.newaxis, tf.newaxis, tf.newaxis], lines)
+        with tf.GradientTape() as tape:
+            tape.watch(by_line)
+            factor = filter_.factor(kx, ky, kz, tf.unstack(by_line, axis=-1))
+            total = tf.reduce_sum(product * factor)
+        gradient = tape.gradient(total, by_line)
+        return tf.reduce_sum(tf.cast(gradient, tf.float64), axis=[1, 2, 3])
 
     return slopes
 
@@ -240,8 +253,7 @@ def convolve(
         field: mtf tensor [..., x, y, z].
         box: its grid and size.
         filters: one; or several, for as many components in a new last dimension.
-        coefficients: coefficients of the filters' terms, mtf tensor [..., terms]; None without
-            terms.
+        coefficients: coefficients of the filters' factor, mtf tensor [..., n]; None without one.
         half: whether the transforms send float16, see `Communicator.alltoall`. The transforms of
             the adjoint do the same.
     """
@@ -285,7 +297,7 @@ def convolve_adjoint(
 
     Returns:
         The cotangent of the field. Where there are coefficients, a list of it and of this rank's
-        part of theirs, float64 [..., terms], which differs between ranks.
+        part of theirs, float64 [..., n], which differs between ranks.
     """
     single = isinstance(filters, Filter)
     shape = components.shape if single else mtf.Shape(components.shape.dims[:-1])

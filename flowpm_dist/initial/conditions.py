@@ -111,30 +111,48 @@ def check_white_noise(noise: np.ndarray, box: Box) -> None:
     warn_of_other_noise(total, squares, int(count))
 
 
-def linear_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
-    """Returns sqrt(P(k) / cell volume) of this rank's modes, without growth.
+def linear_amplitude(box: Box, power: LinearPower, a: float | None = None) -> tf.Tensor:
+    """Returns sqrt(P(k) / cell volume) of this rank's modes, without growth, see `of_modes`.
 
     Multiplied by the unnormalised spectrum of white noise, it gives the spectrum of the linear
-    overdensity before growth. It is evaluated in float64. If the squared sides of the box are
-    commensurable, as in a cube, the squared wavenumbers are multiples of one unit. P is then
-    evaluated once for each multiple between the smallest and the largest of this rank, `CHUNK` of
-    them at a time. Otherwise it is evaluated plane by plane.
+    overdensity before growth.
 
     Args:
         box: the grid and the size of each universe.
-        power: the power; its `without_growth(k)` is used [(Mpc/h)^3].
+        power: the power; its `without_growth(k)` is used [(Mpc/h)^3]; or
+        a: scale factor, for `without_growth(k, a)`, where growth depends on the wavenumber.
 
     Returns:
         [kz, ky, kx] in the box's dtype.
     """
+    time = () if a is None or not power.growth.by_scale else (a,)
 
     def amplitude(k: Any) -> tf.Tensor:
-        values = in_unit("power.without_growth(k)", power.without_growth(k), "(Mpc/h)^3")
+        given = power.without_growth(k, *time)
+        values = in_unit("power.without_growth(k)", given, "(Mpc/h)^3")
         spectrum = values / (box.volume / box.cells)
         positive = spectrum > 0  # the mean mode: its derivative by the parameters is 0, not NaN
         root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
         return tf.where(positive, root, tf.zeros_like(root))
 
+    return of_modes(box, amplitude)
+
+
+def of_modes(box: Box, amplitude: Callable[[Any], tf.Tensor]) -> tf.Tensor:
+    """Returns a function of the wavenumber for this rank's modes.
+
+    It is evaluated in float64. If the squared sides of the box are commensurable, as in a cube, the
+    squared wavenumbers are multiples of one unit. The function is then evaluated once for each
+    multiple between the smallest and the largest of this rank, `CHUNK` of them at a time. Otherwise
+    it is evaluated plane by plane.
+
+    Args:
+        box: the grid and the size of each universe.
+        amplitude: a function of wavenumbers [h/Mpc], element by element.
+
+    Returns:
+        [kz, ky, kx] in the box's dtype.
+    """
     lattice = _squares(box)
     if lattice is None:
         kx, ky, kz = box.wavenumbers()
@@ -272,7 +290,7 @@ class InitialConditions:
         return noise_function(self.box, self.options.noise, fixed=fixed, paired=paired)(seeds)
 
     def particles(
-        self, noise: tf.Tensor, amplitude: tf.Tensor, factors: tf.Tensor
+        self, noise: tf.Tensor, amplitude: tf.Tensor, factors: tf.Tensor, *excess: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[tf.Tensor, ...]]:
         """Returns displacement [Mpc/h], velocity and LPT fields [Mpc/h], blocks [..., x, y, z, 3].
 
@@ -280,8 +298,11 @@ class InitialConditions:
             noise: white noise, block [..., x, y, z].
             amplitude: the amplitude of each mode, see `linear_amplitude`.
             factors: the factors of displacement and velocity, [..., 2, terms]; see `lpt_function`.
+            *excess: that of the first velocity, where growth depends on the wavenumber.
         """
-        _, x, v, *lpt = self._lpt(noise, amplitude, tf.cast(factors, self.box.dtype))
+        order, by_scale = self.options.lpt_order, bool(excess)
+        function = lpt_function(self.box, order, fields=self.lpt_fields, by_scale=by_scale)
+        _, x, v, *lpt = function(noise, amplitude, tf.cast(factors, self.box.dtype), *excess)
         return x, v, tuple(lpt)
 
     def linear_field(self, noise: tf.Tensor, amplitude: tf.Tensor) -> tf.Tensor:
@@ -291,10 +312,6 @@ class InitialConditions:
             noise, amplitude: as for `particles`.
         """
         return self._linear(noise, amplitude)
-
-    @functools.cached_property
-    def _lpt(self) -> BoxFunction:
-        return lpt_function(self.box, self.options.lpt_order, fields=self.lpt_fields)
 
     @functools.cached_property
     def _linear(self) -> BoxFunction:

@@ -25,8 +25,9 @@ from typing import Any, get_args
 
 import tensorflow as tf
 
-from flowpm_dist.cosmology.arrays import arrays_within, as_float64, stacked
-from flowpm_dist.cosmology.growth import TERMS, Growth, Term, order_of
+from flowpm_dist.cosmology.arrays import arrays_within, as_float64, stacked, zeros_like
+from flowpm_dist.cosmology.growth import Growth
+from flowpm_dist.cosmology.growth_equations import TERMS, Term, order_of
 from flowpm_dist.grid.box import Box, cached_for_all_sizes
 from flowpm_dist.grid.fourier import inverse_square, to_field, to_spectrum, without_nyquist
 from flowpm_dist.initial.options import LptOrder
@@ -204,39 +205,56 @@ def terms_of(order: int) -> tuple[Term, ...]:
 
 
 def growth_terms(growth: Growth, a: Any, order: int) -> tf.Tensor:
-    """Returns D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms]."""
+    """Returns D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms].
+
+    Where growth depends on the wavenumber, a column follows for the excess of the first velocity,
+    see `lpt_function`.
+    """
     terms = terms_of(order)
     with arrays_within():
-        both = [stacked([growth.factor(a, term, n) for term in terms], 0) for n in (0, 1)]
-    return as_float64(stacked(both, 0))
+        rows = [[growth.factor(a, term, n) for term in terms] for n in (0, 1)]
+        return _by_scale(growth, rows)
 
 
 def growth_terms_by_d1(growth: Growth, a: Any, order: int) -> tf.Tensor:
     """Returns D_n and dD_n/dD1 of each term at scale factor a, float64 [2, n_terms].
 
-    They are finite at a = 0.
+    They are finite at a = 0. Otherwise they are as `growth_terms`.
     """
     terms = terms_of(order)
     with arrays_within():
-        both = [stacked([f(a, term) for term in terms], 0) for f in (growth.factor, growth.by_d1)]
-    return as_float64(stacked(both, 0))
+        rows = [[f(a, term) for term in terms] for f in (growth.factor, growth.by_d1)]
+        return _by_scale(growth, rows)
+
+
+def _by_scale(growth: Growth, rows: list[list[Any]]) -> tf.Tensor:
+    """Returns rows of factors with the column of the excess, if growth is by scale."""
+    if growth.by_scale:
+        rows = [[*rows[0], zeros_like(rows[0][0])], [*rows[1], rows[1][0]]]
+    return as_float64(stacked([stacked(row, 0) for row in rows], 0))
 
 
 @cached_for_all_sizes(16)
-def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
+def lpt_function(
+    box: Box, order: int, fields: bool = False, by_scale: bool = False
+) -> MeshFunction:
     """Returns `f(white_noise, amplitude, factors)`, which gives the particles' first state.
 
     Args:
         box: the box of one universe, or of a batch.
         order: 1, 2 or 3.
         fields: whether f also returns psi_1 and, from second order on, psi_2.
+        by_scale: whether f also takes the excess of the first velocity.
 
     Args of f:
         white_noise: [..., x, y, z].
         amplitude: the amplitude of each mode [..., kz, ky, kx], 0 for the mean; see
             `linear_amplitude`.
         factors: [..., 2, n_terms] of the box's dtype: for each of `terms_of(order)`, the factors
-            of the displacement and of the velocity; see `growth_terms`.
+            of the displacement and of the velocity; see `growth_terms`. One column more with
+            `by_scale`.
+        excess: with `by_scale`, the growth rate of each mode over that without a wavenumber, less
+            1, [..., kz, ky, kx].
 
     Returns of f:
         The linear overdensity before growth [..., x, y, z]. The displacement [Mpc/h] and the
@@ -246,10 +264,12 @@ def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
     Raises:
         ValueError: if the order is not 1, 2 or 3.
     """
-    n_terms = len(terms_of(order))
+    n_terms = len(terms_of(order)) + by_scale
     row, term = mtf.Dimension("row", 2), mtf.Dimension("term", n_terms)
 
-    def build(_: Any, noise: Any, amplitude: Any, factors: Any) -> tuple[Any, ...]:
+    def build(
+        _: Any, noise: Any, amplitude: Any, factors: Any, excess: Any = None
+    ) -> tuple[Any, ...]:
         in_turn = SequentialFFT(box)
         linear = pointwise(_scale_modes, to_spectrum(noise), amplitude)
         delta = in_turn(linear)
@@ -258,13 +278,15 @@ def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
             hessian, source = second_order_source(linear, delta, in_turn, keep=order > 2)
             sources.append(to_spectrum(source))
         if order > 2:
-            *scalars, x, y, z = third_order_sources(hessian, sources[1], in_turn)
-            sources += [to_spectrum(s) for s in scalars]
+            *others, x, y, z = third_order_sources(hessian, sources[1], in_turn)
+            sources += [to_spectrum(s) for s in others]
             transverse = [to_spectrum(s) for s in (x, y, z)]
-        state = [
-            _displacement(mtf.unstack(f, term), sources, transverse, in_turn)
-            for f in mtf.unstack(factors, row)
-        ]
+        rows = [mtf.unstack(f, term) for f in mtf.unstack(factors, row)]
+        scalars = [*sources]
+        if excess is not None:
+            scalars.append(pointwise(_scale_modes, linear, excess))
+            rows = [[*r[: len(sources)], r[-1], *r[len(sources) : -1]] for r in rows]
+        state = [_displacement(r, scalars, transverse, in_turn) for r in rows]
         extra = [_displacement([None], [s], [], in_turn) for s in sources[:2]] if fields else []
         return delta, *state, *extra
 
@@ -273,6 +295,7 @@ def lpt_function(box: Box, order: int, fields: bool = False) -> MeshFunction:
         white_noise=box.shape,
         amplitude=box.mode_shape,
         factors=mtf.Shape([*box.number_shape.dims, row, term]),
+        **({"excess": box.mode_shape} if by_scale else {}),
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -38,24 +38,10 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.pyramid import TwoMeshes
+from flowpm_dist.particle_mesh.response import Response
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local
-
-
-class Basis(Hashable, Protocol):
-    """Functions of the wavenumber, of which the correction of a force is a sum."""
-
-    @property
-    def size(self) -> int:
-        """The number of functions."""
-
-    def __call__(self, k: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Returns the value of each function [1], of any shape.
-
-        Args:
-            k: wavenumbers over the Nyquist wavenumber of the force mesh, of the same shape.
-        """
 
 
 def _lowered_for_all_sizes(
@@ -86,19 +72,21 @@ class Gravity:
         pm: the particles, the mesh and the halo.
         options: the options of the force. The window is divided out up to the particles' Nyquist
             wavenumber: beyond it lie the harmonics of their lattice.
-        basis: the functions by whose sum the potential is corrected; None without a correction.
+        response: the factor by which the potential is multiplied; None without one.
 
     Raises:
-        ValueError: a pyramid force with a correction, or of cells that are not cubic.
+        ValueError: a pyramid force with a response, or of cells that are not cubic.
     """
 
     pm: ParticleMesh
     options: ForceOptions = ForceOptions()
-    basis: Basis | None = None
+    response: Response | None = None
 
     def __post_init__(self) -> None:
-        if self.options.pyramid != "off" and not (self._differences and self.basis is None):
-            raise ValueError("a pyramid force has a potential, and no correction")
+        if self.options.pyramid != "off" and not (self._differences and self.response is None):
+            raise ValueError(
+                "a pyramid force has a potential, and neither a correction nor massive neutrinos"
+            )
         cell = self.pm.mesh.cell  # NaN in a box of any size
         if self.options.pyramid != "off" and max(cell) > (1 + CUBIC) * min(cell):
             raise ValueError(f"the cells {cell} Mpc/h are not cubic")
@@ -123,26 +111,29 @@ class Gravity:
         """The filters from the painted mesh to the potential, or to the force's components."""
         mesh = self.pm.mesh
         inverse = _inverse_laplacian(self.pm, self.options.deconvolve)
-        basis = self.basis
+        response = self.response
 
-        def terms(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> Sequence[tf.Tensor]:
-            assert basis is not None
+        def factor(
+            kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, coefficients: Sequence[tf.Tensor]
+        ) -> tf.Tensor:
+            assert response is not None
             nyquist = math.pi / math.prod(mesh.cell_lengths) ** (1 / 3)
-            return basis(tf.sqrt(kx**2 + ky**2 + kz**2) / cast_float(nyquist, kx.dtype))
+            k = tf.sqrt(kx**2 + ky**2 + kz**2) / cast_float(nyquist, kx.dtype)
+            return response(k, coefficients)
 
-        basis_terms = None if basis is None else terms
+        chosen = None if response is None else factor
         if self._differences:
-            return Filter(inverse, terms=basis_terms)
+            return Filter(inverse, factor=chosen)
 
         def along(axis: int) -> Kernel:
             return lambda *k: -without_nyquist(k[axis], axis, mesh) * inverse(*k)
 
-        return [Filter(along(axis), imaginary=True, terms=basis_terms) for axis in range(3)]
+        return [Filter(along(axis), imaginary=True, factor=chosen) for axis in range(3)]
 
     @property
     def is_symmetric(self) -> bool:
         """Whether `field` is its own adjoint."""
-        plain = self._differences and not self.pm.half and self.basis is None
+        plain = self._differences and not self.pm.half and self.response is None
         return plain and self._pyramid is None
 
     @property
@@ -190,8 +181,8 @@ class Gravity:
     def field(self) -> MeshFunction:
         """The potential [(Mpc/h)^2] or the force field [Mpc/h], over 1.5 Omega_m.
 
-        `f(painted)`, of the particles in each cell of the mesh [..., x, y, z]; with a basis
-        `f(painted, coefficients)`, of its coefficients [..., size of the basis].
+        `f(painted)`, of the particles in each cell of the mesh [..., x, y, z]; with a
+        response `f(painted, coefficients)`, of its coefficients [..., size of the response].
         """
         pm = self.pm
 
@@ -209,7 +200,7 @@ class Gravity:
     def field_adjoint(self) -> MeshFunction:
         """`f(cotangent of the field)`: the cotangent of what was painted.
 
-        With a basis it is `f(cotangent, coefficients, painted)`, and the cotangents of the
+        With a response it is `f(cotangent, coefficients, painted)`, and the cotangents of the
         coefficients follow, this rank's part; see `convolve_adjoint`.
         """
         if self.is_symmetric:
@@ -309,17 +300,17 @@ class Gravity:
             factors=self._factor_shape,
         )
 
-    def without_correction(self) -> list[tf.Tensor]:
-        """Returns coefficients of 0 if the force has a correction, else an empty list."""
-        basis, box = self.basis, self.pm.box
-        return [] if basis is None else [tf.zeros([*box.local_batch, basis.size], box.dtype)]
+    def without_response(self) -> list[tf.Tensor]:
+        """Returns coefficients of 0 if the force has a response, else an empty list."""
+        response, box = self.response, self.pm.box
+        return [] if response is None else [tf.zeros([*box.local_batch, response.size], box.dtype)]
 
     @property
     def _coefficient_shape(self) -> dict[str, Any]:
-        """The shape of a correction's coefficients, by the name of the input; empty without one."""
-        if self.basis is None:
+        """The shape of a response's coefficients, by the name of the input; empty without one."""
+        if self.response is None:
             return {}
-        dims = [*self.pm.box.number_shape.dims, mtf.Dimension("term", self.basis.size)]
+        dims = [*self.pm.box.number_shape.dims, mtf.Dimension("term", self.response.size)]
         return {"coefficients": mtf.Shape(dims)}
 
     @property

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import override
 
 from flowpm_dist.cosmology.options import (
+    KEYS,
     CosmologyOptions,
     ParameterRanges,
     PartialCosmologyOptions,
@@ -128,7 +129,13 @@ class SimulatedRun(RunFile):
     evolution: EvolutionOptions
     mesh: MeshOptions
     run: HaloOptions
-    younger = {"cosmology.Omega_k": 0.0, "evolution.max_error_growth": 32.0}
+    younger = {
+        "cosmology.Omega_k": 0.0,
+        "cosmology.N_eff": 3.046,
+        "cosmology.m_nu": 0.0,
+        "cosmology.radiation": False,
+        "evolution.max_error_growth": 32.0,
+    }
 
     @property
     def initial_options(self) -> InitialOptions:
@@ -204,8 +211,8 @@ class SimulatedRun(RunFile):
     def warnings(self) -> tuple[str, ...]:
         """Warnings about a force that is unstable on the lattice, or a correction's range."""
         solver, steps = self.solver, self.evolution
-        shared = self.cosmology.model_dump(exclude={"transfer"}, exclude_none=True)
-        values = {name: [value] for name, value in shared.items()}
+        shared = {name: getattr(self.cosmology, name) for name in KEYS}
+        values = {name: [value] for name, value in shared.items() if value is not None}
         if (ranges := self.parameter_ranges) is not None:
             values |= {n: v for n in VARIABLE if (v := getattr(ranges, n)) is not None}
         edges = np.linspace(steps.first, steps.last, steps.step_count + 1).tolist()  # about
@@ -256,6 +263,9 @@ class SimulatedRun(RunFile):
         priors = self.parameter_ranges
         yield from universe_problems(self.cosmology, priors)
         yield from self._correction_problems()
+        steps, radiation = self.evolution, self.cosmology.radiation
+        if late := steps.integrator.wrong_start(steps.first, radiation=True) if radiation else "":
+            yield Problem("evolution.edges" if steps.edges else "evolution.a_start", late)
         for problem in self.solver.problems():
             section = "initial" if problem.key == "lpt_order" else "evolution"
             yield Problem(f"{section}.{problem.key}", problem.what)

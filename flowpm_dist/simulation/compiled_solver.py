@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.nbody import (
     NBody,
     Particles,
 )
 from flowpm_dist.grid.box import Box, cached_on_mesh
-from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude
+from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude, of_modes
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.cloud_in_cell import (
     MaxDisplacement,
@@ -26,8 +27,9 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
     needed_halo,
     suggested_halo,
 )
-from flowpm_dist.particle_mesh.gravity import Basis, Gravity
+from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.particle_mesh.response import NeutrinoResponse, Product, Response
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies
 
@@ -41,14 +43,14 @@ class CompiledSolver:
         initial_options: what white noise becomes.
         force_options: how the particles attract each other.
         lpt_fields: whether the integrator uses psi_1 and psi_2.
-        basis: the basis of the force's correction; None without one.
+        response: the factor of the potential; None without one.
     """
 
     box: Box
     initial_options: InitialOptions
     force_options: ForceOptions
     lpt_fields: bool
-    basis: Basis | None = None
+    response: Response | None = None
 
     @functools.cached_property
     def initial(self) -> InitialConditions:
@@ -69,13 +71,24 @@ class CompiledSolver:
         if mesh_factor is not None:
             force = force.model_copy(update={"mesh_factor": mesh_factor})
         pm = ParticleMesh(self.box, force.mesh_factor, halo, force.exchange == "float16")
-        return _nbody(self.box, Gravity(pm, force, self.basis))
+        return _nbody(self.box, Gravity(pm, force, self.response))
 
-    def amplitude(self, cosmologies: LocalCosmologies) -> tf.Tensor:
-        """Returns sqrt(P(k) / cell volume) of each universe, see `linear_amplitude`."""
+    def amplitude(self, cosmologies: LocalCosmologies, a: float = 1.0) -> tf.Tensor:
+        """Returns sqrt(P(k) / cell volume) of each universe at a, see `linear_amplitude`."""
         return cosmologies.stack(
-            cosmologies.of_powers(lambda theory: linear_amplitude(self.box, theory.power))
+            cosmologies.of_powers(lambda theory: linear_amplitude(self.box, theory.power, a))
         )
+
+    def excess(self, cosmologies: LocalCosmologies, a: float) -> list[tf.Tensor]:
+        """Returns the excess of the first velocity at a, see `lpt_function`; empty without one."""
+        if not cosmologies.by_scale:
+            return []
+
+        def of_theory(theory: Theory) -> tf.Tensor:
+            growth = theory.growth
+            return of_modes(self.box, lambda k: growth.f1(a, k) / growth.f1(a) - 1.0)
+
+        return [cosmologies.stack(cosmologies.of_growths(of_theory))]
 
     def linear_delta(self, noise: tf.Tensor, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns the linear overdensity at a = 1, block [..., x, y, z]."""
@@ -125,7 +138,7 @@ class CompiledSolver:
         x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
         painted = nbody.painted(x, f"start of the evolution, a = {a:.4g}")
         gravity = nbody.gravity
-        field = gravity.field(painted, *gravity.without_correction())
+        field = gravity.field(painted, *gravity.without_response())
         gravity.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
         nbody.is_compiled = True
         return time.perf_counter() - begin
@@ -158,24 +171,37 @@ class CompiledSolver:
         return self.nbody(halo, mesh_factor).density(displacement, label, weights)
 
 
-def compiled_solver(box: Box, options: SolverOptions) -> CompiledSolver:
+def compiled_solver(box: Box, options: SolverOptions, *, neutrinos: bool = False) -> CompiledSolver:
     """Returns the functions of a box under its options; the same ones at every call.
 
     They suit any cosmology, steps, halo and adjoint, and are kept in this process: a simulation of
     the same box lowers nothing again. All ranks of a mesh call this in the same order, and so lower
     the same functions in the same order.
+
+    Args:
+        box: the box of one universe, or of a batch.
+        options: of the simulation.
+        neutrinos: whether neutrinos that have a mass add to the force.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
     force_correction = options.force_correction
-    basis = None if force_correction is None else force_correction.basis
-    return _solver(box, initial, force, options.integrator.uses_lpt, basis)
+    responses: list[Response] = [] if force_correction is None else [force_correction.response]
+    if neutrinos:
+        responses.append(NeutrinoResponse())
+    both = len(responses) > 1
+    response = Product(tuple(responses)) if both else next(iter(responses), None)
+    return _solver(box, initial, force, options.integrator.uses_lpt, response)
 
 
 @cached_on_mesh(16)
 def _solver(
-    box: Box, initial: InitialOptions, force: ForceOptions, lpt_fields: bool, basis: Basis | None
+    box: Box,
+    initial: InitialOptions,
+    force: ForceOptions,
+    lpt_fields: bool,
+    response: Response | None,
 ) -> CompiledSolver:
-    return CompiledSolver(box, initial, force, lpt_fields, basis)
+    return CompiledSolver(box, initial, force, lpt_fields, response)
 
 
 @cached_on_mesh(16)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
@@ -177,7 +178,7 @@ class Inputs:
     @functools.cached_property
     def solver(self) -> CompiledSolver:
         """The lowered functions of the box."""
-        return compiled_solver(self.box, self.options)
+        return compiled_solver(self.box, self.options, neutrinos=self.cosmologies.by_scale)
 
     @property
     def from_particles(self) -> bool:
@@ -304,8 +305,9 @@ def lpt_particles(
     """
     solver, local, order = inputs.solver, inputs.cosmologies, inputs.options.lpt_order
     factors = local.of_growths(lambda theory: integrator.initial(theory.growth, a, order))
-    noise, amplitude = inputs.white_noise(), solver.amplitude(local)
-    x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors))
+    noise, amplitude = inputs.white_noise(), solver.amplitude(local, a)
+    excess = solver.excess(local, a)
+    x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors), *excess)
     return Particles(x, v), lpt
 
 
@@ -408,7 +410,7 @@ def _ns_per_particle_per_step(clock: Clock, box: Box) -> float:
 def _schedule(inputs: Inputs) -> Schedule:
     """Returns the schedule of all universes of this rank; factors [..., operations, 4].
 
-    The coefficients of a correction are further columns of the factors.
+    The coefficients of the force's response are further columns of the factors.
     """
     edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
     schedules = local.of_growths(lambda theory: integrator.schedule(theory.growth, edges))
@@ -420,11 +422,28 @@ def _schedule(inputs: Inputs) -> Schedule:
             first = local.stack(rows)[..., tf.newaxis, :]
             operations = (Operation("velocity", edges[0], 1), *operations)
             factors = tf.concat([first, factors], axis=-2)
+    mesh = inputs.box.finer(inputs.options.mesh_factor)
+    cell, a = force_cell(mesh.size, mesh.grid), np.array([operation.a for operation in operations])
     if (correction := inputs.options.force_correction) is not None:
         theta = replicated(inputs.box.mesh, as_float64(correction.theta))
-        mesh = inputs.box.finer(inputs.options.mesh_factor)
-        cell = force_cell(mesh.size, mesh.grid)
-        a = np.array([operation.a for operation in operations])
         of = local.of_powers(lambda theory: correction.coefficients(theta, theory.power, cell, a))
         factors = tf.concat([factors, local.stack(of)], axis=-1)
+    if local.by_scale:
+        of = local.of_growths(lambda theory: _of_neutrinos(theory.background, a, cell))
+        factors = tf.concat([factors, local.stack(of)], axis=-1)
     return Schedule(operations, factors)
+
+
+def _of_neutrinos(background: Background, a: np.ndarray, cell: float) -> tf.Tensor:
+    """Returns the coefficients of `NeutrinoResponse` at scale factors, float64 [times, 2].
+
+    Args:
+        background: of the universe; coefficients without massive neutrinos are 0.
+        a: scale factors [times].
+        cell: the side of a cell of the force mesh [Mpc/h].
+    """
+    neutrinos = background.neutrinos
+    if neutrinos is None:
+        return tf.zeros([len(a), 2], tf.float64)
+    fraction, scale = neutrinos.fraction(a), neutrinos.free_streaming(a)
+    return tf.stack([as_float64(fraction), as_float64(scale * cell / np.pi)], axis=-1)

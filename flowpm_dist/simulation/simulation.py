@@ -107,7 +107,7 @@ class Simulation:
         lattice = constructed(BoxOptions, sides)
         self.options = constructed(SolverOptions, options)
         self._halo = self.options.halo
-        self.edges = _checked_edges(steps, self.options.integrator)
+        self.edges = _checked_edges(steps, self.options.integrator, cosmology)
         if mesh is None:
             force = self.options
             ranks = launch.detect().size
@@ -222,7 +222,7 @@ class Simulation:
             steps: edges in scale factor, increasing.
         """
         other = copy.copy(self)
-        other.edges = _checked_edges(steps, self.options.integrator)
+        other.edges = _checked_edges(steps, self.options.integrator, self.cosmology)
         other._warn()
         return other
 
@@ -287,7 +287,7 @@ class Simulation:
         box = self.box_of(len(cosmology)) if several else self.box_of_replicas  # type: ignore[arg-type]
         local, a = self._cosmologies.local(cosmology, box), float(self.edges[-1])
         amplitudes = [
-            linear_amplitude(box, theory.power) * tf.cast(theory.growth.d1(a), box.dtype)
+            linear_amplitude(box, theory.power, a) * tf.cast(theory.growth.d1(a), box.dtype)
             for theory in local.theories
         ]
         return tf.stack(amplitudes) if several else amplitudes[0]
@@ -542,7 +542,7 @@ def _at_times(outputs: Sequence[float], on_output: OnOutput | None, inputs: Inpu
     return Outputs(inputs, outputs, on_output)
 
 
-def _checked_edges(steps: Any, integrator: Integrator) -> np.ndarray:
+def _checked_edges(steps: Any, integrator: Integrator, cosmology: Cosmology) -> np.ndarray:
     """Returns the edges of the steps in scale factor, float64 [steps + 1].
 
     Raises:
@@ -550,6 +550,6 @@ def _checked_edges(steps: Any, integrator: Integrator) -> np.ndarray:
     """
     edges = np.atleast_1d(in_unit("steps", steps)).tolist()
     options = constructed(StepOptions, {"edges": edges})
-    if wrong := integrator.wrong_start(options.first):
+    if wrong := integrator.wrong_start(options.first, radiation=cosmology.radiation):
         raise ValueError(f"edges {wrong}")
     return np.array(options.edges, np.float64)

@@ -39,7 +39,7 @@ from flowpm_dist.options import constructed, in_unit
 from flowpm_dist.options.html import as_html
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.positions import positions, redshift_space
-from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
+from flowpm_dist.simulation.compiled_solver import CompiledSolver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.run import (
     Inputs,
@@ -365,7 +365,7 @@ class State:
 
     @property
     def _solver(self) -> CompiledSolver:
-        return compiled_solver(self.box, self._inputs.options)
+        return self._inputs.solver
 
     @functools.cached_property
     def white_noise(self) -> Field:

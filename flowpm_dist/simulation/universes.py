@@ -58,11 +58,17 @@ class LocalCosmologies:
                 if like is not None:
                     theory.share(like)
                 theory.prepare()
-                if theory.growth.by_scale:
+                if theory.growth.by_scale and theory.background.neutrinos is None:
                     raise ValueError(
-                        "growth that depends on the wavenumber cannot be simulated yet"
+                        "growth that depends on the wavenumber can be simulated only where massive "
+                        "neutrinos are its cause"
                     )
         return cls(tuple(theories[id(c)] for c in cosmologies), batched, theory_of)
+
+    @property
+    def by_scale(self) -> bool:
+        """Whether neutrinos of a universe have a mass, so that growth depends on the wavenumber."""
+        return any(theory.background.neutrinos is not None for theory in self.theories)
 
     def __reduce__(self) -> tuple[Any, ...]:
         numbers = {id(c): Cosmology(**c.numbers()) for c in self.cosmologies}

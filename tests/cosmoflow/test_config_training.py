@@ -49,6 +49,17 @@ simulations = 400
 FILES = '[data]\nsource = "files"\nfolder = "set"'
 DATA = "[data]\nsimulations = 400"
 
+DEFAULTS = {
+    "w0": -1.0,
+    "wa": 0.0,
+    "Omega_k": 0.0,
+    "N_eff": 3.046,
+    "m_nu": 0.0,
+    "transfer": "eisenstein-hu",
+    "radiation": False,
+}
+"""What the section [cosmology] has unless given."""
+
 
 def changed(*changes: tuple[str, str]) -> str:
     """The good file with each text replaced by another."""
@@ -91,10 +102,7 @@ def test_defaults(tmp_path):
     assert run.training.steps == 400 * 10 // 4
     assert (run.data.buffer, run.data.fill, run.training.warmup) == (400, 64, 100)
     assert run.training.larc is False and run.training.clip_norm == 1.0
-    assert run.fixed_parameters == {
-        "Omega_b": 0.04897, "h": 0.6766, "w0": -1.0, "wa": 0.0, "Omega_k": 0.0,
-        "transfer": "eisenstein-hu",
-    }  # fmt: skip
+    assert run.fixed_parameters == {"Omega_b": 0.04897, "h": 0.6766} | DEFAULTS
 
 
 def test_the_least_file_has_the_numbers_of_the_defaults(tmp_path):
@@ -319,7 +327,7 @@ def test_files_need_neither_universes_nor_priors(tmp_path):
     assert run.data.folder == folder
     assert run.parameters == ("Omega_m", "sigma8")
     assert run.training.steps == 3 * 640 // 10
-    assert run.fixed_parameters.keys() <= {"w0", "wa", "Omega_k", "transfer"}
+    assert run.fixed_parameters.keys() <= DEFAULTS.keys()
     assert set(tomllib.loads(run.resolved())) == {"box", "network", "training", "data", "run"}
     assert buffer_bytes(run, run.box.grid, {"replica": 2}) == 0
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from flowpm_dist.cosmology import Cosmology, Distances, Growth, LinearPower
-from flowpm_dist.cosmology.growth import TERMS
+from flowpm_dist.cosmology.growth_equations import TERMS
 from flowpm_dist.evolution.integrators import INTEGRATORS
 
 EVOLVING = {"Omega_m": 0.28, "Omega_b": 0.045, "h": 0.7, "n_s": 0.95, "sigma8": 0.75, "w0": -0.9}

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology import Growth, LinearPower, Theory
-from flowpm_dist.cosmology.growth import TERMS
+from flowpm_dist.cosmology.growth_equations import TERMS
 
 PMWD_TRANSFER_NODES = np.logspace(-4.0, 3.0, 897)
 """Wavenumbers at which pmwd tabulates the transfer function by default [h/Mpc]."""

@@ -1,9 +1,9 @@
 """The interfaces of two corrections: of each kick's force, and of the states that a run returns.
 
-A correction of the force gives coefficients c for each kick, and the potential's spectrum is
-multiplied by 1 + sum_j c_j basis_j(k). A correction of states moves the particles of outputs and of
-the final state; the run itself does not know of it. Nothing here imports TensorFlow: run files name
-corrections.
+A correction of the force gives coefficients for each kick, and the potential's spectrum is
+multiplied by its response, a function of them and of k. A correction of states moves the particles
+of outputs and of the final state; the run itself does not know of it. Nothing here imports
+TensorFlow: run files name corrections.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from flowpm_dist.cosmology.theory import LinearPower
     from flowpm_dist.grid.box import Box
-    from flowpm_dist.particle_mesh.gravity import Basis
+    from flowpm_dist.particle_mesh.response import Response
 
 VERSION = 1
 """The version of the files of corrections."""
@@ -234,14 +234,14 @@ class ForceCorrection(Correction):
 
     @property
     @abc.abstractmethod
-    def basis(self) -> Basis:
-        """The functions of k; equal ones of the same class are compiled once."""
+    def response(self) -> Response:
+        """The factor of the potential, of k and coefficients."""
 
     @abc.abstractmethod
     def coefficients(
         self, theta: tf.Tensor, power: LinearPower, cell: float, a: np.ndarray
     ) -> tf.Tensor:
-        """Returns the coefficients of the basis at scale factors, float64 [times, size].
+        """Returns the coefficients of the response at scale factors, float64 [times, size].
 
         Differentiable with respect to theta and the cosmology.
 

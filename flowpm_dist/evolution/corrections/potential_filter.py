@@ -36,9 +36,10 @@ class CubicSplines:
     size: int = 8
     distance: float = 0.2
 
-    def __call__(self, k: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Returns each B-spline at wavenumbers k [Nyquist wavenumber of the mesh], shaped as k."""
-        return [self._spline(k / self.distance - (j + 2)) for j in range(self.size)]
+    def __call__(self, k: tf.Tensor, coefficients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns 1 + the sum of coefficients times splines, see `particle_mesh.response`."""
+        splines = [self._spline(k / self.distance - (j + 2)) for j in range(self.size)]
+        return 1 + sum(c * spline for c, spline in zip(coefficients, splines, strict=True))
 
     def _spline(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the B-spline around 0; its largest value is 1."""
@@ -81,7 +82,7 @@ class PotentialFilter(ForceCorrection):
 
     @property
     @override
-    def basis(self) -> CubicSplines:
+    def response(self) -> CubicSplines:
         return CubicSplines()
 
     @override

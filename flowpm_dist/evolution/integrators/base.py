@@ -90,10 +90,17 @@ class Integrator(Options, abc.ABC):
     starts_at_zero: ClassVar[bool] = False
     uses_lpt: ClassVar[bool] = False
 
-    def wrong_start(self, a: float) -> str:
-        """Returns why a run cannot begin at a scale factor; an empty text if it can."""
-        if a > 0 or self.starts_at_zero:
+    def wrong_start(self, a: float, *, radiation: bool = False) -> str:
+        """Returns why a run cannot begin at a scale factor; an empty text if it can.
+
+        Args:
+            a: the scale factor.
+            radiation: whether the universe has radiation.
+        """
+        if a > 0 or (self.starts_at_zero and not radiation):
             return ""
+        if radiation:
+            return "starts at 0: with radiation a run must start later"
         able = " and ".join(n for n, other in INTEGRATORS.items() if other.starts_at_zero)
         kind = type(self)
         name = next((n for n, other in INTEGRATORS.items() if kind is other), kind.__name__)

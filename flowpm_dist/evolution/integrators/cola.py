@@ -71,11 +71,11 @@ class COLA(Integrator):
             d1, d2 = growth.d1(a), growth.d2(a)
             residual = self._drifts(growth, a[:-1], a[1:], middle)
             last = self._velocity_of_lpt(growth, float(a[-1]), 1.0)
-        gravity = 1.5 * growth.background.Omega_m
+            gravity = 1.5 * growth.background.clustering(a)
         first, second = d1, d2 + d1**2
 
         def kicks(change: np.ndarray, at: slice) -> Any:
-            factor = gravity * change / rate[at]
+            factor = gravity[at] * change / rate[at]
             return rows(1.0, factor, -factor * first[at], -factor * second[at])
 
         drifts = rows(1.0, residual, d1[1:] - d1[:-1], d2[1:] - d2[:-1])
@@ -141,7 +141,7 @@ class COLA(Integrator):
         import tensorflow as tf
 
         factors = super().initial(growth, a, order)
-        beyond = np.arange(factors.shape[1]) >= 2
+        beyond = np.arange(factors.shape[1]) >= min(order, 2)
         return tf.stack([factors[0], factors[1] * beyond])
 
     @override

@@ -60,10 +60,10 @@ class FastPM(Integrator):
         with arrays_within():
             D1, G_D, G_K = growth.d1(a), growth.g_drift(a), growth.g_kick(a)
             G_D_half = growth.g_drift(half_step_times(edges, self.half_step))
-        gravity = 1.5 * growth.background.Omega_m
-        opening = gravity * (G_D_half - G_D[:-1]) / G_K[:-1]
+            gravity = 1.5 * growth.background.clustering(a)
+        opening = gravity[:-1] * (G_D_half - G_D[:-1]) / G_K[:-1]
         drift = (D1[1:] - D1[:-1]) / G_D_half
-        closing = gravity * (G_D[1:] - G_D_half) / G_K[1:]
+        closing = gravity[1:] * (G_D[1:] - G_D_half) / G_K[1:]
         return kick_drift_kick(
             edges, *(rows(1.0, factor, 0.0, 0.0) for factor in (opening, drift, closing))
         )

@@ -1,0 +1,131 @@
+"""Photons and neutrinos: their part of the expansion, and how massive neutrinos cluster.
+
+A neutrino species has a third of `N_eff`, so its temperature is (4/11)^(1/3) (N_eff/3)^(1/4) T_cmb.
+Its density is the integral of Fermi and Dirac's distribution over momenta. Its clustering is the
+linear response of Chen, Upadhye and Wong 2020 (arXiv:2011.12504), which joins the exact limits of
+small and of large wavenumbers:
+
+    delta_nu = g delta_m,   g = (1 + k / k_FS)^-2,   k_FS = sqrt(1.5 Omega_m a) H0 / sigma_nu,
+
+where sigma_nu is the speed of the neutrinos today (Ringwald and Wong 2004, hep-ph/0408241). So the
+overdensity of all matter is F delta_cb, with F = (1 - f_nu) / (1 - f_nu g). Their fraction f_nu of
+matter counts rho - 3 p, which is their mass density at late times and 0 while they are radiation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmology.arrays import sqrt, square, total
+
+PHOTONS = 2.4729753e-5 / 2.7255**4
+"""Omega h^2 of photons, over the fourth power of their temperature [1/K^4]."""
+
+SPECIES = 3
+"""The number of neutrino species."""
+
+_MASSLESS = 7 / 8 * (4 / 11) ** (4 / 3)  # of a species over photons
+_KELVIN = 8.617333262e-5  # [eV]
+_ZETA3 = 1.2020569031595942
+_HEAVY = 180 * _ZETA3 / (7 * math.pi**4)  # density over massless, by mass over temperature
+_SPREAD = math.sqrt(1.5 * _ZETA3 / math.log(2))  # sigma_nu over c, by temperature over mass
+_SPEED_OF_LIGHT = 2997.92458  # [100 km/s]
+
+
+def _momenta() -> tuple[np.ndarray, np.ndarray]:
+    """Returns momenta over temperature and weights of densities over massless ones, to 1e-11."""
+    t, w = np.polynomial.legendre.leggauss(32)
+    t, w = 0.5 * (t + 1.0), 0.5 * w
+    q = 35.0 * t**2
+    return q, 120 / (7 * math.pi**4) * q**2 / (np.exp(q) + 1.0) * 70.0 * t * w
+
+
+_MOMENTA, _WEIGHTS = _momenta()
+
+
+def photons(T_cmb: Any, h: Any) -> Any:
+    """Returns the density of photons today over the critical density [1].
+
+    Args:
+        T_cmb: their temperature [K].
+        h: Hubble constant [100 km/s/Mpc].
+    """
+    return PHOTONS * T_cmb**4 / h**2
+
+
+@dataclass(frozen=True)
+class Neutrinos:
+    """Three neutrinos of equal mass. Massless ones are radiation.
+
+    Its methods take scale factors a [1] and wavenumbers k [h/Mpc], which broadcast, as arrays or
+    tensors, and are differentiable by the parameters, also where the mass is 0.
+
+    Attributes:
+        m_nu: the sum of the masses [eV].
+        N_eff: their effective number [1].
+        T_cmb: temperature of the photons [K].
+        h: Hubble constant [100 km/s/Mpc].
+        Omega_m: all matter today over the critical density [1].
+    """
+
+    m_nu: Any
+    N_eff: Any
+    T_cmb: Any
+    h: Any
+    Omega_m: Any
+
+    @property
+    def Omega_massless(self) -> Any:
+        """Their density today if they had no mass [1]."""
+        return _MASSLESS * self.N_eff * photons(self.T_cmb, self.h)
+
+    @property
+    def _mass(self) -> Any:
+        """The mass of one over its temperature today [1]."""
+        temperature = (4 / 11) ** (1 / 3) * sqrt(sqrt(self.N_eff / SPECIES)) * self.T_cmb
+        return self.m_nu / SPECIES / (_KELVIN * temperature)
+
+    @property
+    def Omega_matter(self) -> Any:
+        """Their part of `Omega_m` [1]: masses times numbers, without the energy of motion."""
+        return _HEAVY * self._mass * self.Omega_massless
+
+    @property
+    def Omega(self) -> Any:
+        """Their density today over the critical density [1]."""
+        return self.a3_density(np.ones([]))
+
+    def a3_density(self, a: Any) -> Any:
+        """Density times a^3 over the critical density today [1]."""
+        mass = (self._mass * a)[..., np.newaxis]
+        return self.Omega_massless * total(_WEIGHTS * sqrt(_MOMENTA**2 + square(mass))) / a
+
+    def a3_clustering(self, a: Any) -> Any:
+        """Density less three times the pressure, times a^3, over the critical density today [1]."""
+        mass = (self._mass * a)[..., np.newaxis]
+        heavy = square(mass) / sqrt(_MOMENTA**2 + square(mass))
+        return self.Omega_massless * total(_WEIGHTS * heavy) / a
+
+    def w(self, a: Any) -> Any:
+        """Pressure over density [1]."""
+        energy = sqrt(_MOMENTA**2 + square((self._mass * a)[..., np.newaxis]))
+        return total(_WEIGHTS * _MOMENTA**2 / energy) / (3.0 * total(_WEIGHTS * energy))
+
+    def fraction(self, a: Any) -> Any:
+        """Returns f_nu, their part of what clusters at large scales [1]."""
+        clustering = self.a3_clustering(a)
+        return clustering / (self.Omega_m - self.Omega_matter + clustering)
+
+    def free_streaming(self, a: Any) -> Any:
+        """Returns the wavenumber k_FS beyond which they do not cluster [h/Mpc]."""
+        speed = _SPREAD * _SPEED_OF_LIGHT  # times temperature over mass, at a = 1 [100 km/s]
+        return sqrt(1.5 * self.Omega_m * a) * self._mass / speed
+
+    def matter(self, k: Any, a: Any) -> Any:
+        """Returns F, the overdensity of all matter over that of cold matter and baryons [1]."""
+        scale, fraction = self.free_streaming(a), self.fraction(a)
+        return (1.0 - fraction) / (1.0 - fraction * square(scale / (scale + k)))
