@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import socket
 import time
@@ -30,6 +29,7 @@ from flowpm_dist.io.files import (
     remove_unfinished,
     write_text,
 )
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.results import RunRecord, changed, is_locked
 from flowpm_dist.jobs.run_file import settings_in
 
@@ -160,26 +160,14 @@ def check_alone(path: Path, kind: str) -> None:
         )
 
 
-def numbered_checkpoints(folder: Path, unit: str) -> dict[int, Path]:
-    """Returns the checkpoints in a folder by their numbers, which increase.
-
-    Args:
-        folder: folder of the checkpoints; it may be missing.
-        unit: the unit of their numbers, such as "iteration".
-
-    Returns:
-        Zarr groups with fields, or the index files that `tf.train` writes last.
-    """
-    names = re.compile(rf"{unit}-(\d+)\.(?:zarr|index)")
-    matches = ((names.fullmatch(path.name), path) for path in folder.glob(f"{unit}-*"))
-    return dict(sorted((int(match[1]), path) for match, path in matches if match))
-
-
 class JobFolder(ABC):
     """A folder that one job at a time writes in.
 
     Args:
         path: path of the folder; it is made when the job begins.
+
+    Attributes:
+        checkpoints: the checkpoints of the work.
     """
 
     kind: ClassVar[str]
@@ -200,7 +188,7 @@ class JobFolder(ABC):
     """What figures and tables show, in a sentence, by the names of their files."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.checkpoints = path, CheckpointStore(path / "checkpoints", self.unit)
         self._lock: IO[str] | None = None
 
     @classmethod
@@ -217,11 +205,6 @@ class JobFolder(ABC):
     @abstractmethod
     def run_file(self) -> Path:
         """Path of the resolved run file of the work that can be resumed."""
-
-    @property
-    @abstractmethod
-    def checkpoints(self) -> Path:
-        """Path of the folder of checkpoints."""
 
     @property
     @abstractmethod
@@ -270,8 +253,8 @@ class JobFolder(ABC):
 
     def last_checkpoint(self) -> tuple[Path, str] | None:
         """Returns the folder of the latest checkpoint and when it was made, such as "step 3"."""
-        numbers = numbered_checkpoints(self.checkpoints, self.unit)
-        return (self.checkpoints, f"{self.unit} {max(numbers)}") if numbers else None
+        last = self.checkpoints.last
+        return None if last is None else (self.checkpoints.path, f"{self.unit} {last}")
 
     def saved(self) -> str:
         """Returns a sentence about the existing checkpoints, for a user whose work was stopped."""
@@ -464,15 +447,10 @@ class WorkFolder(JobFolder):
         """Path of the resolved run file."""
         return self.path / "run.toml"
 
-    @property
-    @override
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def no_checkpoint(self, made: str) -> str:
         """Returns the message that work such as "3 steps" was done, but its checkpoint is gone."""
         return (
-            f"{self.path} has made {made}, but {self.checkpoints} holds no checkpoint: put it "
+            f"{self.path} has made {made}, but {self.checkpoints.path} holds no checkpoint: put it "
             "back, or begin anew with --overwrite"
         )
 

@@ -30,20 +30,14 @@ from flowpm_dist.io.files import (
     WriteError,
     check_regular_files,
     reading,
-    remove,
     snapshot_attributes,
 )
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import add_array
 from flowpm_dist.io.opening import check_numbers
 from flowpm_dist.io.snapshot import DIMENSIONS, mark_complete, write_snapshot
-from flowpm_dist.jobs.folder import (
-    JobFolder,
-    OutputError,
-    existing_part,
-    no_permission,
-    numbered_checkpoints,
-)
+from flowpm_dist.jobs.checkpoints import CheckpointStore
+from flowpm_dist.jobs.folder import JobFolder, OutputError, existing_part, no_permission
 from meshimpl import launch
 from meshimpl.process_mesh import ProcessMesh
 
@@ -233,19 +227,16 @@ class CheckpointError(UnreadableError):
 
 
 class FieldCheckpoints:
-    """The latest checkpoints of a job.
-
-    Each is written under another name and then renamed.
+    """The latest checkpoints of a job's fields.
 
     Args:
-        folder: the folder of the checkpoints, on a file system that all ranks see.
-        unit: what the work is counted in, such as "iteration"; checkpoints are named after it.
+        store: the checkpoints in a folder.
         box: the box of the fields.
         keep: the number of checkpoints that are kept.
     """
 
-    def __init__(self, folder: Path, unit: str, box: Box, keep: int) -> None:
-        self._folder, self._unit, self._box, self._keep = folder, unit, box, keep
+    def __init__(self, store: CheckpointStore, box: Box, keep: int) -> None:
+        self._store, self._box, self._keep = store, box, keep
 
     def save(
         self,
@@ -269,38 +260,21 @@ class FieldCheckpoints:
         """
         import zarr
 
-        mesh, final = self._box.mesh, self._path(number)
-        aside = final.with_name(f".{final.name}.partial")
-        if mesh.rank == 0:
-            self._remove_partial()
-            self._folder.mkdir(parents=True, exist_ok=True)
+        mesh, store = self._box.mesh, self._store
+        path = store.aside(number) / self._path(number).name
         about = {"grid": list(self._box.grid), **attributes}
-        write_snapshot(aside, fields, about, meanings={}, dimensions=dimensions)
-        if mesh.rank == 0:
-            try:
-                group = zarr.open_group(aside, mode="r+")
+        with store.written(number, self._keep) if mesh.rank == 0 else contextlib.nullcontext():
+            write_snapshot(path, fields, about, meanings={}, dimensions=dimensions)
+            if mesh.rank == 0:
+                group = zarr.open_group(path, mode="r+")
                 for name, values in (maps or {}).items():
                     axes = tuple(f"axis_{n}" for n in range(values.ndim))
                     add_array(group, name, LabelledArray(values, axes, "1", name))
-                mark_complete(aside)
-                remove(final, ignore_errors=True)
-                aside.rename(final)
-                for old in self._all()[: -self._keep]:
-                    remove(old, ignore_errors=True)
-            except OSError as error:
-                raise WriteError.of(final, error) from error
+                mark_complete(path)
         mesh.barrier()
 
-    def _remove_partial(self) -> None:
-        """Removes checkpoints whose writing was cut short."""
-        for path in self._folder.glob(f".{self._unit}-*.partial"):
-            remove(path, ignore_errors=True)
-
     def _path(self, number: int) -> Path:
-        return self._folder / f"{self._unit}-{number:06d}.zarr"
-
-    def _all(self) -> list[Path]:
-        return list(numbered_checkpoints(self._folder, self._unit).values())
+        return self._store.path / f"{self._store.unit}-{number:06d}.zarr"
 
     def latest(self, **ours: Any) -> tuple[Path, Mapping[str, Any]] | None:
         """Returns path and attributes of the latest checkpoint; None if there is none.
@@ -314,14 +288,12 @@ class FieldCheckpoints:
             CheckpointError: it is of other work, or its writing was interrupted.
         """
         if self._box.mesh.rank == 0:
-            self._remove_partial()
-        numbers = numbered_checkpoints(self._folder, self._unit)
+            self._store.remove_unfinished()
         # Rank 0 decides: a file system may show the folder to other ranks later.
-        last = tf.constant(max(numbers, default=-1))
-        number = int(self._box.mesh.world.broadcast(last))
-        if number < 0:
+        last = on_root(self._box.mesh, lambda: self._store.last, OSError)
+        if last is None:
             return None
-        path = self._path(number)
+        path = self._path(last)
         attributes = snapshot_attributes(path)
         if attributes is None or not attributes.get("complete"):
             raise CheckpointError(self._damaged(path, "it is not complete"))
@@ -360,7 +332,7 @@ class FieldCheckpoints:
 
     def _damaged(self, path: Path, reason: str) -> str:
         """Returns the message about a damaged checkpoint, with what can be done."""
-        before = [other for other in self._all() if other.name < path.name]
+        before = [other for other in self._store.numbered().values() if other.name < path.name]
         advice = "there is none before it: begin anew with --overwrite"
         if before:
             advice = f"move it away, and --resume uses {before[-1].name}, the one before it"

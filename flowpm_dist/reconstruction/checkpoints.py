@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.field import Field
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints
 from flowpm_dist.reconstruction.staged_run import IterationState
 from flowpm_dist.reconstruction.unknowns import Memory, Space, Unknowns
@@ -19,14 +19,14 @@ class PointCheckpoints:
     """The latest checkpoints of a search, see `FieldCheckpoints`.
 
     Args:
-        folder: the folder of the checkpoints, on a file system that all ranks see.
+        store: the checkpoints in a folder.
         space: the space of the unknowns.
         keep: the number of checkpoints that are kept.
     """
 
-    def __init__(self, folder: Path, space: Space, keep: int = 2) -> None:
+    def __init__(self, store: CheckpointStore, space: Space, keep: int = 2) -> None:
         self._space = space
-        self._files = FieldCheckpoints(folder, "iteration", space.box, keep)
+        self._files = FieldCheckpoints(store, space.box, keep)
 
     def save(self, progress: IterationState, memory: Memory) -> None:
         """Writes a checkpoint. Must be called on all ranks together.

@@ -8,7 +8,8 @@ from typing import Any
 from typing_extensions import override
 
 from flowpm_dist.io.files import read_json
-from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder, numbered_checkpoints
+from flowpm_dist.jobs.checkpoints import CheckpointStore
+from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
 from flowpm_dist.jobs.results import RunRecord, read_rows
 
 MARK = "reconstruction.json"
@@ -55,17 +56,14 @@ class ReconstructionFolder(WorkFolder):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.iterations, self.draws = self.path / "iterations.csv", self.path / "draws.csv"
-        self.fields, self.chains = self.path / FIELDS, self.path / "chains"
+        self.fields = self.path / FIELDS
+        self.chains = CheckpointStore(self.path / "chains", self.unit)
         self.result = self.path / "result.json"
-
-    def last_move(self) -> int | None:
-        """Returns the move of the chains' latest checkpoint, or None if there is none."""
-        return max(numbered_checkpoints(self.chains, self.unit), default=None)
 
     @override
     def last_checkpoint(self) -> tuple[Path, str] | None:
-        if (move := self.last_move()) is not None:
-            return self.chains, f"move {move}"
+        if (move := self.chains.last) is not None:
+            return self.chains.path, f"move {move}"
         return super().last_checkpoint()
 
     @override

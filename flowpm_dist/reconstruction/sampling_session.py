@@ -132,7 +132,7 @@ class SamplingSession:
                 were.
         """
         self.progress.note(f"{self.sampler.chains} chains begin; compiling")
-        begun = self.folder.last_move() is not None
+        begun = self.folder.chains.last is not None
         resumed = bool(self.mesh.world.broadcast(tf.constant(begun)))
         if self.mesh.rank == 0 and not (resumed and self._samples.exists()):
             self._create_samples()

@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from flowpm_dist.jobs.folder import OutputError, numbered_checkpoints
+from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
@@ -60,8 +60,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         if not self.request.resume:
             return
         made = len(read_rows(folder.iterations))
-        numbers = numbered_checkpoints(folder.checkpoints, folder.unit)
-        if made >= options.search.checkpoint_every and not numbers:
+        if made >= options.search.checkpoint_every and folder.checkpoints.last is None:
             raise OutputError(folder.no_checkpoint(f"{made} iterations"))
 
     @override
@@ -99,7 +98,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
         left = 0 if searched else None if resume else options.search.total
         pieces = [Pieces(self._rate_name, cells, left)]
         if sampler is not None:
-            moved = (self.folder.last_move() or 0) * resume
+            moved = (self.folder.chains.last or 0) * resume
             moves = max(0, sampler.warm_up + sampler.draws - moved)
             gradients = round(moves * sampler.method.evaluations)
             together = cells * sampler.chains

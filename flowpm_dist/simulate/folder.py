@@ -33,7 +33,8 @@ from flowpm_dist.io.files import (
     remove_unfinished,
     snapshot_attributes,
 )
-from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign, numbered_checkpoints
+from flowpm_dist.jobs.checkpoints import CheckpointStore
+from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign
 from flowpm_dist.jobs.results import RunRecord, changed, is_locked
 from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.statistics.register import short_name
@@ -93,6 +94,7 @@ class SimulationFolder(JobFolder):
         super().__init__(path)
         self.outputs = tuple(outputs)
         self.partial = path / PARTIAL
+        self.checkpoints = CheckpointStore(self.partial / "checkpoints", self.unit)
 
     @property
     @override
@@ -105,11 +107,6 @@ class SimulationFolder(JobFolder):
         return self.partial / "owner.json"
 
     @property
-    @override
-    def checkpoints(self) -> Path:
-        return self.partial / "checkpoints"
-
-    @property
     def cone_particles(self) -> Path:
         """Path of the folder of the particles of a light cone, while it is written."""
         return self.partial / CONE_PARTICLES
@@ -119,18 +116,13 @@ class SimulationFolder(JobFolder):
         """The partial folder alone: results are moved into place as a whole."""
         return (PARTIAL,)
 
-    def last_step(self) -> int | None:
-        """Returns the step of the latest checkpoint, or None if there is none."""
-        return max(numbered_checkpoints(self.checkpoints, self.unit), default=None)
-
     def checksums(self) -> Mapping[str, str]:
         """Returns the checksums of the run's input files by key, from its latest checkpoint.
 
         There are none without a checkpoint, or in one of an older version.
         """
-        last = self.last_step()
-        path = self.checkpoints / f"step-{last or 0:06d}.zarr"
-        checksums = (snapshot_attributes(path) or {}).get("checksums")
+        paths = [*self.checkpoints.numbered().values()]
+        checksums = (snapshot_attributes(paths[-1]) or {}).get("checksums") if paths else None
         return checksums if isinstance(checksums, Mapping) else {}
 
     def is_finished(self) -> bool:
@@ -151,14 +143,14 @@ class SimulationFolder(JobFolder):
 
     @override
     def alternative(self) -> str:
-        return "" if self.last_step() is None else super().alternative()
+        return "" if self.checkpoints.last is None else super().alternative()
 
     def older_work(self) -> str | None:
         """Returns "a stopped run" if there are checkpoints, or "a finished run"; None for no run.
 
         The text is empty for an interrupted run without checkpoints.
         """
-        if self.last_step() is not None:
+        if self.checkpoints.last is not None:
             return "a stopped run"
         if self.is_finished():
             return "a finished run"
@@ -238,7 +230,7 @@ class SimulationFolder(JobFolder):
 
     def _drop_results(self) -> None:
         """Remove all from the partial folder that a resumed run does not need."""
-        needed = (self.owner, self.run_file, self.checkpoints, self.cone_particles)
+        needed = (self.owner, self.run_file, self.checkpoints.path, self.cone_particles)
         for path in self.partial.iterdir():
             if path in needed or path.name in self.outputs:
                 continue
@@ -286,7 +278,7 @@ class SimulationFolder(JobFolder):
         if self._lock is not None and not self.is_held:
             return self.release()
         if not self.is_publishing:
-            if self.last_step() is None:
+            if self.checkpoints.last is None:
                 remove(self.partial, ignore_errors=True)
             else:
                 with suppress(OSError):
@@ -300,7 +292,7 @@ class SimulationFolder(JobFolder):
             if not self.owner.is_file():
                 return None
             state = "running" if is_locked(self.owner) else "stopped"
-            settings, last = settings_in(self.run_file), self.last_step()
+            settings, last = settings_in(self.run_file), self.checkpoints.last
             edges, steps = settings.get("evolution.edges"), settings.get("evolution.steps")
             of = steps if edges is None else len(edges) - 1
             done = "" if last is None else f"{last}/{of} steps"

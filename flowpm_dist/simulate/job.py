@@ -69,7 +69,7 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     @override
     def costs(self) -> Costs:
         options, cells = self.options, math.prod(self.options.box.grid)
-        done = (self.folder.last_step() or 0) * self.request.resume
+        done = (self.folder.checkpoints.last or 0) * self.request.resume
         steps = Pieces(self.command.name, cells, options.evolution.step_count - done)
         return Costs(demand_of(options), output_bytes(options, self.ranks), (steps,))
 

@@ -249,7 +249,7 @@ class SimulationSession:
         cosmology = Cosmology(**options.cosmology.model_dump(exclude_none=True))
         self.simulation = options.simulation(cosmology, mesh=options.mesh.shape)
         box = self.simulation.box
-        self.checkpoints = FieldCheckpoints(folder.checkpoints, folder.unit, box, KEEP)
+        self.checkpoints = FieldCheckpoints(folder.checkpoints, box, KEEP)
         self._stop = StopRequest(box.mesh, folder, "step", progress.say)
         self._written: list[float] = []
         self._particles: LightConeFiles | None = None

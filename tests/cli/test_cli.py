@@ -379,7 +379,7 @@ def test_a_run_that_a_signal_stops_leaves_a_checkpoint_and_no_results(here, rank
     with pytest.raises(SnapshotError):
         load_snapshot("long")
     assert os.listdir("long") == [PARTIAL]
-    last = SimulationFolder(Path("long")).last_step()
+    last = SimulationFolder(Path("long")).checkpoints.last
     assert last is not None
     assert f"after step {last} of 60; go on with --resume" in plain(message)
     if ranks == 2:
@@ -404,12 +404,12 @@ def test_a_terminal_that_closes_stops_a_run_with_a_checkpoint(here, ranks):
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(inside)
-    while SimulationFolder(Path("long")).last_step() is None:
+    while SimulationFolder(Path("long")).checkpoints.last is None:
         if select.select([terminal], [], [], 0.05)[0]:
             os.read(terminal, 2**16)
     os.close(terminal)
     assert process.wait(60) == 128 + signal.SIGHUP
-    assert SimulationFolder(Path("long")).last_step() is not None
+    assert SimulationFolder(Path("long")).checkpoints.last is not None
     assert os.listdir("long") == [PARTIAL]
 
 

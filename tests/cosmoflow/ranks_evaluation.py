@@ -149,7 +149,7 @@ def write_checkpoint(config, mesh, folder):
     optimiser = optimiser_of(config)
     optimiser.build(network.weights)
     steps = config.training.steps
-    Checkpoints(folder.checkpoints, mesh, network.state, optimiser, 1).save(steps)
+    Checkpoints(folder.checkpoints.path, mesh, network.state, optimiser, 1).save(steps)
     on_first_rank(lambda: folder.write_mark(complete=True, step=steps, steps=steps))
     folder.release()
 
@@ -159,7 +159,7 @@ def alike(config, original, path):
     on_first_rank(lambda: shutil.copytree(original, path))
     folder = TrainingFolder(path)
     on_first_rank(lambda: write_text(folder.run_file, config.resolved()))
-    on_first_rank(lambda: shutil.rmtree(folder.checkpoints))
+    on_first_rank(lambda: shutil.rmtree(folder.checkpoints.path))
     write_checkpoint(config, world(), folder)
 
 
@@ -311,7 +311,7 @@ def test_trainings_that_cannot_be_judged(shared, training, fewer):
     refused([training], "do not multiply|places", ConfigError, f"row:{SIZE + 1}")
     broken = shared / "broken"
     on_first_rank(lambda: shutil.copytree(training, broken))
-    on_first_rank(lambda: (broken / "checkpoints" / "checkpoint").unlink())
+    on_first_rank(lambda: shutil.rmtree(broken / "checkpoints"))
     refused([broken], "has not saved a checkpoint yet")
     other = config_of(shared, change=("sigma8 = [0.78, 0.95]", "sigma8 = [0.7, 0.95]"))
     on_first_rank(lambda: shutil.copytree(training, shared / "other"))

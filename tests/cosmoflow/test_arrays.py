@@ -286,8 +286,8 @@ def begun_in(folder: Path) -> TrainingFolder:
     begun = TrainingFolder(folder / "begun")
     begun.begin(resume=False)
     begun.run_file.write_text(run(folder).resolved())
-    begun.checkpoints.mkdir()
-    (begun.checkpoints / "checkpoint").touch()
+    begun.checkpoints.path.mkdir()
+    (begun.checkpoints.path / "step-1.index").touch()
     begun.write_mark(complete=True, step=1, steps=1)
     begun.release()
     return begun

@@ -10,11 +10,11 @@ from full_disk import disk_of
 
 from flowpm_dist.cosmoflow.network.optimisers import Momentum, Schedule
 from flowpm_dist.cosmoflow.planning.folder import TrainedError, TrainingFolder
-from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weights
+from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, Restored, restore_weights
 from flowpm_dist.cosmoflow.training.logs import TrainingLogs
 from flowpm_dist.cosmoflow.training.trainer import StepReport
 from flowpm_dist.io.files import WriteError
-from flowpm_dist.jobs.folder import numbered_checkpoints
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from meshimpl.process_mesh import ProcessMesh
 
 MESH = ProcessMesh("replica:1")
@@ -83,12 +83,12 @@ def test_whole_checkpoints_need_no_words(three):
 
 
 def test_copies_and_other_files_are_no_checkpoints(three, tmp_path):
-    assert len(numbered_checkpoints(three, "step")) == 3
+    assert len(CheckpointStore(three, "step").numbered()) == 3
     names = ("step-000010.zarr", "step-000002.zarr", "step-000002-copy.zarr", "step-000003.old")
-    for name in (*names, "iteration-000004.zarr", ".step-000005.zarr.partial"):
+    for name in (*names, "iteration-000004.zarr", ".step-5.partial"):
         (tmp_path / "fields" / name).mkdir(parents=True)
-    assert list(numbered_checkpoints(tmp_path / "fields", "step")) == [2, 10]
-    assert not numbered_checkpoints(tmp_path / "missing", "step")
+    assert list(CheckpointStore(tmp_path / "fields", "step").numbered()) == [2, 10]
+    assert CheckpointStore(tmp_path / "missing", "step").last is None
 
 
 def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):
@@ -97,6 +97,33 @@ def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):
         cut(path, 10)
     with pytest.raises(TrainedError, match="step-12 is damaged .* begin anew with --overwrite"):
         checkpoints(tmp_path)[0].restore()
+
+
+def test_what_a_training_that_went_back_has_left_is_removed(three, tmp_path):
+    """Damaged checkpoints after the one it went back to, and data whose index was not written."""
+    shutil.copytree(three, tmp_path, dirs_exist_ok=True)
+    cut(tmp_path / "step-12.index", 10)
+    for name in (f"step-4{DATA}", ".step-7.partial"):
+        (tmp_path / name).touch()
+    kept, _ = checkpoints(tmp_path)
+    assert kept.restore().step == 6
+    kept.save(8)
+    names = {f"step-{step}{ending}" for step in (2, 6, 8) for ending in (DATA, ".index")}
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "checkpoint"}
+    assert Path(tf.train.latest_checkpoint(tmp_path)).name == "step-8"
+    assert checkpoints(tmp_path)[0].restore() == Restored(8, "")
+
+
+def test_a_training_goes_on_with_what_an_older_version_wrote(tmp_path):
+    """Which left the writing to TensorFlow's CheckpointManager, which also wrote a counter."""
+    old, weights = checkpoints(tmp_path)
+    old._step.assign(5)
+    weights.assign(weights + 1)
+    manager = tf.train.CheckpointManager(old._checkpoint, tmp_path, 3, checkpoint_name="step")
+    manager.save(checkpoint_number=5)
+    kept, restored = checkpoints(tmp_path)
+    assert kept.restore() == Restored(5, "")
+    np.testing.assert_array_equal(restored, weights)
 
 
 def test_a_checkpoint_of_another_network_is_not_damaged(three):

@@ -345,8 +345,8 @@ def test_a_network_is_judged_and_asked(here, trained):
 def test_a_volume_that_does_not_fit_is_refused_before_tensorflow_is_loaded(here):
     """`read_training` asks for no more than these files of a training."""
     folder = TrainingFolder(here / "trained")
-    folder.checkpoints.mkdir(parents=True)
-    (folder.checkpoints / "checkpoint").touch()
+    folder.checkpoints.path.mkdir(parents=True)
+    (folder.checkpoints.path / "step-1.index").touch()
     folder.run_file.write_text(TrainingPlan.load("run.toml").resolved())
     folder.write_mark(complete=True, step=STEPS)
     np.save("small.npy", np.ones((16, 16, 16)))

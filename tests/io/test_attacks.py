@@ -34,7 +34,7 @@ from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_li
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import SnapshotError, mark_complete, new_array, new_group
 from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, check_white_noise_file, open_volume
-from flowpm_dist.jobs.folder import numbered_checkpoints
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.simulate.folder import SimulationFolder
 from tests.jobs.test_foreign_folders import FOLDERS, PNG, READ, filled
@@ -263,7 +263,8 @@ def _checkpoints(folder: Path) -> Any:
     from flowpm_dist.jobs.session import FieldCheckpoints
     from meshimpl import ProcessMesh
 
-    return FieldCheckpoints(folder, "step", fpm.Box(GRID, SIZE, ProcessMesh("all:1")), 2)
+    box = fpm.Box(GRID, SIZE, ProcessMesh("all:1"))
+    return FieldCheckpoints(CheckpointStore(folder, "step"), box, 2)
 
 
 def read_checkpoint(folder: Path) -> None:
@@ -361,7 +362,7 @@ def test_names_from_elsewhere_do_not_command_a_terminal(tmp_path, capsys, monkey
 def test_a_copy_of_a_checkpoint_is_none(tmp_path):
     for name in ("step-000002.zarr", "step-000002-copy.zarr", "step-.zarr", "step-x.zarr"):
         (tmp_path / name).mkdir()
-    assert [*numbered_checkpoints(tmp_path, "step")] == [2]
+    assert [*CheckpointStore(tmp_path, "step").numbered()] == [2]
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "y/" * 3000])

@@ -227,7 +227,7 @@ def test_a_refused_job_removes_nothing(tmp_path, command):
     folder.begin()
     folder.release()
     if command == "simulate":
-        (folder.checkpoints / "step-000001.zarr").mkdir(parents=True)
+        (folder.checkpoints.path / "step-000001.zarr").mkdir(parents=True)
     killed(folder.path)
     before = files_in(folder.path)
     with pytest.raises(OutputError, match="to replace it"):

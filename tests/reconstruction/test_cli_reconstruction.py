@@ -202,8 +202,8 @@ def test_what_is_kept_of_one_that_was_stopped(here):
     assert job.folder.saved() == "there is no checkpoint yet"
     with pytest.raises(OutputError, match="3 iterations, but .*checkpoints holds no checkpoint"):
         plan(here, resume=True)
-    for name in ("iteration-000002.zarr", ".iteration-000004.zarr.partial"):
-        (folder.checkpoints / name).mkdir(parents=True)
+    for name in ("iteration-000002.zarr", ".iteration-4.partial/iteration-000004.zarr"):
+        (folder.checkpoints.path / name).mkdir(parents=True)
     assert "the last after iteration 2: go on with --resume" in job.folder.saved()
     plan(here, resume=True)
 

@@ -10,6 +10,7 @@ import flowpm_dist as fpm
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.light_cone import LightConeFiles, read_light_cone
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints
 from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, LightCone
@@ -32,7 +33,7 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
     """From after the second step, of which the integrator's own velocity is kept."""
     shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
     sim = simulation(shape, integrator)
-    files = FieldCheckpoints(folder, "step", sim.box, keep=1)
+    files = FieldCheckpoints(CheckpointStore(folder, "step"), sim.box, keep=1)
 
     def save(here):
         fields = {name: Field(getattr(here.particles, name), sim.box) for name in NAMES}
@@ -44,7 +45,7 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
     assert sorted(path.name for path in folder.iterdir()) == ["step-000002.zarr"]
 
     def restored(box):
-        held = FieldCheckpoints(folder, "step", box, keep=1)
+        held = FieldCheckpoints(CheckpointStore(folder, "step"), box, keep=1)
         path, about = held.latest()
         particles = Particles(*(held.block(path, name) for name in NAMES))
         return MidRun(particles=particles, **about["mid"])
@@ -62,7 +63,7 @@ def test_a_run_goes_on_to_the_bit_and_elsewhere_to_rounding(tmp_path_factory, in
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * abs(expected).max())
     with pytest.raises(CheckpointError, match="is of grid .8, 8, 8.; here it is .16, 16, 16."):
         finer = fpm.Box((16, 16, 16), (32.0,) * 3, sim.box.mesh)
-        FieldCheckpoints(folder, "step", finer, keep=1).latest()
+        FieldCheckpoints(CheckpointStore(folder, "step"), finer, keep=1).latest()
 
 
 def sorted_particles(folder):
@@ -78,7 +79,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
     sim = simulation(shape, "fastpm")
     cone = LightCone(FlatField(field_of_view=0.7, pixels=6, z_max=0.9))
     maps_of = [cone.convergence_observer([SourcePlane(0.8)]), cone.planes_observer(400.0)]
-    files = FieldCheckpoints(folder, "step", sim.box, keep=1)
+    files = FieldCheckpoints(CheckpointStore(folder, "step"), sim.box, keep=1)
     kept, counts = folder / "particles", {}
 
     def observers(particles):
@@ -103,7 +104,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
     np.testing.assert_allclose(delta, cone.planes(sim, 400.0, 3).delta, atol=1e-9)
 
     def restored(box):
-        held = FieldCheckpoints(folder, "step", box, keep=1)
+        held = FieldCheckpoints(CheckpointStore(folder, "step"), box, keep=1)
         path, about = held.latest()
         particles = Particles(*(held.block(path, name) for name in NAMES))
         maps = {name: held.whole(path, name) for name in about["maps"]}

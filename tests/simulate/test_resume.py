@@ -26,6 +26,7 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.io.files import GENERATOR, SNAPSHOT
 from flowpm_dist.jobs import session as job_session
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import Request, read_record
 from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopRequest
@@ -89,7 +90,7 @@ def test_a_run_does_not_go_on_with_other_white_noise(here):
     np.save("noise.npy", noise)
     (here / "run.toml").write_text(STEPS.replace("seed = 1", 'white_noise = "noise.npy"'))
     job = SimulationJob.plan(Request(Path("run.toml"), 1, Path("out")))
-    step = job.folder.checkpoints / "step-000002.zarr"
+    step = job.folder.checkpoints.path / "step-000002.zarr"
     step.mkdir(parents=True)
     about = {"generator": GENERATOR, "complete": True, "checksums": job.options.checksums()}
     (step / "zarr.json").write_text(json.dumps({"attributes": about}))
@@ -112,21 +113,21 @@ def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
 
     def write(path, *rest, **more):
         if len(kept) == 2:
-            kept.append(SimulationFolder(Path("out")).last_step())
+            kept.append(SimulationFolder(Path("out")).checkpoints.last)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        kept.append(path.name)
+        kept.append(f"{path.parent.name}/{path.name}")
         real(path, *rest, **more)
 
     words = ["--set", "output.checkpoint_every=1", "--set", "evolution.steps=5"]
     with monkeypatch.context() as patch:
         patch.setattr(job_session, "write_snapshot", write)
         done = flowpm_here(*SIMULATE, "out", *words)
-    assert kept == [".step-000001.zarr.partial", ".step-000002.zarr.partial", 2]
+    assert kept == [*(f".step-{n}.partial/step-{n:06d}.zarr" for n in (1, 2)), 2]
     assert done.returncode == 1
-    assert "step-000003.zarr.partial: No space left on device" in plain(done.stderr)
+    assert "step-3.partial/step-000003.zarr: No space left on device" in plain(done.stderr)
     assert "the last after step 2: go on with --resume" in plain(done.stderr)
     stopped(monkeypatch, 2, "--resume", *words)
-    held = sorted(path.name for path in SimulationFolder(Path("out")).checkpoints.iterdir())
+    held = sorted(path.name for path in SimulationFolder(Path("out")).checkpoints.path.iterdir())
     assert held == ["step-000003.zarr", "step-000004.zarr"]
     refused = flowpm_here(*SIMULATE, "out", *words)
     assert refused.returncode == 2
@@ -138,8 +139,8 @@ def test_checkpoints_are_written_as_often_as_asked(here, monkeypatch):
 def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
     stopped(monkeypatch, 3, "--set", "output.checkpoint_every=1")
     folder = SimulationFolder(Path("out"))
-    last = folder.checkpoints / "step-000003.zarr"
-    shutil.copytree(folder.checkpoints, "kept")
+    last = folder.checkpoints.path / "step-000003.zarr"
+    shutil.copytree(folder.checkpoints.path, "kept")
     words = [*SIMULATE, "out", "--resume"]
     (chunk,) = (path for path in (last / "velocity" / "c").rglob("*") if path.is_file())
     whole = chunk.read_bytes()
@@ -158,10 +159,10 @@ def test_a_checkpoint_that_cannot_be_used_is_told(here, monkeypatch):
         assert "--resume uses step-000002.zarr, the one before it" in plain(done.stderr)
         assert "Traceback" not in done.stderr and "intact" not in done.stderr
     shutil.rmtree(last)
-    about = folder.checkpoints / "step-000002.zarr" / "zarr.json"
+    about = folder.checkpoints.path / "step-000002.zarr" / "zarr.json"
     about.write_text(about.read_text().replace('"seed": 1', '"seed": 5'))
     assert "is of seed 5; here it is 1" in flowpm_here(*words).stderr
-    shutil.copytree("kept", folder.checkpoints, dirs_exist_ok=True)
+    shutil.copytree("kept", folder.checkpoints.path, dirs_exist_ok=True)
     done = flowpm_here(*words, "--set", "output.fields=density")
     assert "output.fields = 'density': must be a list of some of" in done.stderr
     done = flowpm_here(*words, "--set", 'output.fields=["density"]', "--set", "run.halo=5")
@@ -182,7 +183,9 @@ def test_a_disk_that_fills_in_a_checkpoint_costs_no_older_one(here, monkeypatch,
         patch.setattr(FieldCheckpoints, "save", on_full_disk)
         done = flowpm_here(*words)
     assert done.returncode == 1
-    assert re.search(r"cannot write out/.*\.step-000003\.zarr\.partial.*: File too", done.stderr)
+    assert re.search(
+        r"cannot write out/.*\.step-3\.partial/step-000003\.zarr.*: File too", done.stderr
+    )
     assert "are intact, the last after step 2: go on with --resume" in plain(done.stderr)
     done = flowpm_here(*words, "--resume")
     assert done.returncode == 0 and "going on after step 2" in done.stderr, done.stderr
@@ -193,7 +196,7 @@ def test_what_a_killed_job_left_of_a_checkpoint_is_removed_first(here, monkeypat
     """It may take the room that the resumed job needs for its first checkpoint."""
     words = ["--set", "output.checkpoint_every=1"]
     stopped(monkeypatch, 2, *words)
-    left = SimulationFolder(Path("out")).checkpoints / ".step-000003.zarr.partial"
+    left = SimulationFolder(Path("out")).checkpoints.aside(3)
     left.mkdir()
 
     def stop_at_once(*_, **__):
@@ -276,9 +279,9 @@ def test_checkpoints_are_not_written_through_links(tmp_path):
     for path in (victims, folder):
         path.mkdir()
     (victims / "thesis.tex").write_text("years of work")
-    for name in ("step-000001.zarr", ".step-000001.zarr.partial", ".step-000000.zarr.partial"):
+    for name in ("step-000001.zarr", ".step-1.partial", ".step-000000.zarr.partial"):
         (folder / name).symlink_to(victims)
-    files = FieldCheckpoints(folder, "step", box, keep=1)
+    files = FieldCheckpoints(CheckpointStore(folder, "step"), box, keep=1)
     files.save(1, {"density": Field(tf.ones(box.grid), box)}, {})
     assert [path.name for path in victims.iterdir()] == ["thesis.tex"]
     assert [path.name for path in folder.iterdir()] == ["step-000001.zarr"]

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json, write_text
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
 from flowpm_dist.jobs.results import RunRecord, changed, read_rows
 from flowpm_dist.jobs.run_file import flat, toml_of
@@ -111,8 +112,8 @@ class TrainingFolder(WorkFolder):
         Args:
             which: "best" or "last".
         """
-        has_best = which == "best" and (self.best / "checkpoint").exists()
-        return self.best if has_best else self.checkpoints
+        has_best = which == "best" and CheckpointStore(self.best, self.unit).last is not None
+        return self.best if has_best else self.checkpoints.path
 
     def saved_at(self, which: str) -> float | None:
         """Returns when weights were saved [s since 1970]; None if there are none.
@@ -120,8 +121,8 @@ class TrainingFolder(WorkFolder):
         Args:
             which: "best" or "last".
         """
-        mark = self.weights(which) / "checkpoint"
-        return mark.stat().st_mtime if mark.exists() else None
+        paths = [*CheckpointStore(self.weights(which), self.unit).numbered().values()]
+        return paths[-1].stat().st_mtime if paths else None
 
     def dataset(self, split: str) -> Path:
         """Returns the dataset that holds a split of simulations that was not trained on."""

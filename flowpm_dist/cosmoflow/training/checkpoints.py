@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.network.optimisers import Optimiser
 from flowpm_dist.cosmoflow.planning.folder import BEST, TrainedError, TrainingFolder
-from flowpm_dist.io.files import WriteError
-from flowpm_dist.jobs.folder import numbered_checkpoints
+from flowpm_dist.io.files import WriteError, write_text
+from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.session import on_root
 from meshimpl.process_mesh import ProcessMesh
 
@@ -44,9 +44,8 @@ class BestSoFar(tf.Module):
 class Checkpoints:
     """The latest checkpoints of a training, and its best weights, written by rank 0.
 
-    `tf.train.CheckpointManager` writes each checkpoint to another place, moves it, and only then
-    names it as the latest: an incomplete one is never read. Weights and moments are whole on every
-    rank, so that a checkpoint can be read on a mesh of any shape.
+    Weights and moments are whole on every rank, so that a checkpoint can be read on a mesh of any
+    shape.
 
     Args:
         folder: folder of the checkpoints.
@@ -69,7 +68,7 @@ class Checkpoints:
         keep: int,
         best: Path | None = None,
     ) -> None:
-        self._mesh, self._folder, self._best_folder = mesh, folder, best
+        self._mesh, self._folder, self._keep, self._best_folder = mesh, folder, keep, best
         self.best = BestSoFar()
         self._step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         slots = [slot for name in sorted(optimiser.slots) for slot in optimiser.slots[name]]
@@ -78,10 +77,9 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(
             weights=list(state), optimiser=optimiser, step=self._step, best=self.best
         )
-        self._manager = _manager(self._checkpoint, folder, keep)
-        if best is not None:
-            weights = tf.train.Checkpoint(weights=list(state), step=self._step, loss=self.best.loss)
-            self._best_manager = _manager(weights, best, 1)
+        self._best_weights = tf.train.Checkpoint(
+            weights=list(state), step=self._step, loss=self.best.loss
+        )
 
     def save(self, step: int) -> None:
         """Writes a checkpoint after `step` steps. On all ranks together.
@@ -95,7 +93,7 @@ class Checkpoints:
         self._step.assign(step)
         for variable in self._variables:
             variable.assign(self._mesh.world.broadcast(variable))
-        self._write(self._manager, self._folder, step)
+        self._write(self._checkpoint, self._folder, self._keep)
 
     def validated(self, loss: float, step: int) -> None:
         """Adds a validation loss, and writes the weights if it is the best. On all ranks.
@@ -115,14 +113,19 @@ class Checkpoints:
         self.best.waited.assign(0)
         if self._best_folder is not None:
             self._step.assign(step)
-            self._write(self._best_manager, self._best_folder, step)
+            self._write(self._best_weights, self._best_folder, keep=1)
 
-    def _write(self, manager: tf.train.CheckpointManager, folder: Path, step: int) -> None:
+    def _write(self, checkpoint: tf.train.Checkpoint, folder: Path, keep: int) -> None:
         if self._mesh.rank == 0:
+            step = int(self._step)
+            name = f"{UNIT}-{step}"
             try:
-                manager.save(checkpoint_number=step)
-            except (tf.errors.OpError, OSError) as error:
-                raise WriteError.of(folder / f"{UNIT}-{step}", error) from error
+                with CheckpointStore(folder, UNIT).written(step, keep) as aside:
+                    checkpoint.write(aside / name)
+            except tf.errors.OpError as error:
+                raise WriteError.of(folder / name, error) from error
+            # For `tf.train.latest_checkpoint`.
+            write_text(folder / "checkpoint", f'model_checkpoint_path: "{name}"\n')
         self._mesh.barrier()
 
     def restore(self) -> Restored | None:
@@ -152,14 +155,6 @@ def restore_weights(folder: Path, mesh: ProcessMesh, weights: Sequence[tf.Variab
     if restored is None:
         raise TrainedError(f"{folder} holds no checkpoint")
     return restored.step
-
-
-def _manager(
-    checkpoint: tf.train.Checkpoint, folder: Path, keep: int
-) -> tf.train.CheckpointManager:
-    return tf.train.CheckpointManager(
-        checkpoint, str(folder), max_to_keep=keep, checkpoint_name=UNIT
-    )
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,7 @@ def _restore_latest(
 
 def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> str | None:
     """Restores a checkpoint; returns what was damaged, or None if there is no checkpoint."""
-    indices, damaged = [*numbered_checkpoints(folder, UNIT).values()][::-1], ""
+    indices, damaged = [*CheckpointStore(folder, UNIT).numbered().values()][::-1], ""
     for path in (index.with_suffix("") for index in indices):
         if reason := _damage(path):
             damaged = damaged or f"{path} is damaged ({reason})"
@@ -227,7 +222,7 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> st
         if reason := _misfit(path, checkpoint.weights):
             raise TrainedError(f"{OTHER} ({reason})")
         try:
-            status = checkpoint.restore(str(path)).expect_partial()
+            status = checkpoint.read(path).expect_partial()
             status.assert_existing_objects_matched()
         except (ValueError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
@@ -238,9 +233,6 @@ def _read(folder: Path, checkpoint: tf.train.Checkpoint, *, earlier: bool) -> st
         if folder.name == BEST:
             advice = f"take the last weights (--checkpoint last), or move {folder} away"
         raise TrainedError(f"{damaged}, and no earlier checkpoint is whole: {advice}")
-    named = tf.train.get_checkpoint_state(str(folder))
-    if named is not None:
-        raise TrainedError(f"the files of {named.model_checkpoint_path} are missing")
     return None
 
 

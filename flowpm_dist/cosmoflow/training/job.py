@@ -20,7 +20,6 @@ from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.files import human_size
-from flowpm_dist.jobs.folder import numbered_checkpoints
 from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.simulation.speeds import Pieces
@@ -65,7 +64,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         Of arrays, also that they have seen none that are held out here.
         """
         start = self.options.training.start_from
-        continues = self.request.resume and (self.folder.checkpoints / "checkpoint").exists()
+        continues = self.request.resume and self.folder.checkpoints.last is not None
         if start is None or continues:
             return
         if start.resolve() == self.folder.path.resolve():
@@ -94,7 +93,7 @@ class TrainingJob(Job[TrainingPlan, "TrainingOutcome"]):
         done = mark.get("step")
         if not (super().is_complete and isinstance(done, int)):
             return False
-        is_saved = done in numbered_checkpoints(self.folder.checkpoints, self.folder.unit)
+        is_saved = done in self.folder.checkpoints.numbered()
         return is_saved and (done >= self.options.training.steps or bool(mark.get("ended_early")))
 
     @override

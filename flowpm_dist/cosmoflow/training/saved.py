@@ -212,7 +212,7 @@ def read_training(path: Path) -> SavedTraining:
         raise TrainedError(
             f"{path} holds no training: give the folder that flowpm-dist train wrote"
         )
-    if not (folder.checkpoints / "checkpoint").exists() or not folder.run_file.exists():
+    if folder.checkpoints.last is None or not folder.run_file.exists():
         raise TrainedError(
             f"the training in {path} has not saved a checkpoint yet: go on with it (flowpm-dist "
             "train --resume), or save earlier (training.checkpoint_every)"

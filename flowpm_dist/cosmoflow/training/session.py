@@ -102,7 +102,7 @@ class TrainingSession:
         optimiser.build(self.network.weights)
         self.trainer = Trainer(self.regressor, optimiser, self.source, self.clock, options.seed)
         self.checkpoints = Checkpoints(
-            folder.checkpoints, mesh, self.network.state, optimiser, options.keep, folder.best
+            folder.checkpoints.path, mesh, self.network.state, optimiser, options.keep, folder.best
         )
         keeps_log = options.preset == "mlperf" and self.files is not None and mesh.rank == 0
         self.mlperf = MLPerfLog(folder.mlperf_log if keeps_log else None, self.plan)
