@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -23,14 +20,14 @@ from flowpm_dist.io.files import (
     WriteError,
     human_size,
     links_in,
-    no_link,
     read_json,
     remove,
     remove_unfinished,
     write_text,
 )
 from flowpm_dist.jobs.checkpoints import CheckpointStore
-from flowpm_dist.jobs.results import RunRecord, changed, is_locked
+from flowpm_dist.jobs.locks import Lock, is_locked
+from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import settings_in
 
 CHECKSUMS = "checksums.json"
@@ -46,25 +43,6 @@ FIGURES_AND_TABLES = 16 * 2**20
 
 class OutputError(UserError):
     """Results cannot be written to a folder. Raised before any work."""
-
-
-def _lock_soon(file: IO[str], *, together: bool = False) -> None:
-    """Locks a file; tries again for 0.2 s, as `flowpm-dist runs` locks it for an instant, too.
-
-    Args:
-        file: the open file.
-        together: whether other processes may hold such a lock, too.
-
-    Raises:
-        BlockingIOError: another process keeps the lock.
-    """
-    kind = fcntl.LOCK_SH if together else fcntl.LOCK_EX
-    for _ in range(10):
-        try:
-            return fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.02)
-    fcntl.flock(file, kind | fcntl.LOCK_NB)
 
 
 def one(kind: str) -> str:
@@ -168,6 +146,7 @@ class JobFolder(ABC):
 
     Attributes:
         checkpoints: the checkpoints of the work.
+        lock: the lock of the process that writes here; its file says which one that is.
     """
 
     kind: ClassVar[str]
@@ -189,7 +168,7 @@ class JobFolder(ABC):
 
     def __init__(self, path: Path) -> None:
         self.path, self.checkpoints = path, CheckpointStore(path / "checkpoints", self.unit)
-        self._lock: IO[str] | None = None
+        self.lock = Lock(path / ".lock")
 
     @classmethod
     def default_path(cls, run_file: Path) -> Path:
@@ -354,58 +333,33 @@ class JobFolder(ABC):
             where = error.filename or self.path
             raise OutputError(f"cannot write in {where}: {error.strerror or error}") from error
 
-    def _locked(self, path: Path, *, together: bool = False, **more: object) -> IO[str]:
-        """Lock a file; the system lifts the lock when this process ends, however it ends.
+    def _take_lock(self, *, together: bool = False, **more: object) -> None:
+        """Takes the lock of the folder.
 
         Args:
-            path: path of the file, in a folder that exists. It says which process holds the lock.
-            together: whether other processes may hold such a lock, too.
-            more: what the file says besides host and process.
-
-        Returns:
-            The open file; closing it gives the lock up.
+            together: whether other processes may hold the lock, too.
+            more: what its file says besides host and process.
 
         Raises:
             OutputError: another process holds the lock.
             OSError: the file cannot be opened or written.
         """
-        lock = open(path, "a+", encoding="utf-8", opener=no_link)
         try:
-            _lock_soon(lock, together=together)
-        except BlockingIOError:
-            lock.seek(0)
-            try:
-                about = json.load(lock)
-                holder = f"process {about['pid']} on host {about['host']}"
-            except (ValueError, KeyError, TypeError):
-                holder = "a process that has not said which"
-            lock.close()
-            raise OutputError(
-                f"another {self.kind} is writing in {self.path}: {holder}. If it has ended, the "
-                f"file system still keeps its lock: wait a minute, or remove {path}"
-            ) from None
+            is_ours = self.lock.take(together=together)
         except OSError as error:
-            lock.close()
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             raise OutputError(
                 f"the file system of {self.path} grants no locks, so that two jobs could write in "
                 "one folder: give another --output, or have it mounted with locks"
             ) from None
-        lock.truncate(0)
-        json.dump({**more, "host": socket.gethostname(), "pid": os.getpid()}, lock)
-        lock.flush()
-        return lock
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the file that this process has locked is still there; False without a lock."""
-        if self._lock is None:
-            return False
-        try:
-            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self._lock.name))
-        except OSError:
-            return False
+        if not is_ours:
+            raise OutputError(
+                f"another {self.kind} is writing in {self.path}: {self.lock.holder}. If it has "
+                "ended, the file system still keeps its lock: wait a minute, or remove "
+                f"{self.lock.path}"
+            )
+        self.lock.sign(**more)
 
     def check_held(self) -> None:
         """Check that the folder in which this process began is still there. On any rank.
@@ -413,7 +367,7 @@ class JobFolder(ABC):
         Raises:
             WriteError: it was removed, or another one is in its place; on rank 0.
         """
-        if self._lock is not None and not self.is_held:
+        if self.lock.is_lost:
             raise WriteError(
                 f"{self.path} was removed or replaced while the {self.kind} was going on, so that "
                 "it cannot be saved: begin it anew"
@@ -421,9 +375,7 @@ class JobFolder(ABC):
 
     def release(self) -> None:
         """Let other jobs write in the folder."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self.lock.give_up()
 
 
 class WorkFolder(JobFolder):
@@ -482,7 +434,7 @@ class WorkFolder(JobFolder):
         if not (mark := self.mark()):
             return None
         state = "complete" if mark.get("complete") else "stopped"
-        if is_locked(self.path / ".lock"):
+        if is_locked(self.lock.path):
             state = "running"
         when = changed(self.path / self.contents[0])
         settings = settings_in(self.run_file)
@@ -500,13 +452,13 @@ class WorkFolder(JobFolder):
         with self._being_prepared():
             if resume:
                 self.check_links()
-            lock, together = self.path / ".lock", resume and self.shared
+            together = resume and self.shared
             try:
-                self._lock = self._locked(lock)
+                self._take_lock()
             except OutputError:
                 if not together:
                     raise
-                self._lock = self._locked(lock, together=True)
+                self._take_lock(together=True)
                 return
             if not resume:
                 self.check_contents(overwrite=overwrite)
@@ -522,8 +474,8 @@ class WorkFolder(JobFolder):
                     complete=False,
                     **{name: mark[name] for name in self.resumed_keys if name in mark},
                 )
-            if self.shared:  # from now on others may resume it, too
-                fcntl.flock(self._lock, fcntl.LOCK_SH)
+            while self.shared and not self.lock.take(together=True):
+                pass  # from now on others may resume it, too; one may do so at this moment
 
     def checksums(self) -> Mapping[str, str]:
         """Returns checksums of input files by key; none if `CHECKSUMS` is not in `contents`."""

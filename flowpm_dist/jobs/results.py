@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import WriteError, no_link, read_text, written_whole
+from flowpm_dist.io.files import WriteError, read_text, written_whole
 
 MOST_TABLE = 2**28
 """Largest table that is read [bytes]."""
@@ -107,19 +105,6 @@ class RunRecord:
     results: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     captions: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-
-def is_locked(path: Path) -> bool:
-    """Returns whether a process holds the lock of a job, by the path of the lock's file."""
-    try:
-        # Some file systems let only a writer take the lock that excludes all others.
-        with open(path, "r+" if os.access(path, os.W_OK) else "r", opener=no_link) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def changed(path: Path) -> datetime:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from typing_extensions import override
@@ -35,7 +34,8 @@ from flowpm_dist.io.files import (
 )
 from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign
-from flowpm_dist.jobs.results import RunRecord, changed, is_locked
+from flowpm_dist.jobs.locks import Lock, is_locked
+from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import settings_in
 from flowpm_dist.statistics.register import short_name
 from meshimpl import launch
@@ -94,6 +94,7 @@ class SimulationFolder(JobFolder):
         super().__init__(path)
         self.outputs = tuple(outputs)
         self.partial = path / PARTIAL
+        self.lock = Lock(self.owner)
         self.checkpoints = CheckpointStore(self.partial / "checkpoints", self.unit)
 
     @property
@@ -204,19 +205,16 @@ class SimulationFolder(JobFolder):
             self._take_partial(resume=resume)
             if not resume:
                 self.check_contents(overwrite=overwrite)
-            self.partial.mkdir(exist_ok=True)
-            self._lock = self._locked_partial()
+            self._take_lock(generator=GENERATOR)
             if ours:  # figures and reports are written beside the results
                 remove_unfinished(self.path)
-
-    def _locked_partial(self) -> IO[str]:
-        return self._locked(self.owner, generator=GENERATOR)
 
     def _take_partial(self, *, resume: bool) -> None:
         if not os.path.lexists(self.partial):
             return
         self._check_partial()
-        with self._locked_partial():
+        with self.lock:
+            self._take_lock(generator=GENERATOR)
             if resume or self.is_publishing:
                 self.check_links()
             if self.is_publishing:
@@ -266,7 +264,7 @@ class SimulationFolder(JobFolder):
 
     def discard(self) -> None:
         """Remove what was written so far, on the rank that began; nothing on the others."""
-        if self._lock is not None:
+        if self.lock.descriptors:
             self.remove_partial()
 
     def remove_partial(self) -> None:
@@ -275,7 +273,7 @@ class SimulationFolder(JobFolder):
         Results whose publication was interrupted are complete, and stay; so does what another run
         has written since this one has lost its folder.
         """
-        if self._lock is not None and not self.is_held:
+        if self.lock.is_lost:
             return self.release()
         if not self.is_publishing:
             if self.checkpoints.last is None:

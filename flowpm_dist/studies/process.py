@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from flowpm_dist.io.files import check_regular, human_size, no_link
-from flowpm_dist.studies.workers import LOOK_SECONDS, Claim
+from flowpm_dist.jobs.locks import Lock
+from flowpm_dist.studies.workers import LOOK_SECONDS
 from meshimpl import launch
 
 COMPLETE, FAILED, NO_MEMORY, STOPPED = "complete", "failed", "no memory", "stopped"
@@ -65,7 +66,7 @@ def run(
     memory: int | None = None,
     limit: float | None = None,
     grace: float = STOP_SECONDS,
-    claim: Claim | None = None,
+    claim: Lock | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Run a command to its end, in a process group of its own.

@@ -18,6 +18,7 @@ from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import human_size, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder, check_room
 from flowpm_dist.jobs.job import Command, Costs, Job, StopError
+from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.jobs.run_file import write_run_file
@@ -29,7 +30,7 @@ from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is
 from flowpm_dist.studies.rows import all_planned
 from flowpm_dist.studies.subject import RESULT, RUN, read_result, write_result
 from flowpm_dist.studies.tables import save_figures, write_rows
-from flowpm_dist.studies.workers import Claim, StopSignals, alone, share
+from flowpm_dist.studies.workers import StopSignals, alone, share
 from meshimpl import launch
 
 MARK = "study.json"
@@ -186,7 +187,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
             raise StopError(stop.name, f"after {count} runs of {len(points)}")
         return self._write(progress, complete=True)
 
-    def _do(self, point: Point, stop: StopSignals, progress: Progress, claim: Claim) -> None:
+    def _do(self, point: Point, stop: StopSignals, progress: Progress, claim: Lock) -> None:
         """Makes the runs of a point that were not made yet.
 
         A search doubles the value of `largest` until it does not fit, and bisects then.
@@ -210,7 +211,7 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
                 too_large = trial
             trial = min(2 * fits, most) if too_large > most else (fits + too_large) // 2
 
-    def _run(self, point: Point, stop: StopSignals, claim: Claim) -> summary.Run | None:
+    def _run(self, point: Point, stop: StopSignals, claim: Lock) -> summary.Run | None:
         """Returns a run. Makes it unless it has ended before; None if it was stopped."""
         folder = self.folder.runs / point.name
         if (before := read_result(folder, summary.Run)) is not None:

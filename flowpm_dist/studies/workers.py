@@ -5,75 +5,35 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from flowpm_dist.io.files import no_link
+from flowpm_dist.jobs.locks import Lock
 from meshimpl import launch
 
 CLAIM = ".claim"
+"""The file in the folder of a piece of work that its worker locks."""
 LOOK_SECONDS = 0.2
 """Time between two looks at a process, or at a claim [s]."""
 WAIT_SECONDS = 1.0
 """Time between two looks at the work of other workers [s]."""
 
 
-class Claim:
-    """A piece of work that one process at a time does, on any host that sees its folder.
-
-    The system gives the claim up when the process ends, however it ends.
-
-    Args:
-        folder: folder of the piece; it is made.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._path = folder, folder / CLAIM
-        self._file: IO[str] | None = None
-
-    def take(self) -> bool:
-        """Returns whether this process has the claim now."""
-        file = open(self._path, "a", opener=no_link)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return False
-        self._file = file
-        return True
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """The file descriptor of the claim, if this process has it."""
-        return () if self._file is None else (self._file.fileno(),)
-
-    def give_up(self) -> None:
-        """Let another process take it."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """A context that only one worker at a time can enter for a folder."""
-    claim = Claim(folder)
-    while not claim.take():
-        time.sleep(LOOK_SECONDS)
-    try:
+    with Lock(folder / CLAIM) as claim:
+        while not claim.take():
+            time.sleep(LOOK_SECONDS)
         yield
-    finally:
-        claim.give_up()
 
 
 def share(
-    pieces: Mapping[Path, Callable[[Claim], object]],
+    pieces: Mapping[Path, Callable[[Lock], object]],
     stop: StopSignals,
     show: Callable[[int, Path], None],
 ) -> int:
@@ -93,13 +53,10 @@ def share(
         for folder, do in [*left.items()]:
             if stop:
                 break
-            claim = Claim(folder)
-            if not claim.take():
-                continue
-            try:
+            with Lock(folder / CLAIM) as claim:
+                if not claim.take():
+                    continue
                 do(claim)
-            finally:
-                claim.give_up()
             if not stop:
                 del left[folder]
                 show(len(pieces) - len(left), folder)

@@ -28,12 +28,12 @@ from flowpm_dist.io.snapshot import SnapshotError, new_group
 from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, open_volume, open_white_noise
 from flowpm_dist.jobs.folder import OutputError, WorkFolder
 from flowpm_dist.jobs.job import JOBS, job_class, read_record
+from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.report import page
 from flowpm_dist.jobs.results import Table
 from flowpm_dist.simulate.folder import PARTIAL
 from flowpm_dist.studies.process import run
 from flowpm_dist.studies.tables import write_rows
-from flowpm_dist.studies.workers import Claim
 from meshimpl.horovod_wheel import wheel
 
 FOLDERS = {name: job_class(name).folder_type for name in JOBS}
@@ -283,7 +283,7 @@ def test_a_file_is_replaced_and_not_what_a_link_points_to(tmp_path, victims, nam
 
 
 IN_PLACE = {
-    "claim": (".claim", lambda path: Claim(path.parent).take()),
+    "claim": (".claim", lambda path: Lock(path).take()),
     "log": ("log.txt", lambda path: run(["true"], path)),
     "wheel": ("horovod.log", lambda path: wheel.run("building", ["true"], log=path)),
     "any": ("any", lambda path: open(path, "a+", opener=no_link)),

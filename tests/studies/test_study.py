@@ -17,6 +17,7 @@ from rank_jobs import needs_horovod
 
 from flowpm_dist.io.files import UnreadableError
 from flowpm_dist.jobs.job import PROGRAM
+from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.studies.measures import measured
 from flowpm_dist.studies.options import StudyOptions
@@ -30,7 +31,7 @@ from flowpm_dist.studies.process import (
 )
 from flowpm_dist.studies.study import StudyFolder
 from flowpm_dist.studies.summary import Run, groups_of, label_of, summary_rows, summary_text
-from flowpm_dist.studies.workers import CLAIM, Claim, StopSignals, share
+from flowpm_dist.studies.workers import CLAIM, StopSignals, share
 
 SCRIPT = """
 import argparse, csv, json, os, sys, time
@@ -392,7 +393,7 @@ def test_a_failure_with_a_long_log_is_explained_by_its_end(tmp_path):
 
 
 def test_a_claim_is_of_one_process(tmp_path):
-    mine, other = Claim(tmp_path / "piece"), Claim(tmp_path / "piece")
+    mine, other = (Lock(tmp_path / "piece" / CLAIM) for _ in range(2))
     assert mine.take() and not other.take()
     mine.give_up()
     assert other.take()

@@ -14,6 +14,7 @@ from typing import Any
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.job import Job
+from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
@@ -21,7 +22,7 @@ from flowpm_dist.studies.subject import RUN, Values, read_result, write_result
 from flowpm_dist.studies.tuning.judges import Judge, judge_of
 from flowpm_dist.studies.tuning.options import Purpose, TuneOptions, TuneSection, fresh_seed
 from flowpm_dist.studies.tuning.records import COLLAPSED, PRUNED, JudgedRun
-from flowpm_dist.studies.workers import Claim, StopSignals, share
+from flowpm_dist.studies.workers import StopSignals, share
 from meshimpl import launch
 
 COLLAPSE_CHECK = 50
@@ -58,7 +59,7 @@ def judged_run(
     options: TuneOptions,
     values: Mapping[str, Any],
     folder: Path,
-    claim: Claim,
+    claim: Lock,
     stop: StopSignals,
     falls_behind: Callable[[int, float], bool] | None = None,
 ) -> JudgedRun:
@@ -201,7 +202,7 @@ def repeat(
         for name in chosen
     }
 
-    def run(name: str, number: int, claim: Claim) -> None:
+    def run(name: str, number: int, claim: Lock) -> None:
         place = folders[name][number]
         if read_result(place, JudgedRun) is None:
             seed = fresh_seed(options.tune.seed, number, purpose)

@@ -23,12 +23,13 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState
 
 from flowpm_dist.io.files import remove
+from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.studies.process import COMPLETE, FAILED, STOPPED
 from flowpm_dist.studies.subject import RUN
 from flowpm_dist.studies.tuning.options import Range, Space, TuneSection
 from flowpm_dist.studies.tuning.records import COUNTED, LOST, JudgedRun, TrialRecord
 from flowpm_dist.studies.tuning.storage import storage_in
-from flowpm_dist.studies.workers import Claim, alone
+from flowpm_dist.studies.workers import CLAIM, alone
 
 MOST_LOSSES = 3
 """Number of workers that die during a trial before it counts as failed."""
@@ -96,7 +97,7 @@ class Trials:
             # The choice depends on the trials so far alone, and differs between workers.
             self._study.sampler = _sampler(self._options, len(trials))
             optuna_trial = self._study.ask(self._distributions)
-            claim = Claim(self._runs / folder_name(optuna_trial.number))
+            claim = Lock(self._runs / folder_name(optuna_trial.number) / CLAIM)
             claim.take()
             return Trial(optuna_trial, claim)
 
@@ -105,7 +106,7 @@ class Trials:
 
         A trial that has lost too many workers is ended.
         """
-        claim = Claim(self._runs / folder_name(running.number))
+        claim = Lock(self._runs / folder_name(running.number) / CLAIM)
         if not claim.take():
             return None
         trial = Trial(optuna.Trial(self._study, running._trial_id), claim)
@@ -209,10 +210,10 @@ class Trial:
         folder: its folder.
     """
 
-    def __init__(self, optuna_trial: optuna.Trial, claim: Claim) -> None:
+    def __init__(self, optuna_trial: optuna.Trial, claim: Lock) -> None:
         self.optuna_trial = optuna_trial
         self.number, self.values = optuna_trial.number, dict(optuna_trial.params)
-        self.claim, self.folder = claim, claim.folder
+        self.claim, self.folder = claim, claim.path.parent
         trials = optuna_trial.study.get_trials(deepcopy=False)
         self._reported = {*trials[self.number].intermediate_values}
 
