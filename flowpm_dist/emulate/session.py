@@ -19,11 +19,11 @@ from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import KINDS, EmulationOptions
 from flowpm_dist.emulate.truth import Truth
 from flowpm_dist.evolution.corrections import load_correction
-from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import UnreadableError, read_arrays, save_arrays, versions
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import Table, read_rows
+from flowpm_dist.jobs.results import Table, read_rows, write_rows
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, StopRequest
 from meshimpl.process_mesh import ProcessMesh
@@ -88,12 +88,10 @@ class EmulationSession:
             elif FARTHER in scores["verdict"]:
                 self.progress.warn(f"with the correction, {scores['verdict']}")
             self._draw()
-            with decoration("learning.png", self.progress.warn):
+            with drawing(self.folder.path / "learning.png", self.progress.warn) as save:
                 from flowpm_dist.emulate.figures import learning_figure
-                from flowpm_dist.io.figures import save_figure
 
-                figure = learning_figure(read_rows(self.folder.iterations))
-                save_figure(figure, self.folder.path / "learning.png")
+                save(learning_figure(read_rows(self.folder.iterations)))
         self.mesh.barrier()
         return {
             **scores,
@@ -156,19 +154,15 @@ class EmulationSession:
         correction, rows = self._learner.correction, self._learner.rows
         about = {"run file": self.options.resolved(), **correction.provenance, **versions()}
         dataclasses.replace(correction, provenance=about).save(self.folder.correction)
-        table = Table(self.folder.scores, ("number", *rows[0]), 0)
-        for number, row in enumerate(rows):
-            table.add({"number": number, **row})
-        table.close()
+        numbered = [{"number": number, **row} for number, row in enumerate(rows)]
+        write_rows(self.folder.scores, numbered, digits=9)
 
     def _draw(self) -> None:
         """Draws the scores of the best correction. On rank 0."""
-        with decoration("correction.png", self.progress.warn):
+        with drawing(self.folder.path / "correction.png", self.progress.warn) as save:
             from flowpm_dist.emulate.figures import correction_figure
-            from flowpm_dist.io.figures import save_figure
 
-            figure = correction_figure(self._learner.rows)
-            save_figure(figure, self.folder.path / "correction.png")
+            save(correction_figure(self._learner.rows))
 
     def _end_if_stopped(self) -> None:
         if (signal := self._stop.name()) is not None:

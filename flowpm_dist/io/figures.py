@@ -180,7 +180,7 @@ def draw_curves(
 def save_figure(figure: Figure, path: Path) -> None:
     """Writes a figure as a PNG file, which appears when it is complete.
 
-    Jobs call it inside a `flowpm_dist.io.errors.decoration`.
+    Jobs call it by `flowpm_dist.io.drawing.drawing`.
 
     Raises:
         WriteError: the file cannot be written.

@@ -65,6 +65,36 @@ class Table:
             self._file.close()
 
 
+def write_rows(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+    *,
+    digits: int | None = 6,
+) -> None:
+    """Write a table of comma-separated values.
+
+    Args:
+        path: path of the file.
+        rows: the values by name of the column; a value that is missing or None stays empty.
+        columns: the columns in their order; by default all that the rows have.
+        digits: significant digits of numbers that are not whole; None for all.
+
+    Raises:
+        WriteError: it cannot be written.
+    """
+    spec = "" if digits is None else f".{digits}g"
+    if columns is None:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+    with written_whole(path) as aside, aside.open("w", newline="") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        for row in rows:
+            table.writerow(
+                {k: format(v, spec) if isinstance(v, float) else v for k, v in row.items()}
+            )
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
     """Returns the rows of a table, without a last one that was only partly written.
 

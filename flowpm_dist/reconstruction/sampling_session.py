@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import zarr
 
-from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import WriteError, remove, write_text
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
 from flowpm_dist.jobs.job import StopError
@@ -160,10 +160,8 @@ class SamplingSession:
             text = json.dumps({**whole, "sampling": facts}, indent=1, default=float)
             write_text(self.folder.result, text + "\n")
             self.folder.write_mark(complete=True, searched=True)
-            with decoration("chains.png", self.progress.warn):
-                from flowpm_dist.io.figures import save_figure
-
-                save_figure(self._figure(rows, truth), self.folder.path / "chains.png")
+            with drawing(self.folder.path / "chains.png", self.progress.warn) as save:
+                save(self._figure(rows, truth))
         self.mesh.barrier()
         return facts
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import WriteError, remove, versions, write_text
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.job import StopError
@@ -334,22 +334,17 @@ class SearchSession:
         """Draws the results, which are complete. On rank 0."""
         box, path, warn = self.posterior.space.box, self.folder.path, self.progress.warn
         name = "correlation.png" if compared else "power_spectrum.png"
-        with decoration(name, warn):
-            from flowpm_dist.io.figures import save_figure
-
-            save_figure(self._spectra_figure(spectra, compared), path / name)
-        with decoration("loss.png", warn):
-            from flowpm_dist.io.figures import save_figure
+        with drawing(path / name, warn) as save:
+            save(self._spectra_figure(spectra, compared))
+        with drawing(path / "loss.png", warn) as save:
             from flowpm_dist.reconstruction.figures import loss_figure
 
             if rows := read_rows(self.folder.iterations):
                 count = max(1, self.posterior.likelihood.count)
                 outcome = outcome_of(self.search.outcome, self.search.progress.left)
-                save_figure(loss_figure(rows, count, box.cells, outcome), path / "loss.png")
-        with decoration(self.observed.picture, warn):
-            from flowpm_dist.io.figures import save_figure
-
-            save_figure(self.observed.figure(maps), path / self.observed.picture)
+                save(loss_figure(rows, count, box.cells, outcome))
+        with drawing(path / self.observed.picture, warn) as save:
+            save(self.observed.figure(maps))
 
     def _spectra_figure(
         self, spectra: dict[str, np.ndarray], compared: dict[str, Comparison]

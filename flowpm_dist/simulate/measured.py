@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import write_text
 from flowpm_dist.io.labelled import Labelled, Values
@@ -98,11 +99,11 @@ def write_statistics(
         with decoration(f"features of {name}", warn):
             features[short] = features_of(name, statistic, result)[0].tolist()
         if options.output.figures and hasattr(table, "plot"):
-            with decoration(f"{short}.png", warn):
-                from flowpm_dist.io.figures import new_figure, save_figure
+            with drawing(folder / STATISTICS / f"{short}.png", warn) as save:
+                from flowpm_dist.io.figures import new_figure
 
                 figure = new_figure(6.4, 4.4)
                 table.plot(figure.add_subplot())
-                save_figure(figure, folder / STATISTICS / f"{short}.png")
+                save(figure)
     if features:
         write_text(folder / STATISTICS / FEATURES, json.dumps(features, indent=1) + "\n")

@@ -15,7 +15,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import LinearPower
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field, project
-from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import WriteError, remove, versions
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
@@ -124,13 +124,13 @@ def _draw(
 ) -> None:
     """Draws a slab [x, y], a mean over some layers of cells, and the power spectrum. On rank 0."""
     grid, size = options.box.grid, options.box.size
-    with decoration("density.png", warn):
-        from flowpm_dist.io.figures import density_figure, save_figure
+    with drawing(folder / "density.png", warn) as save:
+        from flowpm_dist.io.figures import density_figure
 
         thickness = layers * size[2] / grid[2]
-        save_figure(density_figure(slab, size, thickness, a), folder / "density.png")
-    with decoration("power_spectrum.png", warn):
-        from flowpm_dist.io.figures import power_spectrum_figure, save_figure
+        save(density_figure(slab, size, thickness, a))
+    with drawing(folder / "power_spectrum.png", warn) as save:
+        from flowpm_dist.io.figures import power_spectrum_figure
 
         figure = power_spectrum_figure(
             spectrum.k,
@@ -140,7 +140,7 @@ def _draw(
             nyquist=min(np.pi * n / length for n, length in zip(grid, size, strict=True)),
             a=a,
         )
-        save_figure(figure, folder / "power_spectrum.png")
+        save(figure)
 
 
 def write_state(

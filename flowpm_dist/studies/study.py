@@ -14,13 +14,14 @@ from typing import Any
 
 from typing_extensions import override
 
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import UserError, decoration
 from flowpm_dist.io.files import human_size, write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder, check_room
 from flowpm_dist.jobs.job import Command, Costs, Job, StopError
 from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.progress import Progress
-from flowpm_dist.jobs.results import RunRecord
+from flowpm_dist.jobs.results import RunRecord, write_rows
 from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.simulation.demand import OVERRIDE
 from flowpm_dist.studies import summary
@@ -29,7 +30,6 @@ from flowpm_dist.studies.options import Point, StudyOptions
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, is_on_one_host
 from flowpm_dist.studies.rows import all_planned
 from flowpm_dist.studies.subject import RESULT, RUN, read_result, write_result
-from flowpm_dist.studies.tables import save_figures, write_rows
 from flowpm_dist.studies.workers import StopSignals, alone, share
 from meshimpl import launch
 
@@ -280,7 +280,9 @@ class StudyJob(Job[StudyOptions, list[summary.Run]]):
         with decoration("figures", warn):
             from flowpm_dist.studies.figures import figures
 
-            save_figures(path, figures(summary.groups_of(runs)), warn)
+            for name, draw in figures(summary.groups_of(runs)).items():
+                with drawing(path / name, warn) as save:
+                    save(draw())
 
     @override
     def report(self, result: list[summary.Run]) -> str:

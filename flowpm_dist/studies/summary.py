@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from flowpm_dist.jobs.results import write_rows
 from flowpm_dist.studies.measures import (
     ENERGY,
     EPOCH,
@@ -24,7 +25,6 @@ from flowpm_dist.studies.measures import (
 )
 from flowpm_dist.studies.options import MESH
 from flowpm_dist.studies.process import COMPLETE, NO_MEMORY
-from flowpm_dist.studies.tables import write_rows
 
 SUMMARISED = (STEP, EPOCH, THROUGHPUT, *TRAINED, *VALIDATED, MEMORY, ENERGY, POWER)
 RATIOS = SPEED_UP, EFFICIENCY = "speed-up", "efficiency"

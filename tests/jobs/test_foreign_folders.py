@@ -30,10 +30,9 @@ from flowpm_dist.jobs.folder import OutputError, WorkFolder
 from flowpm_dist.jobs.job import JOBS, job_class, read_record
 from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.report import page
-from flowpm_dist.jobs.results import Table
+from flowpm_dist.jobs.results import Table, write_rows
 from flowpm_dist.simulate.folder import PARTIAL
 from flowpm_dist.studies.process import run
-from flowpm_dist.studies.tables import write_rows
 from meshimpl.horovod_wheel import wheel
 
 FOLDERS = {name: job_class(name).folder_type for name in JOBS}

@@ -16,6 +16,7 @@ from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
 from flowpm_dist.cosmoflow.scores.judging import Difference, MeanDifference
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmology.options import UniformPriors
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import GENERATOR, UnreadableError, read_arrays, save_arrays, write_text
 from flowpm_dist.io.labelled import Labelled, LabelledArray
@@ -177,18 +178,16 @@ class PosteriorResults:
         shown = {key: one for key, one in self.calibrations.items() if key[1] == self.main[1]}
         with decoration(FILES[0], warn):
             write_text(folder / FILES[0], self.markdown())
-        with decoration(FILES[2], warn):
-            from flowpm_dist.io.figures import save_figure
+        with drawing(folder / FILES[2], warn) as save:
             from flowpm_dist.posteriors.figures import rank_figure
 
             named = {f"{name}\n{head}": one for (name, head), one in shown.items()}
-            save_figure(rank_figure(named, tested=self.tested), folder / FILES[2])
-        with decoration(FILES[3], warn):
-            from flowpm_dist.io.figures import save_figure
+            save(rank_figure(named, tested=self.tested))
+        with drawing(folder / FILES[3], warn) as save:
             from flowpm_dist.posteriors.figures import tarp_figure
 
             named = {f"{name}, {head}": one for (name, head), one in shown.items()}
-            save_figure(tarp_figure(named, tested=self.tested), folder / FILES[3])
+            save(tarp_figure(named, tested=self.tested))
 
 
 def _with_error(value: float, error: float) -> str:
@@ -278,11 +277,10 @@ class VolumePosterior(Labelled):
         about = {"head": self.head, "generator": GENERATOR, "step": self.step}
         about |= {"volume": self.question.volume, "training": self.question.training}
         save_arrays(folder / SAMPLES_FILE, arrays | {k: np.array(v) for k, v in about.items()})
-        with decoration(CORNER, warn):
-            from flowpm_dist.io.figures import save_figure
+        with drawing(folder / CORNER, warn) as save:
             from flowpm_dist.posteriors.figures import corner_figure
 
-            save_figure(corner_figure(self.samples, self.priors), folder / CORNER)
+            save(corner_figure(self.samples, self.priors))
 
 
 def check_prediction_folder(folder: Path, question: Question) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import json
@@ -28,6 +27,7 @@ from flowpm_dist.cosmoflow.scores.judging import (
     Predictions,
     Scores,
 )
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import (
     GENERATOR,
@@ -41,6 +41,7 @@ from flowpm_dist.io.files import (
 )
 from flowpm_dist.jobs.folder import OF_EVERY_JOB, OutputError, check_foreign, check_ground
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.jobs.results import write_rows
 
 FILES = (
     "table.md", "table.csv", "predictions.npz", "predicted.png", "calibration.png",
@@ -216,25 +217,21 @@ class Evaluation:
         warn, main = self.progress.warn, self.predictions[self.main]
         with decoration("table.md", warn):
             write_text(folder / "table.md", self.markdown())
-        with decoration("predicted.png", warn):
+        with drawing(folder / "predicted.png", warn) as save:
             from flowpm_dist.cosmoflow.scores.figures import predicted_figure
-            from flowpm_dist.io.figures import save_figure
 
             networks = set(self.collapse) | {self.main}
             others = {name: p for name, p in self.predictions.items() if name not in networks}
-            figure = predicted_figure({self.main: main, **others}, self.train_mean)
-            save_figure(figure, folder / "predicted.png")
-        with decoration("calibration.png", warn):
+            save(predicted_figure({self.main: main, **others}, self.train_mean))
+        with drawing(folder / "calibration.png", warn) as save:
             from flowpm_dist.cosmoflow.scores.figures import calibration_figure
-            from flowpm_dist.io.figures import save_figure
 
             if main.sigma is not None:
-                save_figure(calibration_figure(main), folder / "calibration.png")
-        with decoration("learning_curve.png", warn):
+                save(calibration_figure(main))
+        with drawing(folder / "learning_curve.png", warn) as save:
             from flowpm_dist.cosmoflow.scores.figures import learning_curve_figure
-            from flowpm_dist.io.figures import save_figure
 
-            save_figure(learning_curve_figure(self.curves), folder / "learning_curve.png")
+            save(learning_curve_figure(self.curves))
         if self.posteriors is not None:
             self.posteriors.decorate(folder, warn)
 
@@ -367,11 +364,7 @@ def write_csv(scores: Mapping[str, Scores], path: Path) -> None:
 
     A cell without a value is empty.
     """
-    rows = table(scores)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(path, table(scores), digits=None)
 
 
 def markdown_of_differences(main: str, differences: Differences) -> str:

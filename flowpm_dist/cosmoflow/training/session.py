@@ -29,6 +29,7 @@ from flowpm_dist.cosmoflow.volumes.sources import (
     stored_split,
 )
 from flowpm_dist.cosmoflow.volumes.universes import Statistics, draws_of, priors_of
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.job import StopError
@@ -316,14 +317,12 @@ class TrainingSession:
             self._write_draws(outcome.step)
         if not any(outcome.phases.values()):
             return
-        with decoration("phases.png", warn):
+        with drawing(path / "phases.png", warn) as save:
             from flowpm_dist.cosmoflow.scores.figures import phases_figure
-            from flowpm_dist.io.figures import save_figure
 
-            save_figure(phases_figure(outcome.phases), path / "phases.png")
-        with decoration("training.png", warn):
+            save(phases_figure(outcome.phases))
+        with drawing(path / "training.png", warn) as save:
             from flowpm_dist.cosmoflow.scores.figures import training_figure
-            from flowpm_dist.io.figures import save_figure
 
             if rows := read_rows(self.folder.metrics):
-                save_figure(training_figure(rows), path / "training.png")
+                save(training_figure(rows))

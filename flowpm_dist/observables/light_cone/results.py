@@ -16,7 +16,7 @@ from flowpm_dist.cosmology.line_of_sight import Power
 from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import theory_of
-from flowpm_dist.io.errors import decoration
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import LIGHT_CONE, WriteError
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import LightConeFiles, write_light_cone
@@ -164,20 +164,18 @@ def draw_light_cone(folder: Path, shown: ShownLightCone, warn: Callable[[str], N
         warn: shows a warning, about a figure that cannot be drawn.
     """
     options, names = shown.options, [source.name for source in shown.options.sources]
-    with decoration("convergence.png", warn):
-        from flowpm_dist.io.figures import save_figure
+    with drawing(folder / "convergence.png", warn) as save:
         from flowpm_dist.observables.light_cone import pictures
 
         if isinstance(options, FullSkyLensingOptions):
             figure = pictures.sky_figure(shown.maps[0], names[-1])
         else:
             figure = pictures.field_figure(shown.maps, options.field_of_view, names[-1])
-        save_figure(figure, folder / "convergence.png")
-    with decoration("convergence_power.png", warn):
-        from flowpm_dist.io.figures import save_figure
+        save(figure)
+    with drawing(folder / "convergence_power.png", warn) as save:
         from flowpm_dist.observables.light_cone.pictures import power_figure
 
-        save_figure(power_figure(shown.spectra, names), folder / "convergence_power.png")
+        save(power_figure(shown.spectra, names))
 
 
 def attributes_of(

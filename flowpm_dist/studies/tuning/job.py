@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
+from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import WorkError, decoration
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder
 from flowpm_dist.jobs.job import PROGRAM, Command, Costs, Job, StopError
@@ -28,7 +29,6 @@ from flowpm_dist.options import as_written
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, STOPPED, is_on_one_host, run
 from flowpm_dist.studies.subject import Values
-from flowpm_dist.studies.tables import save_figures
 from flowpm_dist.studies.tuning import check, results
 from flowpm_dist.studies.tuning.options import Purpose, TuneOptions
 from flowpm_dist.studies.tuning.records import COUNTED, TrialRecord
@@ -338,7 +338,9 @@ class TuneJob(Job[TuneOptions, TuningResult]):
 
             space, metric = self.options.space, self.judge.metric
             drawings = figures(result.records, trials.importances, space, metric)
-            save_figures(self.folder.path, drawings, warn)
+            for name, draw in drawings.items():
+                with drawing(self.folder.path / name, warn) as save:
+                    save(draw())
 
     @override
     def report(self, result: TuningResult) -> str:

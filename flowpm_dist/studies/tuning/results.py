@@ -15,10 +15,10 @@ import numpy as np
 import tomli_w
 
 from flowpm_dist.io.files import write_text
+from flowpm_dist.jobs.results import write_rows
 from flowpm_dist.options import as_written
 from flowpm_dist.studies.process import COMPLETE
 from flowpm_dist.studies.subject import Values
-from flowpm_dist.studies.tables import write_rows
 from flowpm_dist.studies.tuning.options import TuneOptions
 from flowpm_dist.studies.tuning.records import COLLAPSED, JudgedRun, TrialRecord
 from flowpm_dist.studies.tuning.runs import DEFAULTS
