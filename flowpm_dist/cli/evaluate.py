@@ -16,9 +16,9 @@ from flowpm_dist.cosmoflow.evaluation.trainings import (
     check_written,
     posterior_options,
 )
-from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split
+from flowpm_dist.cosmoflow.planning.folder import TrainedError, fresh_split, is_fresh
 from flowpm_dist.cosmoflow.planning.memory import volume_bytes
-from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.jobs.folder import check_room
 from flowpm_dist.jobs.progress import output_columns
@@ -32,50 +32,56 @@ COLUMNS = 112
 """Width of the table where there is no terminal."""
 
 
+Trainings = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Trainings that differ in their seeds.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="By default DIR/evaluation, -validation, or DIR/fresh/N/evaluation."
+    ),
+]
+Split = Annotated[
+    Literal["validation", "test"],
+    typer.Option(help="The volumes to judge on: validation leaves the test set alone."),
+]
+Fresh = Annotated[
+    int | None,
+    typer.Option(
+        min=1, metavar="N", help="Simulate a fresh test set, the N-th, and judge on that."
+    ),
+]
+Posteriors = Annotated[
+    bool,
+    typer.Option(
+        "--posteriors", help="Fit and judge posteriors: simulates the training set again, once."
+    ),
+]
+Heads = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help='independent, gaussian, flow, or "package.module:object"; all three.'
+    ),
+]
+Baselines = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="A+B", help='Statistics such as power+histograms+"package.module:function".'
+    ),
+]
+
+
 def evaluate(
-    trainings: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Trainings that differ in their seeds.")
-    ],
+    trainings: Trainings,
     ranks: common.Ranks = None,
     mesh: common.Mesh = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="By default DIR/evaluation, -validation, or DIR/fresh/N/evaluation.",
-        ),
-    ] = None,
-    split: Annotated[
-        Literal["validation", "test"],
-        typer.Option(help="The volumes to judge on: validation leaves the test set alone."),
-    ] = "test",
-    fresh: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Simulate a fresh test set, the N-th, and judge on that."
-        ),
-    ] = None,
+    output: Output = None,
+    split: Split = "test",
+    fresh: Fresh = None,
     checkpoint: common.Which = "best",
-    posteriors: Annotated[
-        bool,
-        typer.Option(
-            "--posteriors",
-            help="Fit and judge posteriors: simulates the training set again, once.",
-        ),
-    ] = False,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help='independent, gaussian, flow, or "package.module:object"; all three.',
-        ),
-    ] = None,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="A+B", help='Statistics such as power+histograms+"package.module:function".'
-        ),
-    ] = None,
+    posteriors: Posteriors = False,
+    head: Heads = None,
+    baseline: Baselines = None,
     check: common.Check = False,
     ignore_memory: common.IgnoreMemory = False,
 ) -> None:
@@ -101,12 +107,7 @@ def evaluate(
         )
         work = common.Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
-        folder, plan = read[0].folder, read[0].plan
-        if fresh is not None and not folder.dataset(requested).exists():
-            needed = plan.simulated.test * volume_bytes(plan, plan.box.grid)
-            check_room(folder.path, needed, "the fresh test set needs")
-        judged, _ = read[0].split_there(requested)
-        check_evaluation_folder(output or folder.evaluation(judged), own=output is None)
+        _check_folders(read[0], requested, output)
     with work.begun(ranks, check=check) as progress, Usage() as usage:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from flowpm_dist.jobs.session import gather
@@ -121,6 +122,25 @@ def evaluate(
             written = evaluation.write(output, used)
             with decoration("summary", progress.warn), common.output_dropped_if_broken():
                 show(evaluation, written)
+
+
+def _check_folders(training: SavedTraining, split: str, output: Path | None) -> None:
+    """Checks that a fresh test set has room, and that the evaluation can be written.
+
+    Args:
+        training: the first training, in whose folder both are by default.
+        split: the volumes to judge on.
+        output: see `evaluate`.
+
+    Raises:
+        OutputError: one of them cannot be written.
+    """
+    folder, plan = training.folder, training.plan
+    if is_fresh(split) and not folder.dataset(split).exists():
+        needed = plan.simulated.test * volume_bytes(plan, plan.box.grid)
+        check_room(folder.path, needed, "the fresh test set needs")
+    judged, _ = training.split_there(split)
+    check_evaluation_folder(output or folder.evaluation(judged), own=output is None)
 
 
 def show(evaluation: Evaluation, folder: Path) -> None:

@@ -69,44 +69,54 @@ def run(
     """
     if launch.detect().size > 1:
         raise launch.LaunchError("run() starts ranks of its own: call it in a single process")
-    with _as_file(run_file) as path:
-        named = str(path) if isinstance(run_file, str | Path) else OF_A_TABLE
+    with _as_file(run_file) as (path, named):
         table = {**read_table(path)}
         command = command or command_of({*table, *(k.partition(".")[0] for k in settings or {})})
         if command not in JOBS:
-            known = ", ".join(JOBS)
-            raise UserError(f"command = {command!r}: must be one of {known}")
+            raise UserError(f"command = {command!r}: must be one of {', '.join(JOBS)}")
         if output is None:
             if named is OF_A_TABLE:
                 raise UserError("output is missing: a run without a file needs a folder's name")
             output = job_class(command).folder_type.default_path(path)
-        words = [command, str(path), "--output", str(output)]
-        for name, value in (settings or {}).items():
-            words += ["--set", f"{name}={'' if value is None else _as_toml(value, name)}"]
-        words += [] if ranks is None else ["--ranks", str(ranks)]
-        words += [] if mesh is None else ["--mesh", mesh]
-        flags = {"--resume": resume, "--overwrite": overwrite, "--quiet": quiet}
-        flags["--ignore-memory"] = ignore_memory
-        words += [flag for flag, is_set in flags.items() if is_set]
-        _work(words, str(path), named)
+        flags = {"resume": resume, "overwrite": overwrite, "ignore_memory": ignore_memory}
+        words = _options(settings or {}, ranks=ranks, mesh=mesh, quiet=quiet, **flags)
+        _work([command, str(path), "--output", str(output), *words], str(path), named)
     record = read_record(Path(output))
     if record is None:
         raise WorkError(f"{output} holds no run")
     return record
 
 
+def _options(settings: Mapping[str, Any], **options: Any) -> list[str]:
+    """Returns the words of a command line.
+
+    Args:
+        settings: the values of --set, by "section.key".
+        options: the values of other options by their names; True for a flag, and None or False for
+            an option that is left out.
+    """
+    words = []
+    for name, value in settings.items():
+        words += ["--set", f"{name}={'' if value is None else _as_toml(value, name)}"]
+    for name, value in options.items():
+        if value is not None and value is not False:
+            option = f"--{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+    return words
+
+
 @contextmanager
-def _as_file(run_file: str | Path | Mapping[str, Mapping[str, Any]]) -> Iterator[Path]:
-    """Give the path of a run file, which is written for this context if it is a table."""
+def _as_file(run_file: str | Path | Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Path, str]]:
+    """Yields the path of a run file, and its name in messages; a table is written to a file."""
     if isinstance(run_file, str | Path):
-        yield Path(run_file)
+        yield Path(run_file), str(Path(run_file))
         return
     # Paths inside are relative to its folder.
     here = Path.cwd() if os.access(Path.cwd(), os.W_OK) else None
     with tempfile.NamedTemporaryFile(prefix=".flowpm-", suffix=".toml", dir=here) as file:
         file.write(tomli_w.dumps(_plain(run_file)).encode())
         file.flush()
-        yield Path(file.name)
+        yield Path(file.name), OF_A_TABLE
 
 
 def _plain(value: Any, name: str = "") -> Any:

@@ -21,7 +21,7 @@ from flowpm_dist.cosmoflow.evaluation.prediction import (
     predict_volume,
 )
 from flowpm_dist.cosmoflow.evaluation.trainings import PosteriorError
-from flowpm_dist.cosmoflow.training.saved import read_training
+from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from meshimpl import launch
 
 EXAMPLE = "flowpm-dist predict run-training volume.npy"
@@ -65,17 +65,7 @@ def predict(
         # Rank 0 alone looks: one pass through the volume is enough.
         if launch.detect().rank == 0:
             check_question(trained, volume, box_size)
-        folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
-        fitted = fitted_heads(trained, head)
-        if fitted and output is None:
-            trained.folder.check_links(["predictions"], "a prediction is written there")
-        if fitted:
-            check_prediction_folder(folder, Question.of(volume, trained))
-        if output is not None and not fitted:
-            raise PosteriorError(
-                f"--output {output}: {training} has no posterior whose samples could go there; "
-                f"flowpm-dist evaluate {training} --posteriors fits one"
-            )
+        folder = _checked_folder(trained, volume, head, output)
         demand = asking_demand(trained, shape, "the prediction")
         work = common.Preview(trained.plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
@@ -96,6 +86,34 @@ def predict(
             prediction.posterior.write(folder, progress.warn)
     if launch.detect().rank == 0:
         print(answer(prediction, folder))
+
+
+def _checked_folder(
+    trained: SavedTraining, volume: str, head: str | None, output: Path | None
+) -> Path:
+    """Returns the folder of the posterior's samples, in which they can be written.
+
+    Args:
+        trained: the training.
+        volume, head, output: see `predict`.
+
+    Raises:
+        PosteriorError: there is no posterior whose samples could be written to `output`.
+        OutputError: the folder holds other things.
+    """
+    folder = output or trained.folder.prediction(Path(volume).name.replace(":", "."))
+    fitted = fitted_heads(trained, head)
+    if fitted and output is None:
+        trained.folder.check_links(["predictions"], "a prediction is written there")
+    if fitted:
+        check_prediction_folder(folder, Question.of(volume, trained))
+    elif output is not None:
+        training = trained.folder.path
+        raise PosteriorError(
+            f"--output {output}: {training} has no posterior whose samples could go there; "
+            f"flowpm-dist evaluate {training} --posteriors fits one"
+        )
+    return folder
 
 
 def answer(found: VolumePrediction, folder: Path) -> str:

@@ -219,16 +219,28 @@ def _work(
                     job.describe(),
                 )  # fmt: skip
     if rank == 0 and stopped_by is None:
-        with decoration("summary", progress.warn), common.output_dropped_if_broken():
-            print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
-        with decoration("record of the speed", progress.warn):
-            job.costs.remember(job.speeds(result))
+        _conclude(job, result, place, progress.warn)
     elif rank == 0:
         print(last_words, file=sys.stderr, flush=True)
     # A rank that exits with a status ends the others: all must be printed before.
     if mesh is not None:
         mesh.barrier()
     return stopped_by
+
+
+def _conclude(job: Job[Any, Any], result: Any, place: str, warn: Callable[[str], None]) -> None:
+    """Prints what a complete job has found, and remembers how fast it was. On rank 0.
+
+    Args:
+        job: the job.
+        result: what its work returned.
+        place: its folder and number, if it is a row of a table.
+        warn: shows a warning.
+    """
+    with decoration("summary", warn), common.output_dropped_if_broken():
+        print(f"{job.folder.path}: complete" if place else job.report(result), flush=True)
+    with decoration("record of the speed", warn):
+        job.costs.remember(job.speeds(result))
 
 
 def _joined(job: Job[Any, Any], meshes: Sequence[str]) -> tuple[Any, Any]:

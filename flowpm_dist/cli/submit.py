@@ -126,12 +126,7 @@ def submit(
             at_once=at_once,
             workers=workers,
         )
-        works = []
-        if job.kind is None:
-            _try(job, paths[0])
-        else:
-            works = _planned(job, job.kind, paths[0], elsewhere=dry_run)
-        job = _without_complete(job, works)
+        job, works = _checked(job, paths[0], elsewhere=dry_run)
         path = script or Path(os.path.relpath(results.with_name(f"{results.name}.sbatch")))
         _write(path, job.script())
         if workers and not works[0].request.resume:  # so that the workers can join each other in it
@@ -225,6 +220,26 @@ def _try(job: batch.BatchJob, first: Path) -> None:
         raise UserError(usage if message.startswith("Usage") else message)
 
 
+def _checked(
+    job: batch.BatchJob, run_file: Path, *, elsewhere: bool
+) -> tuple[batch.BatchJob, list[Any]]:
+    """Returns the job without the work that is complete, and the work of each job that can resume.
+
+    Args:
+        job: the job.
+        run_file: path of the run file, or of the first file or folder that it works on.
+        elsewhere: see `Request`.
+
+    Raises:
+        UserError: some work could not begin, or all is complete.
+    """
+    if job.kind is None:
+        _try(job, run_file)
+        return job, []
+    works = _planned(job, job.kind, run_file, elsewhere=elsewhere)
+    return _without_complete(job, works), works
+
+
 def _planned(job: batch.BatchJob, kind: Any, run_file: Path, *, elsewhere: bool) -> list[Any]:
     """Returns the work of each job, which is checked as by its own command.
 
@@ -275,12 +290,12 @@ def _without_complete(job: batch.BatchJob, works: Sequence[Any]) -> batch.BatchJ
         UserError: all is complete.
     """
     complete = [number for number, work in enumerate(works) if work.is_complete]
-    if works and len(complete) == len(works):
+    if len(complete) == len(works):
         raise UserError(
             f"{job.output}{'-*' if job.elements else ''}: the work is complete; remove it to start "
             "again, or give another --output"
         )
-    if job.alone or not works:  # what the ranks take is not known
+    if job.alone:  # what the ranks take is not known
         return job
     memory = max(work.costs.estimate.memory for work in works)
     node = human_size(Estimate(job.ranks, job.ranks_per_node, memory).on_host)

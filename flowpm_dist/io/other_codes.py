@@ -255,22 +255,49 @@ class ParticleFiles:
             values[place], filled[place] = arrived[:, 3:], True
         if not bool(world.allreduce(tf.constant(bool(filled.all())), "min")):
             raise SnapshotError(f"{self.path}: some ids are missing and others occur twice")
-        wrong = np.argwhere(~np.isfinite(values).all(axis=-1)) + origin
+        self._check_finite(values, box, first)
+        self._check_order(world.allreduce(tf.constant(squares)).numpy(), box)
+        return values[..., :3], values[..., 3:]
+
+    def _check_finite(self, values: np.ndarray, box: Box, first: int) -> None:
+        """Checks positions and velocities of this rank's sites. On all ranks together.
+
+        Args:
+            values: the numbers of each site, [x, y, z, 6].
+            box: the box.
+            first: the id of the first site.
+
+        Raises:
+            SnapshotError: on every rank; one is not finite on some rank.
+        """
+        import tensorflow as tf
+
+        wrong = np.argwhere(~np.isfinite(values).all(axis=-1)) + np.array(box.offset)
         numbers = np.ravel_multi_index(tuple(wrong.T), box.grid).astype(np.int64)
-        least = world.allreduce(tf.constant(numbers.min(initial=2**62)), "min").numpy()
+        least = box.mesh.world.allreduce(tf.constant(numbers.min(initial=2**62)), "min").numpy()
         if least < 2**62:
             raise SnapshotError(
                 f"{self.path}: position or velocity of the particle with id {least + first} is not "
                 "finite"
             )
-        spread = np.sqrt(world.allreduce(tf.constant(squares)).numpy() / self.count)
+
+    def _check_order(self, squares: np.ndarray, box: Box) -> None:
+        """Checks by the displacements that ids number the sites of the lattice in their order.
+
+        Args:
+            squares: the sum of the squares of all displacements along each axis [(Mpc/h)^2].
+            box: the box.
+
+        Raises:
+            SnapshotError: the displacements are too large.
+        """
+        side, spread = np.array(box.size), np.sqrt(squares / self.count)
         if (spread > UNORDERED * side).any():
             raise SnapshotError(
                 f"{self.path}: displacements of {spread.max():.3g} Mpc/h (root mean square) in a "
                 f"box of {side.max():g} Mpc/h; ids must number the sites of a lattice in the order "
                 "(ix ny + iy) nz + iz"
             )
-        return values[..., :3], values[..., 3:]
 
 
 def particle_files(

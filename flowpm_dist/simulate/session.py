@@ -26,6 +26,7 @@ from flowpm_dist.jobs.run_file import write_run_file
 from flowpm_dist.jobs.session import CheckpointError, FieldCheckpoints, StopRequest
 from flowpm_dist.jobs.usage import peak_memory
 from flowpm_dist.observables.light_cone.results import (
+    ShownLightCone,
     draw_light_cone,
     observers_of,
     write_light_cone_results,
@@ -308,22 +309,7 @@ class SimulationSession:
             self.progress.note("writing")
             if self._particles is not None:
                 self._particles.complete()
-            shown = None
-            if cone is not None and mesh.rank == 0:
-                about = {
-                    **state.header(),
-                    "config": options.resolved(),
-                    "checksums": self._checksums,
-                    "versions": versions(),
-                }
-                shown = write_light_cone_results(
-                    self.folder.partial,
-                    cone,
-                    results,
-                    self.simulation.cosmology,
-                    about,
-                    subtract=options.results.subtract_shot_noise,
-                )
+            shown = self._write_light_cone(state, results)
             del results
             power, warn = self.simulation.theory.power, self.progress.warn
             summary = write_results(self.folder, options, state, power, warn)
@@ -331,6 +317,29 @@ class SimulationSession:
                 draw_light_cone(self.folder.path, shown, warn)
             self.stopped_by = self._stop.name()
             return summary
+
+    def _write_light_cone(self, state: State, results: list[Any]) -> ShownLightCone | None:
+        """Writes the maps of the light cone into the partial folder. On rank 0.
+
+        Args:
+            state: the last state.
+            results: what the observers of the run have measured.
+
+        Returns:
+            What the figures show; None without a light cone, and on the other ranks.
+        """
+        options, cone = self.options, self.options.light_cone
+        if cone is None or state.box.mesh.rank > 0:
+            return None
+        about = {
+            **state.header(),
+            "config": options.resolved(),
+            "checksums": self._checksums,
+            "versions": versions(),
+        }
+        place, cosmology = self.folder.partial, self.simulation.cosmology
+        subtract = options.results.subtract_shot_noise
+        return write_light_cone_results(place, cone, results, cosmology, about, subtract=subtract)
 
     def _output(self, state: State) -> None:
         """Writes a state before the last one, in a folder of its own. On every rank."""

@@ -33,6 +33,7 @@ from flowpm_dist.observables.light_cone.section import (
 )
 from flowpm_dist.simulation.simulation import ObserverOf
 from flowpm_dist.statistics.angular_spectra import (
+    AngularPower,
     angular_power,
     harmonic_power,
     octave_edges,
@@ -295,18 +296,7 @@ def measure(
     """
     count = len(options.sources)
     pairs = list(itertools.combinations_with_replacement(range(count), 2))
-    if isinstance(options, FullSkyLensingOptions):
-        nside, harmonics = options.nside, spherical_harmonics(kappa)
-        edges = spherical_octave_edges(nside)
-        measured = [
-            harmonic_power(harmonics[i], harmonics[j], nside, edges, window="bilinear")
-            for i, j in pairs
-        ]
-    else:
-        fov, edges = options.fov, octave_edges(options.fov, options.pixels)
-        measured = [
-            angular_power(kappa[i], fov, edges, other=kappa[j], window="bilinear") for i, j in pairs
-        ]
+    measured, edges = _measured(kappa, options, pairs)
     ell = measured[0].ell
 
     def in_bins(theory: Theory) -> np.ndarray:
@@ -342,6 +332,28 @@ def measure(
         fine,
         np.stack([theory(fine)[each, each] for theory in theories]),
     )
+
+
+def _measured(
+    kappa: Any, options: LensingOptions, pairs: Sequence[tuple[int, int]]
+) -> tuple[list[AngularPower], np.ndarray]:
+    """Returns the power of each pair of maps, and the edges of its bins.
+
+    Args:
+        kappa, options: see `measure`.
+        pairs: the numbers of two sources each.
+    """
+    if isinstance(options, FullSkyLensingOptions):
+        nside, harmonics = options.nside, spherical_harmonics(kappa)
+        edges = spherical_octave_edges(nside)
+        return [
+            harmonic_power(harmonics[i], harmonics[j], nside, edges, window="bilinear")
+            for i, j in pairs
+        ], edges
+    fov, edges = options.fov, octave_edges(options.fov, options.pixels)
+    return [
+        angular_power(kappa[i], fov, edges, other=kappa[j], window="bilinear") for i, j in pairs
+    ], edges
 
 
 def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
