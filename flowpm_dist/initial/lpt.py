@@ -38,6 +38,9 @@ from meshimpl.operations.local import after, combine, local, pointwise, vector
 Hessian = dict[tuple[int, int], Any]
 """A map from (i, j), i <= j, to d^2 phi / dx_i dx_j, mtf [..., x, y, z]."""
 
+Wavenumbers = list[tf.Tensor]
+"""kx, ky and kz, each of length 1 along the other two dimensions."""
+
 PAIRS = tuple(itertools.combinations_with_replacement(range(3), 2))
 
 
@@ -82,11 +85,10 @@ def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) 
 
     def apply(pairs: tf.Tensor) -> tf.Tensor:
         k = box.graph_wavenumbers()
-        if axes[0] == axes[-1] and not odd:
-            along = [k[axes[0]], k[axes[0]]]
-        else:
-            along = [without_nyquist(k[i], i, box) for i in axes]
-        return (_first if odd else _second)(pairs, *k, sign * along[0], *along[1:])
+        square = axes[0] == axes[-1] and not odd
+        along = k if square else [without_nyquist(k[i], i, box) for i in range(3)]
+        direction, *others = [tf.one_hot(i, 3, dtype=k[0].dtype) for i in axes]
+        return (_first if odd else _second)(pairs, k, along, sign * direction, *others)
 
     def adjoint(_: list[Any], dys: list[Any]) -> list[Any]:
         return [derivative(dys[0], box, axes, -sign if odd else sign)]
@@ -96,23 +98,22 @@ def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) 
 
 
 @tf.function(jit_compile=True, autograph=False)
-def _first(
-    pairs: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, along: tf.Tensor
-) -> tf.Tensor:
-    factor = along * inverse_square(kx, ky, kz)
+def _first(pairs: tf.Tensor, k: Wavenumbers, along: Wavenumbers, direction: tf.Tensor) -> tf.Tensor:
+    factor = _component_of(along, direction) * inverse_square(*k)
     return tf.stack([-factor * pairs[..., 1], factor * pairs[..., 0]], axis=-1)
 
 
 @tf.function(jit_compile=True, autograph=False)
 def _second(
-    pairs: tf.Tensor,
-    kx: tf.Tensor,
-    ky: tf.Tensor,
-    kz: tf.Tensor,
-    along: tf.Tensor,
-    other: tf.Tensor,
+    pairs: tf.Tensor, k: Wavenumbers, along: Wavenumbers, direction: tf.Tensor, other: tf.Tensor
 ) -> tf.Tensor:
-    return (along * other * inverse_square(kx, ky, kz))[..., tf.newaxis] * pairs
+    product = _component_of(along, direction) * _component_of(along, other)
+    return (product * inverse_square(*k))[..., tf.newaxis] * pairs
+
+
+def _component_of(k: Wavenumbers, direction: tf.Tensor) -> tf.Tensor:
+    """Returns k along a direction [3]; the same code serves all directions, compiled once."""
+    return sum(k[i] * direction[i] for i in range(3))
 
 
 def second_order_source(

@@ -99,6 +99,19 @@ def test_keras_is_loaded_when_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
+def test_the_garbage_collector_does_not_look_through_tensorflow() -> None:
+    """Without this, it looks 600 times during the import."""
+    code = (
+        "import gc\n"
+        "from meshimpl import imports\n"
+        "phases = []\n"
+        "gc.callbacks.append(lambda phase, _: phases.append(phase))\n"
+        "imports.import_tensorflow()\n"
+        "assert len(phases) < 10 and gc.isenabled() and gc.get_freeze_count() > 100_000"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 @pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
 def test_horovod_loads_keras_for_its_layer_alone() -> None:
     code = (
