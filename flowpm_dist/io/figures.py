@@ -34,6 +34,7 @@ PLAIN_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9}
 WAVENUMBER = r"$k$  [$h$/Mpc]"
 POWER = r"$P(k)$  [(Mpc/$h$)$^3$]"
 MULTIPOLE = r"multipole $l$"
+NOISE = "particles at random"
 POWER_PER_LOG = r"$l\,(l+1)\,C_l\,/\,2\pi$"
 
 
@@ -241,6 +242,7 @@ def power_spectrum_figure(
     *,
     nyquist: float,
     a: float,
+    noise: float | None = None,
 ) -> Figure:
     """Returns a figure of a measured power spectrum and linear theory, with their ratio below.
 
@@ -251,6 +253,7 @@ def power_spectrum_figure(
         linear: power spectrum of linear theory at the same time [(Mpc/h)^3], given k [h/Mpc].
         nyquist: Nyquist wave number of the grid [h/Mpc].
         a: scale factor.
+        noise: power of particles at random [(Mpc/h)^3], which is drawn as well; None for none.
     """
     figure = new_figure(6.8, 6.4)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1])
@@ -259,6 +262,8 @@ def power_spectrum_figure(
     draw_measured(
         top, k, power, gaussian_scatter(power, modes), label="measured, with cosmic variance"
     )
+    if noise is not None:
+        top.plot(fine[[0, -1]], [noise] * 2, color=MUTED, lw=1.0, ls="--", label=NOISE)
     top.set(xscale="log", yscale="log", ylabel=POWER)
     top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     ratio = power / linear(k)
@@ -271,5 +276,5 @@ def power_spectrum_figure(
     for axes in (top, below):
         axes.axvline(nyquist, color=MUTED, lw=1, ls=":", label="Nyquist of the grid")
         style_axes(axes)
-    top.legend(loc="lower left", **PLAIN_LEGEND)
+    top.legend(loc="best", **PLAIN_LEGEND)
     return figure

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import UserError, decoration
@@ -40,6 +41,11 @@ def check_statistics(names: Sequence[str]) -> None:
             )
 
 
+def particle_noise(box: Box) -> float:
+    """Returns the power of particles that are placed at random, V / N [(Mpc/h)^3]."""
+    return box.volume / box.cells
+
+
 def measured(
     statistic: Statistic,
     state: State,
@@ -61,7 +67,7 @@ def measured(
         density = state.density(redshift_space=along)
     twice = results.interlaced and statistic.takes("interlaced")
     shifted = state.density(redshift_space=along, shift=0.5) if twice else None
-    noise = state.box.volume / state.box.cells if results.subtract_shot_noise else 0.0
+    noise = particle_noise(state.box) if results.subtract_shot_noise else 0.0
     return statistic.measured(density, axis=along, interlaced=shifted, shot_noise=noise)
 
 

@@ -32,7 +32,12 @@ from flowpm_dist.observables.light_cone.results import (
     write_light_cone_results,
 )
 from flowpm_dist.simulate.folder import SimulationFolder
-from flowpm_dist.simulate.measured import check_statistics, measured, write_statistics
+from flowpm_dist.simulate.measured import (
+    check_statistics,
+    measured,
+    particle_noise,
+    write_statistics,
+)
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics.power import MULTIPOLES, POWER, Multipoles, PowerSpectrum
@@ -108,7 +113,7 @@ def write_results(
     layers = max(1, options.box.grid[2] // 8)
     slab = project(density, layers) if options.output.figures else None
     if slab is not None:
-        _draw(folder.path, options, slab, layers, spectrum, state.a, linear, warn)
+        _draw(folder.path, options, slab, layers, spectrum, state, linear, warn)
     mesh.barrier()
     return summary
 
@@ -119,12 +124,12 @@ def _draw(
     slab: np.ndarray,
     layers: int,
     spectrum: PowerSpectrum,
-    a: float,
+    state: State,
     linear: LinearPower,
     warn: Callable[[str], None],
 ) -> None:
     """Draws a slab [x, y], a mean over some layers of cells, and the power spectrum. On rank 0."""
-    grid, size = options.box.grid, options.box.size
+    grid, size, a = options.box.grid, options.box.size, state.a
     with drawing(folder / "density.png", warn) as save:
         from flowpm_dist.io.figures import density_figure
 
@@ -140,6 +145,7 @@ def _draw(
             lambda k: np.asarray(linear(k, a)),
             nyquist=min(np.pi * n / length for n, length in zip(grid, size, strict=True)),
             a=a,
+            noise=particle_noise(state.box),
         )
         save(figure)
 
@@ -186,7 +192,7 @@ def write_state(
     if state.box.mesh.rank == 0:
         path = folder / "power_spectrum.csv"
         try:
-            write_power_spectrum(path, spectrum, theory, poles)
+            write_power_spectrum(path, spectrum, theory, particle_noise(state.box), poles)
         except OSError as error:
             raise WriteError.of(path, error) from error
     write_statistics(folder, options, state, density, known, warn)
@@ -194,7 +200,11 @@ def write_state(
 
 
 def write_power_spectrum(
-    path: Path, spectrum: PowerSpectrum, linear: np.ndarray, poles: Multipoles | None = None
+    path: Path,
+    spectrum: PowerSpectrum,
+    linear: np.ndarray,
+    noise: float,
+    poles: Multipoles | None = None,
 ) -> None:
     """Write a table of comma-separated values, with one line of names and units at the top.
 
@@ -202,6 +212,7 @@ def write_power_spectrum(
         path: path of the table.
         spectrum: measured power spectrum.
         linear: power of linear theory at the same k [(Mpc/h)^3].
+        noise: power of particles at random [(Mpc/h)^3]; the last column.
         poles: multipoles in redshift space, which become further columns.
     """
     columns = [spectrum.k, spectrum.power, spectrum.modes, linear]
@@ -209,6 +220,8 @@ def write_power_spectrum(
     if poles is not None:
         columns += list(poles.power)
         names += [f"P{order} in redshift space [(Mpc/h)^3]" for order in poles.orders]
+    columns.append(np.full(len(spectrum.k), noise))
+    names.append("particle noise [(Mpc/h)^3]")
     formats = ["%d" if name == "modes" else "%.8e" for name in names]
     table, header = np.column_stack(columns), ",".join(names)
     np.savetxt(path, table, fmt=formats, delimiter=",", header=header, comments="")

@@ -228,7 +228,7 @@ def test_a_run_leaves_all_its_results(two_runs, ranks):
     assert timings["ns_per_particle_per_step"] > 0
     assert len(timings["steps"]) == 2
     table = np.loadtxt(out / "power_spectrum.csv", delimiter=",", skiprows=1)
-    assert table.shape[1] == 4
+    assert table.shape[1] == 5
     assert np.isfinite(table).all()
     resolved = tomllib.loads((out / "run.toml").read_text())
     assert resolved["mesh"]["shape"] == f"row:{ranks},col:1"
@@ -304,11 +304,11 @@ def test_a_run_by_another_scheme_is_what_python_gives(here, integrator):
     np.testing.assert_allclose(found, state.displacement.numpy(), atol=1e-4)
     table = np.loadtxt("run-output/power_spectrum.csv", delimiter=",", skiprows=1)
     assert np.isfinite(table).all()
-    assert table.shape[1] == (7 if integrator == "bullfrog" else 4)
+    assert table.shape[1] == (8 if integrator == "bullfrog" else 5)
     if integrator == "bullfrog":
         seen = state.density(redshift_space="z")
         poles = fpm.multipoles(seen, axis="z", window="cic")
-        np.testing.assert_allclose(table[:, 4:].T, poles.power, rtol=1e-3, atol=1)
+        np.testing.assert_allclose(table[:, 4:-1].T, poles.power, rtol=1e-3, atol=1)
 
 
 def test_a_finished_run_is_not_overwritten_unless_asked(two_runs):

@@ -535,9 +535,10 @@ class Spectrum:
 
 def test_the_power_spectrum_table_reads_as_numbers_with_names(tmp_path):
     spectrum = Spectrum(np.array([0.1, 0.2]), np.array([1e4, 5e3]), np.array([6, 18]))
-    write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.1e4, 4e3]))
+    write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.1e4, 4e3]), 8.0)
     table = np.genfromtxt(tmp_path / "p.csv", delimiter=",", names=True)
     np.testing.assert_allclose(table["modes"], spectrum.modes)
+    np.testing.assert_allclose(table["particle_noise_Mpch3"], 8.0)
     plain = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
     np.testing.assert_allclose(plain[:, 3], [1.1e4, 4e3])
     assert (tmp_path / "p.csv").read_text().startswith("k [h/Mpc],P [(Mpc/h)^3],modes,linear")
@@ -552,11 +553,11 @@ class Poles:
 def test_multipoles_are_further_columns_of_the_table(tmp_path):
     spectrum = Spectrum(np.array([0.1, 0.2]), np.array([1e4, 5e3]), np.array([6, 18]))
     poles = Poles(np.array([[3.0, 2.0], [-1.0, 1.0]]), (0, 2))
-    write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.0, 2.0]), poles)
+    write_power_spectrum(tmp_path / "p.csv", spectrum, np.array([1.0, 2.0]), 8.0, poles)
     header = (tmp_path / "p.csv").read_text().splitlines()[0]
-    assert header.split(",")[4:] == [f"P{n} in redshift space [(Mpc/h)^3]" for n in (0, 2)]
+    assert header.split(",")[4:-1] == [f"P{n} in redshift space [(Mpc/h)^3]" for n in (0, 2)]
     table = np.loadtxt(tmp_path / "p.csv", delimiter=",", skiprows=1)
-    np.testing.assert_allclose(table[:, 4:], poles.power.T)
+    np.testing.assert_allclose(table[:, 4:-1], poles.power.T)
 
 
 def shown(rank: int) -> str:

@@ -163,6 +163,8 @@ def test_a_power_spectrum():
     np.testing.assert_allclose(below.lines[1].get_ydata(), np.geomspace(0.02, 90, 30))
     theory = curve(top, "linear theory")
     np.testing.assert_allclose(theory[:, 1], 1e4 * theory[:, 0] ** -1.5)
+    noise = curve(top, "particles at random")
+    np.testing.assert_allclose(noise, [[drawn.K[0], drawn.NOISE], [drawn.K[-1], drawn.NOISE]])
     assert top.lines[-1].get_xdata()[0] == 3.2 and "z = 1$" in top.get_title()
 
 

@@ -422,6 +422,7 @@ def test_the_noise_of_particles_is_subtracted(here, born):
     noise = maps["C_ell"] - maps_less["C_ell"]
     np.testing.assert_allclose(noise, maps["particle_noise"], rtol=1e-3)
     np.testing.assert_allclose(power["P_Mpch3"] - power_less["P_Mpch3"], 8.0**3, rtol=1e-3)
+    np.testing.assert_allclose(power["particle_noise_Mpch3"], 8.0**3)
 
 
 def test_a_run_with_a_light_cone_leaves_its_results(born):

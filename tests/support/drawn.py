@@ -142,9 +142,12 @@ def one_parameter(found):
     return Predictions(NAMES[:1], found.truth[:, :1], found.mean[:, :1], sigma)
 
 
+NOISE = 40.0
+
+
 def power_figure():
     return figures.power_spectrum_figure(
-        K, MEASURED, MODES, lambda k: 1e4 * k**-1.5, nyquist=3.2, a=0.5
+        K, MEASURED, MODES, lambda k: 1e4 * k**-1.5, nyquist=3.2, a=0.5, noise=NOISE
     )
 
 

@@ -17,6 +17,7 @@ from flowpm_dist.io.figures import (
     COLOURS,
     MULTIPOLE,
     MUTED,
+    NOISE,
     PLAIN_LEGEND,
     POWER_PER_LOG,
     SMALL_TITLE,
@@ -191,7 +192,7 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         ratios.append(ratio)
     top.plot([], [], color=MUTED, lw=1.4, label="Limber, halofit")
     top.plot([], [], color=MUTED, lw=1.0, ls="--", label="Limber, linear")
-    top.plot([], [], color=MUTED, lw=1.0, ls=":", label="particles at random")
+    top.plot([], [], color=MUTED, lw=1.0, ls=":", label=NOISE)
     top.set(xscale="log", yscale="log", ylabel=POWER_PER_LOG)
     top.set_title("power of the convergence; bars: scatter of a Gaussian field", **SMALL_TITLE)
     below.set(xlabel=MULTIPOLE, ylabel="measured / halofit")
