@@ -68,7 +68,10 @@ def measured(
     twice = results.interlaced and statistic.takes("interlaced")
     shifted = state.density(redshift_space=along, shift=0.5) if twice else None
     noise = particle_noise(state.box) if results.subtract_shot_noise else 0.0
-    return statistic.measured(density, axis=along, interlaced=shifted, shot_noise=noise)
+    window = None if results.window == "none" else results.window
+    return statistic.measured(
+        density, axis=along, interlaced=shifted, shot_noise=noise, window=window
+    )
 
 
 def write_statistics(

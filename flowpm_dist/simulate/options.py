@@ -333,6 +333,7 @@ class ResultsOptions(Options):
     )
     line_of_sight: LineOfSight = Field(default="z", description=A_LINE_OF_SIGHT)
     interlaced: bool = Field(default=False, description="true or false")
+    window: Literal["cic", "none"] = Field(default="cic", description='"cic" or "none"')
     subtract_shot_noise: bool = Field(default=False, description="true or false")
 
     @property
@@ -448,7 +449,7 @@ class SimulationOptions(SimulatedRun):
     may_differ = (
         "output.checkpoint_every", "output.format", "output.fields", "output.figures",
         "results.interlaced", "results.line_of_sight", "results.multipoles", "results.statistics",
-        "results.subtract_shot_noise",
+        "results.subtract_shot_noise", "results.window",
         "run.halo",
     )  # fmt: skip
 

@@ -222,9 +222,9 @@ def _shell(box: Box, bins: Binning, number: int, window: Window) -> Any:
     return kernel
 
 
-def _with_reduced(density: Field) -> Bispectrum:
-    triangles = bispectrum(density, window="cic")
-    power = power_spectrum(density, bins=default_shells(density.box), window="cic").power
+def _with_reduced(density: Field, window: Window = "cic") -> Bispectrum:
+    triangles = bispectrum(density, window=window)
+    power = power_spectrum(density, bins=default_shells(density.box), window=window).power
     first, second, third = (power[..., number] for number in triangles.shells.T)
     reduced = triangles.bispectrum / (first * second + second * third + third * first)
     return replace(triangles, reduced=reduced)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
-from flowpm_dist.options import checked_name, object_named, python_object
+from flowpm_dist.options import checked_name, is_python_name, object_named, python_object
 
 if TYPE_CHECKING:
     from flowpm_dist.grid.field import Field
@@ -46,15 +46,16 @@ ARGUMENTS: dict[str, Any] = {
     "axis": None,
     "interlaced": None,
     "shot_noise": 0.0,
+    "window": "cic",
 }
 """What a statistic can be given besides the density, see `Statistic.measure`, and what it is for a
-density in real space without shot noise; a text names an object.
+density in real space without shot noise; "package.module:object" names an object.
 """
 
 
 def _plain(name: str) -> Any:
     value = ARGUMENTS[name]
-    return python_object(value) if isinstance(value, str) else value
+    return python_object(value) if is_python_name(str(value)) else value
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Statistic:
               `flowpm_dist.statistics.histogram.CellValues`;
             - `axis`: "x", "y" or "z", the line of sight of a density in redshift space;
             - `interlaced`: a density of the same particles half a cell away, or None;
-            - `shot_noise`: the shot noise to subtract from the power [(Mpc/h)^3].
+            - `shot_noise`: the shot noise to subtract from the power [(Mpc/h)^3];
+            - `window`: the window to divide the modes by, "cic" or None.
         features: makes of a result the vectors [value] or [universe, value] that parameters are
             inferred from. None if `measure` returns them.
     """

@@ -117,11 +117,26 @@ def test_interlaced_spectra_of_a_run(here):
     np.testing.assert_allclose(found["P0_in_redshift_space_Mpch3"], poles[0], rtol=1e-5)
 
 
+def test_spectra_of_a_run_with_the_window_of_painting(here):
+    """The power against NumPy's, and the bispectrum against the same from Python."""
+    out = run('statistics = ["bispectrum"]\nwindow = "none"')
+    density = fpm.State.from_snapshot(out).density()
+    n = np.fft.fftfreq(8, 1 / 8)
+    bins = np.rint(np.sqrt(n[:, None, None] ** 2 + n[:, None] ** 2 + n**2))
+    power = 16.0**3 / 8**6 * np.abs(np.fft.fftn(density.numpy().astype(float))) ** 2
+    expected = [power[bins == number].mean() for number in range(1, 5)]
+    np.testing.assert_allclose(table(out / "power_spectrum.csv")["P_Mpch3"], expected, rtol=1e-5)
+    triangles = table(out / "statistics" / "bispectrum.csv")["bispectrum_Mpch6"]
+    expected = fpm.statistics.bispectrum(density, window=None).bispectrum
+    np.testing.assert_allclose(triangles, expected, rtol=1e-5)
+
+
 def test_a_statistic_gets_what_it_needs_everywhere(here):
     """What is not known of the data is that of a density in real space, without shot noise."""
     Path("needy_statistics.py").write_text(
-        "def all(density, values, axis, interlaced, shot_noise, power=2):\n"
+        "def all(density, values, axis, interlaced, shot_noise, window, power=2):\n"
         "    assert axis in (None, 'x') and (interlaced, shot_noise, power) == (None, 0.0, 2)\n"
+        "    assert window == 'cic'\n"
         "    return [float(values.mean_count or 1.0)]\n"
         "def other(density, seed): ...\n"
     )
