@@ -98,6 +98,10 @@ Trace = Annotated[
 IgnoreMemory = Annotated[
     bool, typer.Option(OVERRIDE, help="Begin even if the memory seems too small.")
 ]
+ELSEWHERE = "--elsewhere"
+Elsewhere = Annotated[
+    bool, typer.Option(ELSEWHERE, hidden=True, help="With --check: this disk needs no room.")
+]
 
 
 Which = Annotated[

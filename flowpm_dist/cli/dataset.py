@@ -43,6 +43,7 @@ def dataset(
     ] = False,
     check: common.Check = False,
     ignore_memory: common.IgnoreMemory = False,
+    elsewhere: common.Elsewhere = False,
     changes: common.Set = None,
 ) -> None:
     """Simulate volumes and write them as TFRecord files, for data.source = "files"."""
@@ -64,7 +65,7 @@ def dataset(
         work.check_memory(ignore=ignore_memory)
         # Rank 0 alone looks: soon the ranks write there.
         if launch.detect().rank == 0:
-            check_dataset(plan, output, splits, **options)
+            check_dataset(plan, output, splits, elsewhere=check and elsewhere, **options)
     with work.begun(ranks, check=check) as progress:
         from meshimpl.process_mesh import ProcessMesh
 

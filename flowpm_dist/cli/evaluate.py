@@ -84,6 +84,7 @@ def evaluate(
     baseline: Baselines = None,
     check: common.Check = False,
     ignore_memory: common.IgnoreMemory = False,
+    elsewhere: common.Elsewhere = False,
 ) -> None:
     """Judge trained networks on new simulations, and compare them with other methods."""
     with common.planning():
@@ -107,7 +108,7 @@ def evaluate(
         )
         work = common.Preview(read[0].plan.resolved(), demand, demand.estimate())
         work.check_memory(ignore=ignore_memory)
-        _check_folders(read[0], requested, output)
+        _check_folders(read[0], requested, output, room=not (check and elsewhere))
     with work.begun(ranks, check=check) as progress, Usage() as usage:
         from flowpm_dist.cosmoflow.evaluation.evaluation import evaluate as judge
         from flowpm_dist.jobs.session import gather
@@ -124,20 +125,24 @@ def evaluate(
                 show(evaluation, written)
 
 
-def _check_folders(training: SavedTraining, split: str, output: Path | None) -> None:
+def _check_folders(
+    training: SavedTraining, split: str, output: Path | None, *, room: bool
+) -> None:
     """Checks that a fresh test set has room, and that the evaluation can be written.
 
     Args:
         training: the first training, in whose folder both are by default.
         split: the volumes to judge on.
         output: see `evaluate`.
+        room: whether the test set needs room on the disk here.
 
     Raises:
         OutputError: one of them cannot be written.
     """
     folder, plan = training.folder, training.plan
     if is_fresh(split) and not folder.dataset(split).exists():
-        needed = plan.simulated.test * volume_bytes(plan, plan.box.grid)
+        count = plan.simulated.test if room else 0
+        needed = count * volume_bytes(plan, plan.box.grid)
         check_room(folder.path, needed, "the fresh test set needs")
     judged, _ = training.split_there(split)
     check_evaluation_folder(output or folder.evaluation(judged), own=output is None)

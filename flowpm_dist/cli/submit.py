@@ -198,8 +198,13 @@ def _check_datasets(job: batch.BatchJob, run_file: Path) -> None:
     job.rows.planned(job.results, plan)
 
 
-def _try(job: batch.BatchJob, first: Path) -> None:
+def _try(job: batch.BatchJob, first: Path, *, elsewhere: bool) -> None:
     """Lets a command check its arguments; for an array, the arguments of its first job.
+
+    Args:
+        job: the job.
+        first: path of its run file or training.
+        elsewhere: see `Request`.
 
     Raises:
         UserError: it could not begin.
@@ -213,6 +218,8 @@ def _try(job: batch.BatchJob, first: Path) -> None:
     if job.output:
         words += ["--output", f"{job.output}-0" if job.elements else job.output]
     words += ["--ranks", str(job.ranks), "--check", "--ignore-memory"]
+    if elsewhere and job.command in ("dataset", "evaluate"):  # the others need no room
+        words.append(common.ELSEWHERE)
     done = subprocess.run([*PROGRAM, *job.words, *words], capture_output=True, text=True)
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ")
@@ -234,7 +241,7 @@ def _checked(
         UserError: some work could not begin, or all is complete.
     """
     if job.kind is None:
-        _try(job, run_file)
+        _try(job, run_file, elsewhere=elsewhere)
         return job, []
     works = _planned(job, job.kind, run_file, elsewhere=elsewhere)
     return _without_complete(job, works), works

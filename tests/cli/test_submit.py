@@ -17,6 +17,8 @@ from commands import flowpm_here, folder_with
 from run_files import RUN
 
 from flowpm_dist.cli.batch import gpus_of_a_node, seconds_of
+from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
+from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulation.demand import human_time
@@ -313,6 +315,25 @@ def test_a_dataset_begins_anew(training):
     assert shlex.split(commands(text, training, **again)[0])[-1] == "--overwrite"
     called, status = commands(text, training, status=138, SLURM_ARRAY_TASK_ID="0")
     assert "requeue" not in called and status == 138
+
+
+def test_a_dry_run_of_datasets_and_fresh_test_sets_needs_no_room_here(training):
+    """10^9 volumes of 128 KiB, which no disk here has room for."""
+    text = (training / "nets.toml").read_text().replace("test = 8", "test = 1_000_000_000")
+    (training / "nets.toml").write_text(text)
+    trained = TrainingFolder(training / "trained")
+    trained.begin(resume=False)
+    trained.run_file.write_text(TrainingPlan.load(training / "nets.toml").resolved())
+    trained.checkpoints.mkdir()
+    (trained.checkpoints / "checkpoint").touch()
+    trained.write_mark(complete=True, step=1, steps=1)
+    trained.release()
+    jobs = {"dataset": ("nets.toml",), "evaluate": ("trained", "--", "--fresh", "1")}
+    for command, words in jobs.items():
+        refused = flowpm_here("submit", command, *SIZE, *words)
+        assert refused.returncode == 2 and "free, the " in refused.stderr, refused
+        done = flowpm_here("submit", command, *SIZE, "--dry-run", *words)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("row", [0, 2])

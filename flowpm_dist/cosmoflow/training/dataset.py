@@ -50,8 +50,13 @@ def check_dataset(
     dtype: str = "float32",
     compressed: bool = False,
     overwrite: bool = False,
+    elsewhere: bool = False,
 ) -> None:
     """Checks that splits can be written, without changing anything. Needs no TensorFlow.
+
+    Args:
+        plan, folder, splits, dtype, compressed, overwrite: see `write_dataset`.
+        elsewhere: whether they will not be written here, so that this disk needs no room for them.
 
     Raises:
         OutputError: they cannot; the message says why, and what to do.
@@ -75,7 +80,7 @@ def check_dataset(
             f"{folder} holds the splits {', '.join(again)}{state}: add --overwrite to replace "
             "them, or give another --output"
         )
-    needed = dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
+    needed = 0 if elsewhere else dataset_bytes(plan, splits, dtype=dtype, compressed=compressed)
     check_room(folder, needed, "the dataset needs")
 
 
