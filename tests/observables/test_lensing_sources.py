@@ -17,6 +17,7 @@ from flowpm_dist.observables.lensing import (
     TabulatedDistribution,
     lensing_efficiency,
 )
+from flowpm_dist.observables.lensing.options import SourceOptions
 
 EVOLVING = Cosmology(0.28, 0.045, 0.7, 0.95, sigma8=0.75, w0=-0.9, wa=0.2)
 
@@ -167,3 +168,13 @@ def test_a_table_of_sources_from_a_file(tmp_path):
 def test_refused(make, match):
     with pytest.raises(ValueError, match=match):
         make()
+
+
+def test_names_of_sources_from_a_file_say_which_column(tmp_path):
+    path = tmp_path / "nz.txt"
+    path.write_text("0.1, 1.0, 0.0\n0.5, 2.0, 1.0\n")
+    names = [SourceOptions(file=path, column=column).name for column in (1, 2)]
+    assert names == ["nz.txt, column 1", "nz.txt, column 2"]
+    path.write_text("0.1, 1.0\n0.5, 2.0\n")
+    assert SourceOptions(file=path, shift=0.1).name == "nz.txt +0.1"
+    assert SourceOptions(file=tmp_path / "gone.txt", column=2).name == "gone.txt, column 2"

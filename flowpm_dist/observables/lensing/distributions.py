@@ -31,6 +31,12 @@ def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np
     Raises:
         UserError: no such file or column, or what `check_distribution` refuses.
     """
+    table = read_distributions(path, column)
+    return table[:, 0], table[:, column]
+
+
+def read_distributions(path: str | Path, column: int = 1) -> np.ndarray:
+    """Reads all columns of such a file [row, column]; arguments and errors as above."""
     try:
         text = read_text(Path(path)).replace(",", " ")
         with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
@@ -40,13 +46,12 @@ def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np
         if not 1 <= column < table.shape[1]:
             count = "1 column" if table.shape[1] == 1 else f"{table.shape[1]} columns"
             raise ValueError(f"it has {count}: n(z) cannot be column {column}")
-        z, n = table[:, 0], table[:, column]
-        check_redshifts(z)
-        check_numbers(n)
+        check_redshifts(table[:, 0])
+        check_numbers(table[:, column])
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: no n(z) of sources: {reason}") from error
-    return z, n
+    return table
 
 
 def check_redshifts(z: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 from typing_extensions import override
 
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import checksum
 from flowpm_dist.observables.lensing.distributions import (
     check_total,
     quadrature,
-    read_distribution,
+    read_distributions,
     smail,
     smail_edges,
 )
@@ -65,15 +67,20 @@ class SourceOptions(Options):
         if not self.file and (getattr(self, first) or math.inf) + self.shift <= 0:
             yield self.problem("shift", f"{first} plus shift must be above 0")
 
-    @functools.cached_property
+    @property
     def table(self) -> tuple[np.ndarray, np.ndarray]:
         """Redshifts and n(z) of the file [row], float64, as first read.
 
         Raises:
             UserError: the file has no n(z).
         """
+        return self.columns[:, 0], self.columns[:, self.column]
+
+    @functools.cached_property
+    def columns(self) -> np.ndarray:
+        """The file as first read [row, column]."""
         assert self.file is not None
-        return read_distribution(self.file, self.column)
+        return read_distributions(self.file, self.column)
 
     @property
     def checksum(self) -> str:
@@ -112,8 +119,11 @@ class SourceOptions(Options):
             return f"z = {self.redshift:g}{moved}"
         if self.smail is not None:
             return f"Smail, z0 = {self.smail[0]:g}{moved}"
-        column = f", column {self.column}" if self.column > 1 else ""
-        return f"{self.file.name if self.file else ''}{column}{moved}"
+        assert self.file is not None
+        several = self.column > 1
+        with contextlib.suppress(UserError):  # a finished work may be shown without its files
+            several = self.columns.shape[1] > 2
+        return f"{self.file.name}{f', column {self.column}' * several}{moved}"
 
     def sources(self) -> Sources:
         """Returns the population."""
