@@ -28,7 +28,7 @@ from flowpm_dist.cli.program import app
 from flowpm_dist.jobs.job import JOBS, job_class
 from flowpm_dist.options import as_written
 from flowpm_dist.options.base import flat_variants
-from flowpm_dist.options.types import Variants, either
+from flowpm_dist.options.types import Variants
 from meshimpl.imports import import_tensorflow
 
 PACKAGES = ("flowpm_dist", "meshimpl")
@@ -211,7 +211,7 @@ def _keys(model: type[BaseModel]) -> list[Key]:
             found.append(Key(name, kind, _default(field), meaning, must, tables=tables))
             continue
         default = f'`"{variants.default}"`'
-        found.append(Key(name, "text", default, meaning, either(variants.models)))
+        found.append(Key(name, "text", default, meaning, variants.must))
         found += _merged(name, {each: _keys(m) for each, m in variants.models.items()})
     return found
 

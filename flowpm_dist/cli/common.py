@@ -98,11 +98,7 @@ Trace = Annotated[
 IgnoreMemory = Annotated[
     bool, typer.Option(OVERRIDE, help="Begin even if the memory seems too small.")
 ]
-ELSEWHERE = "--elsewhere"
-Elsewhere = Annotated[
-    bool, typer.Option(ELSEWHERE, hidden=True, help="With --check: this disk needs no room.")
-]
-
+Elsewhere = Annotated[bool, typer.Option("--elsewhere", hidden=True, help="Needs no room here.")]
 
 Which = Annotated[
     Literal["best", "last"],

@@ -219,7 +219,7 @@ def _try(job: batch.BatchJob, first: Path, *, elsewhere: bool) -> None:
         words += ["--output", f"{job.output}-0" if job.elements else job.output]
     words += ["--ranks", str(job.ranks), "--check", "--ignore-memory"]
     if elsewhere and job.command in ("dataset", "evaluate"):  # the others need no room
-        words.append(common.ELSEWHERE)
+        words.append("--elsewhere")
     done = subprocess.run([*PROGRAM, *job.words, *words], capture_output=True, text=True)
     if done.returncode:
         message = done.stderr.strip().removeprefix("error: ")

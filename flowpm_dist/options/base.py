@@ -44,7 +44,6 @@ from flowpm_dist.options.types import (
     ProblemsError,
     VariantError,
     Variants,
-    either,
     nearest,
 )
 from flowpm_dist.options.units import Unit, in_unit
@@ -145,6 +144,7 @@ class Options(BaseModel):
         keys = _without_units(cls, keys)
         for name, variants in flat_variants(cls).items():
             chosen = keys.get(name, variants.default)
+            variants.add_named(chosen)
             others = [key for key in variants.keys() if key not in cls.model_fields]
             if isinstance(chosen, BaseModel) and (apart := [key for key in others if key in keys]):
                 mistake = f"is an option of the {name}, which is given as an object: give it there"
@@ -297,7 +297,7 @@ def _what(
     section = f"a section [{key}] with keys below it"
     field = model.model_fields.get(key)
     variants = flat_variants(model).get(key)
-    described = either(variants.models) if variants else field.description if field else ""
+    described = variants.must if variants else field.description if field else ""
     must = f"must be {described or (section if field else '[low, high]')}"
     if key not in given:
         return f"is missing: {must}"

@@ -12,10 +12,9 @@ from datetime import date, time
 from importlib.machinery import PathFinder
 from typing import Any, TypeVar, cast
 
-from flowpm_dist.options.types import nearest
+from flowpm_dist.options.types import FORM, nearest
 
 Thing = TypeVar("Thing")
-FORM = '"package.module:object"'
 
 
 def object_named(name: str | Thing, registry: Mapping[str, Thing | str], kind: str) -> Thing:

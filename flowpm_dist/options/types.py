@@ -115,7 +115,7 @@ def known(names: Collection[str], what: str) -> Callable[[str], str]:
 def either(names: Iterable[str]) -> str:
     """Returns the description of a field that holds one of some names."""
     *others, last = [f'"{name}"' for name in names]
-    return f"{', '.join(others)} or {last}"
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def limits(what: str) -> Any:
@@ -176,6 +176,10 @@ AnyPath = Annotated[Path, BeforeValidator(_from_folder), AfterValidator(_file_or
 """A path; one in a run file is relative to the file's folder."""
 
 
+FORM = '"package.module:object"'
+"""How an option names an object of Python."""
+
+
 def name_in(models: Mapping[str, type], thing: object) -> str:
     """Returns the name under which the class of an object is known, else the name of the class."""
     kind = type(thing)
@@ -221,12 +225,33 @@ class Variants:
         models: name -> model; it is looked up when options are made, so that it may grow.
         default: the name of the default model.
         flat: whether the section has the keys of the variant.
+        load: imports a user's model that is named `FORM`, which then joins the models. It raises a
+            ValueError if there is no such model. None if a run file cannot name one.
     """
 
     by: str
-    models: Mapping[str, type[BaseModel]]
+    models: dict[str, type[Any]]
     default: str
     flat: bool = False
+    load: Callable[[str], type[BaseModel]] | None = None
+
+    @property
+    def must(self) -> str:
+        """What the value of the key must be."""
+        return either(self.models) + (f", or {FORM}" if self.load else "")
+
+    def add_named(self, name: Any) -> None:
+        """Adds a user's model with this name to the models, where the key can have one.
+
+        Raises:
+            ProblemsError: there is no such model.
+        """
+        if self.load is None or not isinstance(name, str) or ":" not in name or name in self.models:
+            return
+        try:
+            self.models[name] = self.load(name)
+        except ValueError as error:
+            raise ProblemsError([Problem(self.by, f"= {name!r}: {error}")]) from error
 
     def keys(self) -> dict[str, None]:
         """Returns the keys of all variants, in order."""
@@ -254,11 +279,10 @@ class Variants:
         if not isinstance(value, Mapping):
             return value
         name = value.get(self.by, self.default)
+        self.add_named(name)
         if not isinstance(name, str) or name not in self.models:
             hint = nearest(name, self.models) if isinstance(name, str) else ""
-            *others, last = [f'"{each}"' for each in self.models]
-            must = f"must be {', '.join(others)} or {last}" if others else f"must be {last}"
-            mistake = f"= {name!r}: there is no such {self.by}{hint}; {must}"
+            mistake = f"= {name!r}: there is no such {self.by}{hint}; must be {self.must}"
             raise ProblemsError([Problem(self.by, mistake)])
         declared = self.by in self.models[name].model_fields
         options = {key: each for key, each in value.items() if declared or key != self.by}

@@ -113,7 +113,7 @@ class EvolutionOptions(StepOptions, DynamicsOptions):
             yield Problem("edges" if self.edges else "a_start", wrong)
         for key, variants in flat_variants(type(self)).items():
             if (name := variants.name_of(getattr(self, key))) not in variants.models:
-                yield Problem(key, f"is a {name}: a run file needs {either(variants.models)}")
+                yield Problem(key, f"is a {name}: a run file needs {variants.must}")
         if self.correction is not None and self.correction.source is None:
             yield Problem("correction", "was made in Python: save it, and give its file")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, model_validator
@@ -24,9 +26,18 @@ from flowpm_dist.evolution.corrections import (
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
 from flowpm_dist.grid.decomposition import Grid, PyramidChoice, finer_grid
 from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
-from flowpm_dist.options import Options, Problem, Variants, either
+from flowpm_dist.options import (
+    Options,
+    Problem,
+    Variants,
+    checked_python_name,
+    either,
+    python_object,
+)
 from flowpm_dist.particle_mesh.lattice import LatticeWarning, instability
 from flowpm_dist.particle_mesh.options import Exchange, ForceGradient, ForceOptions
+from meshimpl import launch
+from meshimpl.imports import import_tensorflow
 
 
 class HaloOptions(Options):
@@ -58,6 +69,22 @@ def _chosen(value: Any, info: ValidationInfo) -> Any:
     return chosen_correction(value, (info.context or {}).get("folder"))
 
 
+def _user_class(kind: type[Options], name: str) -> type[Options]:
+    """Returns a user's class of integrators or adjoints; TensorFlow is imported before its module.
+
+    Raises:
+        ValueError: there is no such class, or it is of another kind.
+    """
+    checked_python_name(name)
+    if "tensorflow" not in sys.modules:
+        launch.configure_threads()
+        import_tensorflow()
+    model = python_object(name)
+    if not (isinstance(model, type) and issubclass(model, kind)):
+        raise ValueError(f"it is no class that derives from {kind.__name__}")
+    return model
+
+
 class DynamicsOptions(ForceOptions):
     """How particles are moved: by which force, integrator and correction.
 
@@ -66,18 +93,21 @@ class DynamicsOptions(ForceOptions):
     where none are given.
 
     Attributes:
-        integrator: an `Integrator`, or the name of one in `INTEGRATORS`.
-        adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`, or the name of
-            one in `ADJOINTS`.
+        integrator: an `Integrator`; or the name of one in `INTEGRATORS`, or of a user's class as
+            "package.module:object".
+        adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`; or the name of
+            one in `ADJOINTS`, or of a user's class.
         correction: a `Correction` of the force or of the states that leave a run, "default",
             "default-2", "network", or the path of a file; None for none.
     """
 
     integrator: Annotated[
-        InstanceOf[Integrator], Variants("integrator", INTEGRATORS, "fastpm", flat=True)
+        InstanceOf[Integrator],
+        Variants("integrator", INTEGRATORS, "fastpm", True, partial(_user_class, Integrator)),
     ] = Field(default_factory=FastPM, description=either(INTEGRATORS))
     adjoint: Annotated[
-        InstanceOf[Adjoint], Variants("adjoint", ADJOINTS, "reversible", flat=True)
+        InstanceOf[Adjoint],
+        Variants("adjoint", ADJOINTS, "reversible", True, partial(_user_class, Adjoint)),
     ] = Field(default_factory=ReversibleAdjoint, description=either(ADJOINTS))
     correction: Annotated[InstanceOf[Correction], BeforeValidator(_chosen)] | None = Field(
         default=None,
