@@ -21,8 +21,10 @@ SHARES = {
     "camb_neutrinos": 1,
     "fastpm_fd4_64": 16,
     "lensing": 8,
+    "pmwd_closed_16": 2,
     "pmwd_lcdm_32": 8,
     "pmwd_lcdm_32_mesh2": 8,
+    "pmwd_open_16": 2,
     "pmwd_w0wa_32": 8,
     "treepm_P1": 16,
 }

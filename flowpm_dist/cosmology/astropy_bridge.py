@@ -18,25 +18,22 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
         replaced: names of parameters that the caller gives, which are not read from astropy.
 
     Returns:
-        Omega_m, Omega_b, h, w0, wa and, where it is not 0, T_cmb [K]; plain floats.
+        Omega_m, Omega_b, h, w0, wa and, where they are not 0, Omega_k and T_cmb [K]; plain floats.
 
     Raises:
         TypeError, ValueError: see `Cosmology.from_astropy`.
     """
     w0, wa = _dark_energy(cosmology)
-    # LambdaCDM(Om0=0.3, Ode0=0.7) with radiation is curved by exactly the radiation left out here.
-    matter_and_dark_energy = float(cosmology.Om0) + float(cosmology.Ode0)
-    if abs(float(cosmology.Ok0)) > FLATNESS and abs(matter_and_dark_energy - 1.0) > FLATNESS:
-        raise ValueError(
-            f"{_name(cosmology)} is curved (Ok0 = {float(cosmology.Ok0):.3g}): Om0 + Ode0 must "
-            "be 1; a curved universe is made by Cosmology(..., Omega_k=...)"
-        )
     parameters = {
         "Omega_m": float(cosmology.Om0),
         "h": float(cosmology.H0.to_value("km / (s Mpc)")) / 100.0,
         "w0": w0,
         "wa": wa,
     }
+    # LambdaCDM(Om0=0.3, Ode0=0.7) with radiation is curved by exactly the radiation left out here.
+    matter_and_dark_energy = float(cosmology.Om0) + float(cosmology.Ode0)
+    if abs(float(cosmology.Ok0)) > FLATNESS and abs(matter_and_dark_energy - 1.0) > FLATNESS:
+        parameters["Omega_k"] = float(cosmology.Ok0)
     if "Omega_b" not in replaced:
         if not cosmology.Ob0:
             raise ValueError(
@@ -71,8 +68,8 @@ def _dark_energy(cosmology: Any) -> tuple[float, float]:
     if isinstance(cosmology, models.LambdaCDM):
         return -1.0, 0.0
     raise TypeError(
-        "from_astropy takes FlatLambdaCDM, FlatwCDM or Flatw0waCDM (or their general forms "
-        f"without curvature), got {type(cosmology).__name__}"
+        "from_astropy takes LambdaCDM, wCDM, w0waCDM or their flat forms, got "
+        f"{type(cosmology).__name__}"
     )
 
 

@@ -12,6 +12,8 @@ import numpy as np
 
 from flowpm_dist.cosmology.arrays import (
     as_array,
+    cos,
+    cosh,
     exp,
     gives_tensor,
     is_tensor,
@@ -218,17 +220,6 @@ class Background:
         critical = reduce(add, (density for _, density in densities), self.Omega_cb)
         return [(fluid, density / critical) for fluid, density in densities]
 
-    def check_flat(self) -> None:
-        """Checks that space is flat, as light cones, lensing and `Halofit` take it to be.
-
-        Raises:
-            ValueError: space is curved, or Omega_k is a tensor, by which they have no gradient.
-        """
-        if is_tensor(self.Omega_k):
-            raise ValueError("Omega_k: light cones, lensing and Halofit have no gradient by it")
-        if not self.is_flat:
-            raise ValueError("Omega_k: light cones, lensing and Halofit are for flat space alone")
-
 
 def background_of(universe: Cosmology | Background) -> Background:
     """Returns the background of a cosmology, or the one given."""
@@ -315,11 +306,47 @@ class Distances:
         chi = as_array(chi, "chi", "Mpc/h")
         if self.background.is_flat:
             return chi
-        x = self.background.Omega_k * (chi / HUBBLE_DISTANCE) ** 2
+        x, far, root = self._curvature(chi)
         series = 1.0 + x / 6.0 * (1.0 + x / 20.0 * (1.0 + x / 42.0))
-        far = abs(x) > 1e-2
-        root = sqrt(where(far, abs(x), ones_like(x)))
         return chi * where(far, where(x > 0, sinh(root), sin(root)) / root, series)
+
+    @gives_tensor
+    def transverse_slope(self, chi: Any) -> Any:
+        """Returns C = d f_K / d chi [1] at comoving distances chi [Mpc/h], 1 in flat space.
+
+        It is cosh(sqrt(Omega_k) chi H0/c), or the cosine as in `transverse`. With it,
+        f_K(chi_2 - chi_1) = f_K(chi_2) C(chi_1) - f_K(chi_1) C(chi_2).
+        """
+        chi = as_array(chi, "chi", "Mpc/h")
+        if self.background.is_flat:
+            return ones_like(chi)
+        x, far, root = self._curvature(chi)
+        series = 1.0 + x / 2.0 * (1.0 + x / 12.0 * (1.0 + x / 30.0 * (1.0 + x / 56.0)))
+        return where(far, where(x > 0, cosh(root), cos(root)), series)
+
+    @gives_tensor
+    def tangent(self, chi: Any) -> Any:
+        """Returns f_K / C [Mpc/h] at comoving distances chi [Mpc/h], see `transverse_slope`.
+
+        With t for it, f_K(chi_2 - chi_1) / f_K(chi_2) = C(chi_1) - f_K(chi_1) / t(chi_2).
+        """
+        return self.transverse(chi) / self.transverse_slope(chi)
+
+    def widest(self, chi: Any) -> float:
+        """Returns the largest f_K [Mpc/h] up to a comoving distance chi [Mpc/h], a number.
+
+        In a closed universe f_K decreases beyond a quarter of the way around it.
+        """
+        end, curvature = float(in_unit("chi", chi, "Mpc/h")), known(self.background.Omega_k)
+        if curvature < 0:
+            end = min(end, 0.5 * np.pi * HUBBLE_DISTANCE / float(np.sqrt(-curvature)))
+        return float(self.transverse(end))
+
+    def _curvature(self, chi: Any) -> tuple[Any, Any, Any]:
+        """Returns x = Omega_k (chi H0/c)^2, whether a series in x is too short, and the root."""
+        x = self.background.Omega_k * (chi / HUBBLE_DISTANCE) ** 2
+        far = abs(x) > 1e-2
+        return x, far, sqrt(where(far, abs(x), ones_like(x)))
 
     def _of_root(self, root: Any) -> Any:
         """Returns the distance [Mpc/h] of root = sqrt(a)."""

@@ -16,11 +16,11 @@ Power = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def lensing_weight(cosmology: Universe, chi: Any, a: Any | None = None) -> tf.Tensor:
-    """Returns W(chi) = 3/2 Omega_m (H0/c)^2 chi / a [h/Mpc], float64.
+    """Returns W(chi) = 3/2 Omega_m (H0/c)^2 f_K(chi) / a [h/Mpc], float64.
 
-    The convergence of a source at chi_s is the integral of W (1 - chi / chi_s)+ delta over chi
-    (Bartelmann and Schneider 2001, astro-ph/9912508, equation 6.17), in a flat universe.
-    Differentiable.
+    The convergence of a source at chi_s is the integral of W f_K(chi_s - chi) / f_K(chi_s) delta
+    over chi < chi_s (Bartelmann and Schneider 2001, astro-ph/9912508, equation 6.17). f_K is
+    `Distances.transverse`; in flat space the ratio is 1 - chi / chi_s. Differentiable.
 
     Args:
         cosmology: the parameters, or the theory.
@@ -29,21 +29,24 @@ def lensing_weight(cosmology: Universe, chi: Any, a: Any | None = None) -> tf.Te
     """
     chi = as_float64(chi, "chi", "Mpc/h")
     theory = theory_of(cosmology)
-    distances = theory.line_of_sight
+    distances = theory.distances
     a = distances.scale_factor(chi) if a is None else as_float64(a, "a")
-    return 1.5 * as_float64(theory.background.Omega_m) / HUBBLE_DISTANCE**2 * chi / a
+    matter = 1.5 * as_float64(theory.background.Omega_m) / HUBBLE_DISTANCE**2
+    return matter * distances.transverse(chi) / a
 
 
 def limber_power(ell: Any, chi: Any, a: Any, widths: Any, kernels: Any, power: Power) -> tf.Tensor:
-    """Returns C_ij(l) = int dchi W_i W_j / chi^2 P((l + 1/2) / chi, a(chi)) [1], differentiable.
+    """Returns C_ij(l) = int dchi W_i W_j / f_K^2 P((l + 1/2) / f_K, a(chi)) [1], differentiable.
 
     The integral is a sum over given distances (Limber 1953; Kaiser 1992; with l + 1/2 after LoVerde
     and Afshordi 2008, arXiv:0809.5112). The distances are the nodes of a quadrature, or the planes
-    that maps are made of.
+    that maps are made of. In a curved universe l + 1/2 stands for sqrt(l (l + 1) - K), as far as
+    Limber's approximation goes (Lesgourgues and Tram 2014, arXiv:1312.2697).
 
     Args:
         ell: multipoles [ell] [1], above 0; or a number.
-        chi: comoving distances [node] [Mpc/h], above 0.
+        chi: comoving transverse distances f_K [node] [Mpc/h], above 0: `Distances.transverse` of
+            the comoving distances, which they are in a flat universe.
         a: scale factors at them [node] [1].
         widths: weights of the quadrature, or widths of the planes [node] [Mpc/h].
         kernels: W of each source at the distances [source, node] [h/Mpc].

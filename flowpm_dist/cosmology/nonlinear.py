@@ -1,7 +1,7 @@
 """The non-linear matter power: halofit, CAMB's tables, or a user's table.
 
 Halofit: Smith and others (2003, astro-ph/0207664), with the fit of Takahashi and others (2012,
-arXiv:1208.2701), for a flat universe without massive neutrinos.
+arXiv:1208.2701), without massive neutrinos.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from flowpm_dist.options import in_unit
 
 _LN_K = np.linspace(np.log(1e-4), np.log(3e3), 1024)
 _SMALLEST, _LARGEST = np.log(3e-3), np.log(100.0)  # ln of the radii that are tried [Mpc/h]
+_EXPONENTS = (-0.0732, -0.0307), (-0.1423, -0.0585), (0.0725, 0.0743)  # open and flat
 _HALVINGS = 24  # of that range: Newton's method does the rest
 
 MODELS = ("takahashi", "mead2020", "mead2016", "linear")
@@ -32,18 +33,20 @@ class Halofit:
     gradients. CAMB's halofit (`NonlinearPower`) is the same fit with CAMB's growth, which includes
     radiation. CAMB's halofit has no gradients.
 
+    In a curved universe powers of Omega_m(a) are interpolated, as in CAMB, between those of open
+    universes without dark energy and of flat ones (Smith and others 2003, equation C17 and before).
+
     If the fluctuations are below 1 on all scales above 3 kpc/h, the result is the linear power.
 
     Args:
         linear: the linear power; its cosmology is used.
 
     Raises:
-        ValueError: space is curved, or growth depends on the wavenumber.
+        ValueError: growth depends on the wavenumber.
     """
 
     def __init__(self, linear: LinearPower) -> None:
         self.linear, self.growth = linear, linear.growth
-        self.growth.background.check_flat()
         if self.growth.by_scale:
             raise ValueError("Halofit is for growth that does not depend on the wavenumber")
         k = np.exp(_LN_K)
@@ -75,10 +78,34 @@ class Halofit:
         nu = 10 ** (5.2105 + 3.6902 * n)
         quasi = (1 + dimensionless) ** beta / (1 + alpha * dimensionless)
         quasi *= dimensionless * tf.exp(-y / 4 - y**2 / 8)
-        halo = a_n * y ** (3 * matter**-0.0307)
-        halo /= 1 + b_n * y**matter**-0.0585 + (c_n * matter**0.0743 * y) ** (3 - gamma)
+        f1, f2, f3 = self._powers_of_matter(matter, dark)
+        halo = a_n * y ** (3 * f1)
+        halo /= 1 + b_n * y**f2 + (c_n * f3 * y) ** (3 - gamma)
         halo /= 1 + nu / y**2
         return tf.where(exists, (quasi + halo) / volume, power)
+
+    def _powers_of_matter(self, matter: tf.Tensor, dark: tf.Tensor) -> list[tf.Tensor]:
+        """Returns f1, f2 and f3 of the fit for Omega_m(a) and Omega_de(a) [...].
+
+        They are matter^open + dark (matter^flat - matter^open) / (1 - matter). The quotient has no
+        pole: matter may pass 1 in a closed universe.
+        """
+        if self.growth.background.is_flat:
+            return [matter**flat for _, flat in _EXPONENTS]
+        logarithm = tf.math.log(matter)
+        far = tf.abs(logarithm) > 1e-3
+        away = tf.where(far, logarithm, tf.ones_like(logarithm))
+
+        def quotient(power: float) -> tf.Tensor:
+            """Returns (matter^power - 1) / (matter - 1)."""
+
+            def series(x: tf.Tensor) -> tf.Tensor:
+                return 1 + x / 2 * (1 + x / 3 * (1 + x / 4))
+
+            near = power * series(power * logarithm) / series(logarithm)
+            return tf.where(far, tf.math.expm1(power * away) / tf.math.expm1(away), near)
+
+        return [matter**alone * (1 - dark * quotient(flat - alone)) for alone, flat in _EXPONENTS]
 
     def _scales(self, a: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the quantities that the fit depends on, at scale factors [...].

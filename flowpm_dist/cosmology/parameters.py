@@ -115,15 +115,14 @@ class Cosmology:
         T_cmb: temperature of the microwave background today [K]. It changes the transfer function
             and, with `radiation`, the expansion.
         k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
-        Omega_k: curvature of space today [1], above 0 in an open universe. It changes expansion and
-            growth; light cones and lensing are refused.
+        Omega_k: curvature of space today [1], above 0 in an open universe. It changes expansion,
+            growth, and the angles under which lengths are seen.
         N_eff: effective number of neutrino species [1]. It changes CAMB's transfer function and,
             with `radiation`, the expansion.
         m_nu: sum of the masses of three equal neutrinos [eV]; above 0 it needs `radiation`.
             `Omega_m` and `sigma8` are those of all matter, neutrinos included.
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
-        radiation: whether photons and neutrinos are part of the expansion, see
-            `background.Radiation`.
+        radiation: whether photons and neutrinos are part of expansion and growth.
 
     In most of the ranges growth functions are resolved; `growth.Growth` refuses the others.
 
@@ -235,17 +234,16 @@ class Cosmology:
         """The matter and dark energy of an `astropy.cosmology` object.
 
         Radiation and neutrinos are left out. Their share of the density is added to dark energy, so
-        that the universe stays flat. A warning says how large this share was.
+        that the curvature stays the same. A warning says how large this share was.
 
         Args:
-            cosmology: FlatLambdaCDM, FlatwCDM, Flatw0waCDM, or LambdaCDM, wCDM, w0waCDM without
-                curvature.
+            cosmology: LambdaCDM, wCDM, w0waCDM, or FlatLambdaCDM, FlatwCDM, Flatw0waCDM.
             **parameters: parameters that astropy does not have (`n_s`, and `A_s` or `sigma8`), and
                 any that replace astropy's.
 
         Raises:
             TypeError: another kind of dark energy, or not an astropy cosmology.
-            ValueError: a curved universe; no baryon density, `n_s` or amplitude is given.
+            ValueError: no baryon density, `n_s` or amplitude is given.
         """
         from flowpm_dist.cosmology.astropy_bridge import parameters_from_astropy
 

@@ -92,16 +92,6 @@ class Theory:
         """Distances in this background."""
         return Distances(self.background)
 
-    @property
-    def line_of_sight(self) -> Distances:
-        """The distances for lensing and light cones.
-
-        Raises:
-            ValueError: as `Background.check_flat`.
-        """
-        self.background.check_flat()
-        return self.distances
-
     def prepare(self) -> None:
         """Makes growth and power now, such as under the tape that watches the parameters."""
         self.growth, self.power  # noqa: B018

@@ -90,7 +90,7 @@ class ConvergenceModel(UniverseModel):
         """
         box, theory = self.simulation.box, self.simulation.theory
         layers = Layers.of(box, farthest(self._field, theory), self._field.tiles)
-        distances, chi, wavenumbers = theory.line_of_sight, layers.distances, box.wavenumbers()
+        distances, chi, wavenumbers = theory.distances, layers.distances, box.wavenumbers()
         a = distances.scale_factor(chi)
         growth = np.asarray(theory.growth.d1(a))
         strength = np.asarray(lensing_weight(theory, chi, a=a)) * growth * layers.depths

@@ -281,11 +281,14 @@ class SimulatedRun(RunFile):
         if (cone := self.cone) is not None:
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             try:
-                end = distance_of(cone.z_max, self.cosmology, priors) if known else None
+                end, across = (
+                    distance_of(cone.z_max, self.cosmology, priors, across=way) if known else None
+                    for way in (False, True)
+                )
             except ValueError as error:
                 yield Problem("lightcone", f"cannot be made: {error}")
                 return
-            yield from cone.run_problems(self.evolution, self.box.size, end)
+            yield from cone.run_problems(self.evolution, self.box.size, end, across)
 
 
 class ObservedSections:

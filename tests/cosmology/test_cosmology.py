@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from flowpm_dist.cosmology import Background, Cosmology, LinearPower
+from flowpm_dist.cosmology.background import Distances
 
 GOOD = dict(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, A_s=2.1e-9)
 
@@ -85,8 +86,10 @@ def test_a_cosmology_made_inside_a_graph_works_without_knowing_its_values():
         astropy.cosmology.Flatw0waCDM(70, 0.3, w0=-0.9, wa=0.2, Ob0=0.05),
         astropy.cosmology.LambdaCDM(70, 0.3, 0.7, Ob0=0.05),
         astropy.cosmology.w0waCDM(70, 0.3, 0.7, w0=-1.1, wa=0.1, Ob0=0.05),
+        astropy.cosmology.LambdaCDM(70, 0.3, 0.6, Ob0=0.05),
+        astropy.cosmology.w0waCDM(70, 0.3, 0.75, w0=-0.9, wa=0.2, Ob0=0.05),
     ],
-    ids=lambda universe: type(universe).__name__,
+    ids=lambda universe: f"{type(universe).__name__}-{universe.Ode0:g}",
 )
 def test_astropy_gives_the_same_expansion(universe):
     with warnings.catch_warnings():
@@ -96,6 +99,11 @@ def test_astropy_gives_the_same_expansion(universe):
     for a in (0.02, 0.5, 1.0):
         expansion = Background(cosmology).e(a).numpy()
         assert expansion == pytest.approx(universe.efunc(1 / a - 1), rel=1e-13)
+    distances = Distances(cosmology)
+    chi = distances.comoving(1 / 2.5)
+    for ours, name in ((chi, "comoving_distance"), (distances.transverse(chi), "transverse")):
+        theirs = getattr(universe, name.replace("transverse", "comoving_transverse_distance"))(1.5)
+        assert float(ours) / cosmology.h == pytest.approx(theirs.value, rel=1e-8)
 
 
 def test_astropy_radiation_and_neutrinos_are_left_out_with_a_warning():
@@ -104,14 +112,16 @@ def test_astropy_radiation_and_neutrinos_are_left_out_with_a_warning():
     ):
         cosmology = Cosmology.from_astropy(astropy.cosmology.Planck18, n_s=0.96822, sigma8=0.8102)
     assert cosmology == Cosmology.planck18()
+    curved = astropy.cosmology.LambdaCDM(67.66, 0.31, 0.66, Tcmb0=2.7255, Ob0=0.049)
+    with pytest.warns(UserWarning, match="dark energy takes their share"):
+        cosmology = Cosmology.from_astropy(curved, n_s=0.96822, sigma8=0.8102)
+    assert cosmology.Omega_k == curved.Ok0 != 0.03
 
 
 def test_astropy_universes_that_do_not_fit_are_refused():
     def convert(universe, **more):
         return Cosmology.from_astropy(universe, n_s=0.96, A_s=2.1e-9, **more)
 
-    with pytest.raises(ValueError, match=r"is curved \(Ok0 = 0.1\): Om0"):
-        convert(astropy.cosmology.LambdaCDM(70, 0.3, 0.6, Ob0=0.05))
     with pytest.raises(ValueError, match="no baryon density: give it Ob0, or pass Omega_b"):
         convert(astropy.cosmology.FlatLambdaCDM(70, 0.3))
     assert convert(astropy.cosmology.FlatLambdaCDM(70, 0.3), Omega_b=0.04).Omega_b == 0.04

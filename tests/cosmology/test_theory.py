@@ -288,10 +288,9 @@ def test_curvature_is_differentiable_at_any_value():
         assert float(tape.gradient(total, omega)) == pytest.approx(slope, rel=1e-8)
 
 
-def test_curvature_is_refused_where_space_is_taken_to_be_flat():
-    curved = PLANCK.replace(Omega_k=0.05)
-    with pytest.raises(ValueError, match="lensing and Halofit are for flat space"):
-        convergence_power([100.0], [SourcePlane(1.0)], curved)
+def test_curvatures_that_cannot_be_are_refused():
+    from astropy.cosmology import LambdaCDM
+
     with pytest.raises(
         ValueError, match="Omega_k = 0.4: must lie between -Omega_m and 1 - Omega_m"
     ):
@@ -307,8 +306,28 @@ def test_curvature_is_refused_where_space_is_taken_to_be_flat():
         "z_max": 0.1,
         "sources": [{"redshift": 0.1}],
     }
-    with pytest.raises(ConfigError, match="lightcone cannot be made: Omega_k: light cones"):
-        SimulationOptions.check(table, Path("run.toml"))
+    SimulationOptions.check(table, Path("run.toml"))
+    # The transverse distance decides what fits into the box.
+    table["lightcone"] |= {"z_max": 3.0, "sources": [{"redshift": 1.0}]}
+    for Omega_k in (0.0, -0.3, 0.3):
+        table["cosmology"]["Omega_k"] = Omega_k
+        there = LambdaCDM(H0=100.0, Om0=0.3, Ode0=0.7 - Omega_k, Tcmb0=0.0)
+        wide = np.radians(2.0) * there.comoving_transverse_distance(3.0).value
+        with pytest.raises(ConfigError, match=f"the field is {wide:.4g} Mpc/h wide at z = 3, and"):
+            SimulationOptions.check(table, Path("run.toml"))
+
+
+def test_light_of_a_closed_universe_does_not_come_from_beyond_its_antipode():
+    """f_K stays above 0 to the horizon, in all of the ranges; and has its maximum in between."""
+    for Omega_m in (0.005, 0.1, 0.3, 0.5, 1.0):
+        for w0, wa in ((-1.0, 0.0), (-3.0, 2.8), (-3.0, -5.0), (-0.3, 0.1)):
+            Omega_k = max(-0.5, -Omega_m)
+            distances = Distances({"Omega_m": Omega_m, "w0": w0, "wa": wa, "Omega_k": Omega_k})
+            horizon = float(distances.comoving(1e-12))
+            assert np.sqrt(-Omega_k) * horizon < 0.9 * np.pi * 2997.92458
+            lengths = distances.transverse(np.linspace(0.0, horizon, 4001)).numpy()
+            assert (lengths[1:] > 0).all()
+            assert distances.widest(horizon) == pytest.approx(lengths.max(), rel=1e-6)
 
 
 def test_a_run_is_differentiated_by_a_theory_of_ones_own():
@@ -341,8 +360,8 @@ def test_replaced_parts_reach_what_uses_them():
         def distances(self):
             return Stretched(self.background)
 
-    assert float(Far(PLANCK).line_of_sight.comoving(0.5)) == pytest.approx(
-        1.1 * float(Theory(PLANCK).line_of_sight.comoving(0.5))
+    assert float(Far(PLANCK).distances.comoving(0.5)) == pytest.approx(
+        1.1 * float(Theory(PLANCK).distances.comoving(0.5))
     )
 
     class ByScale(Growth):

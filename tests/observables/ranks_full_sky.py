@@ -46,7 +46,8 @@ simulation, sources_of = RUNS.simulation, RUNS.sources
 )
 def test_maps_and_gradients(mesh, integrator):
     """By the adjoint as by differences; the same on any mesh."""
-    RUNS.check_gradients(
+    runs = dataclasses.replace(RUNS, curvature={"fastpm": -0.2, "cola": 0.0}[integrator])
+    runs.check_gradients(
         mesh, integrator, lambda name: integrator == "fastpm" or name in ("Omega_m", "along")
     )
 

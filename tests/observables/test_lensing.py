@@ -116,6 +116,40 @@ def test_weak_planes_give_born():
     assert rotations[1] / rotations[0] == pytest.approx(100, rel=0.1)
 
 
+@pytest.mark.parametrize("Omega_k", [0.3, -0.25])
+def test_rays_of_curved_space(Omega_k):
+    """One after another through three lines of mass, whose deflections are known exactly.
+
+    A plane of one wave deflects by a sine. Rays are followed by lengths across, x = f_K theta.
+    """
+    cosmology = EVOLVING.replace(Omega_k=Omega_k)
+    root = np.sqrt(abs(Omega_k)) / 2997.92458
+
+    def length(chi):
+        return (np.sinh if Omega_k > 0 else np.sin)(root * chi) / root
+
+    planes, pixels, wave = LensPlanes([0.0, 500.0, 1200.0, 2000.0]), 64, 2 * np.pi / FOV
+    x = (np.arange(pixels) + 0.5) / pixels * FOV
+    delta = np.zeros((3, pixels, pixels)) + 3.0 * np.sin(wave * x)[:, np.newaxis]
+    rays = ray_trace(delta, planes, [SourcePlane(distance=2300.0)], cosmology, FOV)
+    chi, a = planes.chi.numpy(), planes.scale_factor(Distances(cosmology)).numpy()
+    strength = 1.5 * 0.28 / 2997.92458**2 * length(chi) / a * planes.widths.numpy()
+    deflections = []
+
+    def reached(end):
+        passed = zip(chi, deflections, strict=False)
+        return x - sum(length(end - at) / length(end) * angle for at, angle in passed)
+
+    for at, kappa in zip(chi, 3.0 * strength, strict=True):
+        place = reached(at) / FOV * pixels - 0.5  # deflections are linear between centres
+        lower = np.floor(place)
+        waves = [
+            -2 * kappa / wave * np.cos(wave * (lower + n + 0.5) / pixels * FOV) for n in (0, 1)
+        ]
+        deflections.append(waves[0] + (place - lower) * (waves[1] - waves[0]))
+    np.testing.assert_allclose(rays.position[0, :, 0, 0], reached(2300.0), rtol=0, atol=1e-13)
+
+
 def test_a_distribution_is_the_mean_of_planes():
     z, n = np.array([0.2, 0.25, 0.9, 0.95]), np.array([1.0, 0.0, 0.0, 0.0])
     narrow = TabulatedDistribution(z[:2], [1.0, 1.0])
@@ -180,7 +214,8 @@ def test_second_derivatives_of_rays_are_refused():
 @pytest.mark.parametrize(
     ("name", "values", "step"),
     [
-        ("cosmology", [0.28, -0.9, 0.2], 1e-5),
+        ("cosmology", [0.28, -0.9, 0.2, 0.0], 1e-5),
+        ("cosmology", [0.28, -0.9, 0.2, -0.2], 1e-5),
         ("sources", [0.02, 0.3, 2.1, 1.6], 1e-5),
         ("n", [0.5, 1.5, 1.0, 0.3], 1e-5),
         ("alignment", [1.3, 0.7], 1e-5),
@@ -191,10 +226,10 @@ def test_second_derivatives_of_rays_are_refused():
 def test_derivatives_by_cosmology_and_sources(name, values, step):
     def function(values):
         given = {name: tf.convert_to_tensor(values)}
-        Omega_m, w0, wa = tf.unstack(
-            given.get("cosmology", tf.constant([0.28, -0.9, 0.2], tf.float64))
+        Omega_m, w0, wa, Omega_k = tf.unstack(
+            given.get("cosmology", tf.constant([0.28, -0.9, 0.2, 0.0], tf.float64))
         )
-        cosmology = EVOLVING.replace(Omega_m=Omega_m, w0=w0, wa=wa)
+        cosmology = EVOLVING.replace(Omega_m=Omega_m, w0=w0, wa=wa, Omega_k=Omega_k)
         shift, *smail = tf.unstack(
             given.get("sources", tf.constant([0.02, 0.3, 2.1, 1.6], tf.float64))
         )

@@ -74,9 +74,10 @@ def test_camb_gives_the_references_spectra(given):
     np.testing.assert_allclose(halofit[1, 1][beyond], given["cl_nz_halofit_ccl"][beyond], rtol=3e-4)
 
 
-def test_halofit_is_cambs():
+@pytest.mark.parametrize("Omega_k", [0.0, 0.05])
+def test_halofit_is_cambs(Omega_k):
     """CAMB's growth has radiation, which is what differs beyond today."""
-    cosmology = LCDM.replace(transfer="camb", w0=-0.9, wa=0.2)
+    cosmology = LCDM.replace(transfer="camb", w0=-0.9, wa=0.2, Omega_k=Omega_k)
     camb, linear = NonlinearPower(cosmology), LinearPower(cosmology)
     k = np.array([0.05, 0.2, 0.5, 1.0, 3.0, 10.0, 25.0])
     halofit = Halofit(linear)
@@ -86,6 +87,50 @@ def test_halofit_is_cambs():
     early = halofit(k, [[1 / 3], [0.003]])  # the second before anything is non-linear
     np.testing.assert_allclose(early[0], camb(k, 1 / 3), rtol=1e-3)
     np.testing.assert_allclose(early[1], linear(k, 0.003), rtol=1e-14)
+
+
+@pytest.mark.parametrize("Omega_k", [0.05, -0.05])
+def test_weights_and_limber_in_curved_space(Omega_k):
+    """Against quadratures over redshifts with astropy's distances."""
+    from astropy.cosmology import LambdaCDM
+
+    cosmology = LCDM.replace(Omega_k=Omega_k)
+    there = LambdaCDM(H0=100.0, Om0=0.31, Ode0=0.69 - Omega_k, Tcmb0=0.0)
+    nodes, weights = np.polynomial.legendre.leggauss(64)
+
+    def quadrature(low, high):
+        return low + 0.5 * (high - low) * (1 + nodes), 0.5 * (high - low) * weights
+
+    def transverse(z1, z2):
+        return there.angular_diameter_distance_z1z2(z1, z2).value * (1 + z2)
+
+    def efficiency(z):
+        z_s, dz = quadrature(z, 2.0)
+        n_of_z = dz * z_s**2 * np.exp(-((z_s / 0.4) ** 1.5))
+        return np.sum(n_of_z * transverse(z, z_s) / transverse(0, z_s))
+
+    z, dz = quadrature(0.0, 2.0)
+    lengths, slopes = transverse(0, z), 2997.92458 / there.efunc(z)  # dchi / dz
+    matter = 1.5 * 0.31 / 2997.92458**2 * lengths * (1 + z)
+    of_all = np.array([efficiency(each) for each in z]) / efficiency(1e-12)
+    near = np.where(z < 1.0, 1.0, 0.0) * transverse(np.minimum(z, 1.0), 1.0) / transverse(0, 1.0)
+    sources = [SourcePlane(1.0), SmailDistribution(0.4, z_max=2.0)]
+    distances = Distances(cosmology)
+    chi = distances.comoving(1 / (1 + z))
+    found = lensing_weight(cosmology, chi) * [s.efficiency(chi, distances) for s in sources]
+    known = matter * np.stack([near, of_all])
+    np.testing.assert_allclose(found, known, atol=1e-7 * known.max())
+
+    def power(k, a):
+        return 1e4 * a**2 * k / (1 + (k / 0.02) ** 2) ** 1.2
+
+    ell = np.array([10.0, 100.0, 1000.0])
+    p = power((ell[:, np.newaxis] + 0.5) / lengths, 1 / (1 + z))
+    expected = np.sum(dz * slopes * (known[1] / lengths) ** 2 * p, axis=1)
+    spectra = convergence_power(ell, sources[1:], cosmology, power)[0, 0]
+    np.testing.assert_allclose(spectra, expected, rtol=1e-6)
+    flat = convergence_power(ell, sources[1:], LCDM, power)[0, 0]
+    assert (np.abs(flat / expected - 1) > 1e-3).all()
 
 
 def test_planes_as_the_nodes_of_the_integral():
@@ -152,13 +197,13 @@ def test_intrinsic_alignments_of_theory():
 
 @pytest.mark.parametrize("name", ["cosmology", "sources"])
 def test_derivatives(name):
-    fixed = {"cosmology": [0.31, 0.96, -0.95, 0.1], "sources": [0.03, 0.3, 0.8]}
+    fixed = {"cosmology": [0.31, 0.96, -0.95, 0.1, 0.0], "sources": [0.03, 0.3, 0.8]}
 
     def function(values):
         given = {k: tf.unstack(tf.convert_to_tensor(v, tf.float64)) for k, v in fixed.items()}
         given[name] = tf.unstack(tf.convert_to_tensor(values))
         cosmology = LCDM.replace(
-            **dict(zip(("Omega_m", "n_s", "w0", "wa"), given["cosmology"], strict=True))
+            **dict(zip(("Omega_m", "n_s", "w0", "wa", "Omega_k"), given["cosmology"], strict=True))
         )
         shift, z0, amplitude = given["sources"]
         sources = [SmailDistribution(z0, shift=shift), SmailDistribution(0.5, 1.7, shift=shift)]

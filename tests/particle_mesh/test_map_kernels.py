@@ -64,7 +64,10 @@ def drawn(at, dtype, batch=2, fields=3, weights=2, spread=0.7):
     of_factors = (batch, 3, fields, 4) if is_ball else (batch, 13, fields)
     of_amounts = (batch, 6, weights)
     factors = RNG.normal(size=of_factors, scale=0.5).astype(dtype)
-    return moved, tf.constant(factors), tf.constant(RNG.normal(size=of_amounts).astype(dtype))
+    amounts = RNG.normal(size=of_amounts)
+    if not is_ball and at.curved:  # the last column is f_K / chi
+        amounts[..., -1] = 1.0 + 0.02 * np.cumsum(RNG.uniform(size=of_amounts[:2]), axis=1)
+    return moved, tf.constant(factors), tf.constant(amounts.astype(dtype))
 
 
 def painted(kernels, at, *given):
@@ -127,6 +130,7 @@ def test_painted_areas_are_integrals_of_weights(nside):
         (ball(power=0), 1e-12, 3e-5),
         (slabs(0.1, power=1), 1e-12, 1e-5),
         (slabs(0.3), 1e-12, 1e-5),  # with images of some particles
+        (slabs(0.3, curved=True), 1e-12, 1e-5),
     ],
 )
 def test_compiled_and_portable_kernels_agree(at, double, single, dtype):
@@ -215,7 +219,9 @@ def test_a_particle_that_crosses_a_border_moves_from_shell_to_shell(make):
         np.testing.assert_allclose(change, [0.5 - far, far - 0.5], atol=1e-12)
 
 
-@pytest.mark.parametrize(("at", "h"), [(ball(), 1e-8), (slabs(0.9), 1e-7)])
+@pytest.mark.parametrize(
+    ("at", "h"), [(ball(), 1e-8), (slabs(0.9), 1e-7), (slabs(0.4, curved=True), 1e-8)]
+)
 def test_the_adjoint_is_that_of_the_difference(at, h):
     """<dmaps, J d> = <J^T dmaps, d>, the left side by differences of the maps."""
     fields, factors, amounts = drawn(at, "float64", batch=1)

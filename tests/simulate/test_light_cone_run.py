@@ -397,7 +397,7 @@ def test_the_noise_of_particles_is_in_the_table(born):
     out, _ = born
     table = np.genfromtxt(out / "convergence_power.csv", delimiter=",", names=True)
     noise = table["particle_noise"][(table["i"] == 0) & (table["j"] == 0)]
-    line = theory_of(COSMOLOGY).line_of_sight
+    line = theory_of(COSMOLOGY).distances
     source = float(line.comoving(tf.constant(1 / 1.6, tf.float64)))
     chi = (np.arange(4000) + 0.5) * source / 4000
     a = line.scale_factor(tf.constant(chi)).numpy()

@@ -32,6 +32,8 @@ ON_FOUR = [pytest.mark.long] if SIZE == 4 else []
         pytest.param("pmwd_lcdm_32", marks=[pytest.mark.ranks(1, 4), *ON_FOUR]),
         pytest.param("pmwd_w0wa_32", marks=pytest.mark.ranks(1)),
         pytest.param("pmwd_lcdm_32_mesh2", marks=pytest.mark.ranks(1)),
+        pytest.param("pmwd_open_16", marks=pytest.mark.ranks(1)),
+        pytest.param("pmwd_closed_16", marks=pytest.mark.ranks(1)),
     ],
 )
 def test_pmwd(mesh, name):
@@ -41,7 +43,7 @@ def test_pmwd(mesh, name):
     """
     data = reference(name)
     sim = pmwd_simulation(data, mesh, "float64")
-    mesh_factor = int(data["mesh"][0]) // 32
+    mesh_factor = int(data["mesh"][0]) // sim.box.grid[0]
     parameters = {k: tf.Variable(v, dtype=tf.float64) for k, v in pmwd_parameters(data).items()}
     noise = block_of(sim, data["white_noise"])
     with tf.GradientTape() as tape:

@@ -33,12 +33,13 @@ MESHES = SHAPES[SIZE]
 
 def pmwd_simulation(data, mesh, precision, **options):
     """The reference's scheme: its tables of growth and transfer are part of it."""
+    grid = len(data["white_noise"])
     return fpm.Simulation(
         fpm.Cosmology(**pmwd_parameters(data)),
-        32,
+        grid,
         float(data["box_size"]),
         data["a_nbody"],
-        mesh_factor=int(data["mesh"][0]) // 32,
+        mesh_factor=int(data["mesh"][0]) // grid,
         mesh=mesh,
         precision=precision,
         theory=pmwd_theory(data["a_nbody"]),

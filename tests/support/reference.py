@@ -45,6 +45,8 @@ def pmwd_parameters(data):
     parameters["A_s"] = float(data["cosmo_A_s_1e9"]) * 1e-9
     if "cosmo_w_0_" in data:
         parameters |= {"w0": float(data["cosmo_w_0_"]), "wa": float(data["cosmo_w_a_"])}
+    if "cosmo_Omega_k" in data:
+        parameters["Omega_k"] = float(data["cosmo_Omega_k"])
     return parameters
 
 

@@ -14,9 +14,9 @@ from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane
 GRID, SIDE = 8, 160.0  # [Mpc/h]
 
 
-def cosmology_of(Omega_m, sigma8):
+def cosmology_of(Omega_m, sigma8, **more):
     return fpm.Cosmology(
-        Omega_m=Omega_m, sigma8=sigma8, Omega_b=0.049, h=0.68, n_s=0.965, w0=-0.9, wa=0.1
+        Omega_m=Omega_m, sigma8=sigma8, Omega_b=0.049, h=0.68, n_s=0.965, w0=-0.9, wa=0.1, **more
     )
 
 
@@ -34,6 +34,7 @@ class SkyRuns:
         plane: the redshift of sources at one redshift.
         smail: the median scale and the last redshift of the others.
         shift: shift of the mean of the others.
+        curvature: Omega_k.
     """
 
     cone: object
@@ -41,16 +42,17 @@ class SkyRuns:
     plane: float
     smail: tuple[float, float]
     shift: float
+    curvature: float = 0.0
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {"Omega_m": 0.31, "sigma8": 0.8, "shift": self.shift}
+        return {"Omega_m": 0.31, "sigma8": 0.8, "Omega_k": self.curvature, "shift": self.shift}
 
     def simulation(self, mesh, integrator="fastpm", **options):
         steps = np.array(self.edges)
         given = dict(grid=GRID, box_size=SIDE, steps=steps, precision="float64", halo=3)
         given |= {"mesh": mesh, "integrator": integrator, **options}
-        return fpm.Simulation(fpm.Cosmology.planck18(), **given)
+        return fpm.Simulation(given.pop("cosmology", fpm.Cosmology.planck18()), **given)
 
     def sources(self, shift=None):
         scale, last = self.smail
@@ -59,9 +61,9 @@ class SkyRuns:
 
     def kappa(self, sim, noise, **given):
         numbers = self.numbers | given
-        cosmology = cosmology_of(numbers["Omega_m"], numbers["sigma8"])
-        run = dict(white_noise=noise, cosmology=cosmology)
-        return self.cone.convergence(sim, self.sources(numbers["shift"]), **run).kappa
+        sources = self.sources(numbers.pop("shift"))
+        run = dict(white_noise=noise, cosmology=cosmology_of(**numbers))
+        return self.cone.convergence(sim, sources, **run).kappa
 
     def with_gradients(self, sim, noise):
         """Returns the maps and the gradients of a loss to white noise and to the numbers."""

@@ -156,7 +156,9 @@ def of_cosmology() -> Iterator[Argument]:
     yield from arguments("Growth.by_d1", lambda a: growth().by_d1(a, 2), a=("", A))
     distances = functools.cache(lambda: cosmology.Distances(universe()))
     yield from methods("Distances", distances, "comoving", a=("", A))
-    yield from methods("Distances", distances, "scale_factor redshift transverse", chi=CHI)
+    lengths = "scale_factor redshift transverse transverse_slope tangent"
+    yield from methods("Distances", distances, lengths, chi=CHI)
+    yield from methods("Distances", distances, "widest", chi=("Mpc/h", 500.0))
     k = ("h/Mpc", np.array([0.1, 0.2]))
     halofit = functools.cache(lambda: cosmology.Halofit(linear()))
     yield from methods("LinearPower", linear, "__call__", k=k, a=("", A))

@@ -117,7 +117,7 @@ class LensPlanes:
         Half the Laplacian of a plane's deflection potential is its strength times its overdensity.
         """
         theory = theory_of(cosmology)
-        a = self.scale_factor(theory.line_of_sight)
+        a = self.scale_factor(theory.distances)
         return lensing_weight(theory, self.chi, a=a) * self.widths
 
     def check(self, delta: tf.Tensor) -> None:
@@ -133,7 +133,7 @@ class LensPlanes:
 
 
 def lensing_efficiency(sources: Sequence[Sources], chi: Any, distances: Distances) -> tf.Tensor:
-    """Returns the lensing efficiency of each source, the mean of (1 - chi / chi_s)+ over n(z).
+    """Returns the lensing efficiency of each source, see `Sources.efficiency`.
 
     Args:
         sources: the populations.
@@ -204,7 +204,7 @@ def plane_weights(
     Warns (`UserWarning`) of sources behind the last edge, if their efficiency there is above 1 %.
     """
     theory = theory_of(cosmology)
-    distances = theory.line_of_sight
+    distances = theory.distances
     efficiency = efficiency_of_planes(planes, sources, distances, stacklevel=3)
     weights = planes.strength(theory) * efficiency
     if alignment is not None:
@@ -278,7 +278,7 @@ def convergence_power(
     """
     check_sources(sources)
     theory = theory_of(cosmology)
-    distances = theory.line_of_sight
+    distances = theory.distances
     # Narrower panels near the observer, where wavenumbers vary fast; breaks where a kernel has one.
     reaches = tf.stack([source.farthest(distances) for source in sources])
     behind = np.flatnonzero([isinstance(source, SourcePlane) for source in sources])
@@ -293,4 +293,4 @@ def convergence_power(
     if alignment is not None:
         density = tf.stack([source.density(chi, distances) for source in sources])
         kernels += alignment.response(a, theory) * density
-    return limber_power(ell, chi, a, widths, kernels, power)
+    return limber_power(ell, distances.transverse(chi), a, widths, kernels, power)

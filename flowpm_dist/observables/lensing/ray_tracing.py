@@ -1,18 +1,19 @@
 """Light rays through many lens planes, with a gradient that keeps no plane.
 
 A ray that reaches plane k at the angle beta_k is deflected there by alpha_k = grad psi_k, with
-laplacian psi_k = 2 S_k delta_k and S_k the plane's strength (`LensPlanes.strength`). In a flat
-universe the angle under which it comes from a distance chi is
+laplacian psi_k = 2 S_k delta_k and S_k the plane's strength (`LensPlanes.strength`). The angle
+under which it comes from a distance chi is
 
-    beta(chi) = theta - sum over chi_k < chi of (1 - chi_k / chi) alpha_k(beta_k),
+    beta(chi) = theta - sum over chi_k < chi of f_K(chi - chi_k) / f_K(chi) alpha_k(beta_k),
 
 and its Jacobian A = d beta / d theta follows with U_k A_k in place of alpha_k. U_k has the second
 derivatives of psi_k (Jain, Seljak and White 2000, astro-ph/9901191; Hilbert and others 2009,
-arXiv:0809.5035). Only two sums over the planes before chi are needed: first = sum of alpha_k and
-second = sum of chi_k alpha_k. A ray meets plane k at theta - first + second / chi_k. The
-deflections by this plane and by planes beyond it do not change this position. So the gradient
-starts at the last plane and subtracts from the sums what each plane added. It stores the sums, not
-the rays at each plane.
+arXiv:0809.5035). The ratio is C_k - f_k / t(chi), with f_k = f_K(chi_k), C_k and t of `Distances`;
+in a flat universe it is 1 - chi_k / chi. So only two sums over the planes before chi are needed:
+first = sum of C_k alpha_k and second = sum of f_k alpha_k. A ray meets plane k at
+theta - first + second / t_k. The deflections by this plane and by planes beyond it do not change
+this position. So the gradient starts at the last plane and subtracts from the sums what each plane
+added. It stores the sums, not the rays at each plane.
 """
 
 from __future__ import annotations
@@ -114,11 +115,15 @@ def ray_trace(
     if not theta.shape.is_fully_defined() or theta.shape[-1:] != (2,):
         raise ValueError(f"positions are a tensor [..., 2] of known shape: got {theta.shape}")
     theory = theory_of(cosmology)
-    strength = planes.strength(theory)
-    efficiency = efficiency_of_planes(planes, sources, theory.line_of_sight, stacklevel=2)
+    strength, distances = planes.strength(theory), theory.distances
+    efficiency = efficiency_of_planes(planes, sources, distances, stacklevel=2)
     undistorted = tf.constant([1.0, 0.0, 0.0, 1.0], delta.dtype)
     rays = tf.concat([theta, tf.broadcast_to(undistorted, [*theta.shape[:-1], 4])], axis=-1)
-    lenses = [tf.cast(x, delta.dtype) for x in (strength, planes.chi, efficiency)]
+    lengths = [
+        length(planes.chi)
+        for length in (distances.transverse_slope, distances.transverse, distances.tangent)
+    ]
+    lenses = [tf.cast(x, delta.dtype) for x in (strength, *lengths, efficiency)]
 
     at_source = _tracer(sky)(delta, *lenses, rays)
     position, jacobian = tf.split(at_source, [2, 4], axis=-1)
@@ -133,18 +138,18 @@ def _tracer(sky: FlatSky) -> Callable[..., tf.Tensor]:
         """Returns the rays at the sources [source, ..., 6], position and Jacobian.
 
         Args:
-            tensors: for each plane delta [plane, x, y], strength and chi [plane], and efficiency
+            tensors: for each plane delta [plane, x, y]; strength, C, f and t [plane]; efficiency
                 [source, plane]; and the rays at the observer [..., 6].
         """
         # A tape would keep all that is computed here, were its inputs watched.
-        delta, strength, chi, efficiency, rays = (tf.stop_gradient(x) for x in tensors)
+        delta, strength, slope, length, tangent, efficiency, rays = map(tf.stop_gradient, tensors)
         count, (read, _) = delta.shape[0], _readers(sky)
 
         def deflect(k: tf.Tensor, first: Any, second: Any, total: Any) -> tuple[Any, ...]:
-            met = rays - first + second / chi[k]
+            met = rays - first + second / tangent[k]
             added = read(filter_maps(strength[k] * delta[k], sky, _DERIVATIVES), met)
             total += tf.tensordot(efficiency[:, k], added, 0)
-            return k + 1, first + added, second + chi[k] * added, total
+            return k + 1, first + slope[k] * added, second + length[k] * added, total
 
         nothing = tf.zeros_like(rays)
         everywhere = tf.tensordot(tf.zeros_like(efficiency[:, 0]), nothing, 0)
@@ -171,7 +176,7 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
         dy: cotangent of its result [source, ..., 6].
         tensors: first and second after the last plane [..., 6], and its arguments.
     """
-    *sums, delta, strength, chi, efficiency, rays = tensors
+    *sums, delta, strength, slope, length, tangent, efficiency, rays = tensors
     count = delta.shape[0]
     _, read_with_gradient = _readers(sky)
 
@@ -179,34 +184,37 @@ def _return(sky: FlatSky, dy: tf.Tensor, *tensors: tf.Tensor) -> tuple[tf.Tensor
         k: tf.Tensor, sums: list[tf.Tensor], cotangents: list[tf.Tensor], of_planes: list[Any]
     ) -> tuple[Any, ...]:
         (first, second), (d_first, d_second, d_rays) = sums, cotangents
-        kappa, met = strength[k] * delta[k], rays - first + second / chi[k]
-        d_added = d_first + chi[k] * d_second - tf.tensordot(efficiency[:, k], dy, 1)
+        kappa, met = strength[k] * delta[k], rays - first + second / tangent[k]
+        d_added = slope[k] * d_first + length[k] * d_second
+        d_added -= tf.tensordot(efficiency[:, k], dy, 1)
         with tf.GradientTape() as tape:
             tape.watch(kappa)
             maps = filter_maps(kappa, sky, _DERIVATIVES)
         added, d_maps, d_met = read_with_gradient(maps, met, d_added)
         d_kappa = tape.gradient(maps, kappa, d_maps)
-        first, second = first - added, second - chi[k] * added
+        first, second = first - slope[k] * added, second - length[k] * added
         of_plane = (
             strength[k] * d_kappa,
             tf.reduce_sum(d_kappa * delta[k]),
-            tf.reduce_sum(d_second * added) - tf.reduce_sum(d_met * second) / chi[k] ** 2,
+            tf.reduce_sum(d_first * added),
+            tf.reduce_sum(d_second * added),
+            -tf.reduce_sum(d_met * second) / tangent[k] ** 2,
             -tf.tensordot(dy, added, len(added.shape)),
         )
-        cotangents = [d_first - d_met, d_second + d_met / chi[k], d_rays + d_met]
+        cotangents = [d_first - d_met, d_second + d_met / tangent[k], d_rays + d_met]
         of_planes = [
             array.write(k, value) for array, value in zip(of_planes, of_plane, strict=True)
         ]
         return k - 1, [first, second], cotangents, of_planes
 
     nothing = tf.zeros_like(rays)
-    arrays = [tf.TensorArray(delta.dtype, count) for _ in range(4)]
+    arrays = [tf.TensorArray(delta.dtype, count) for _ in range(6)]
     start = (tf.constant(count - 1), list(sums), [nothing, nothing, tf.reduce_sum(dy, 0)], arrays)
     _, _, cotangents, of_planes = tf.while_loop(
         lambda k, *_: k >= 0, undo, start, parallel_iterations=1
     )
-    d_delta, d_strength, d_chi, d_efficiency = (array.stack() for array in of_planes)
-    return d_delta, d_strength, d_chi, tf.transpose(d_efficiency), cotangents[2]
+    *of_lenses, d_efficiency = (array.stack() for array in of_planes)
+    return *of_lenses, tf.transpose(d_efficiency), cotangents[2]
 
 
 @functools.lru_cache(maxsize=16)

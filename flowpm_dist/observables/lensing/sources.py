@@ -45,7 +45,10 @@ class Sources(abc.ABC):
 
     @abc.abstractmethod
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
-        """Returns the mean of (1 - chi / chi_s)+ over the sources [1], for chi of any shape."""
+        """Returns the mean of f_K(chi_s - chi) / f_K(chi_s) over the sources [1], chi of any shape.
+
+        Sources at chi_s <= chi count 0. In a flat universe the ratio is 1 - chi / chi_s.
+        """
 
     @abc.abstractmethod
     def density(self, chi: Any, distances: Distances) -> tf.Tensor:
@@ -100,7 +103,9 @@ class SourcePlane(Sources):
 
     @override
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
-        return tf.nn.relu(1.0 - as_float64(chi, "chi", "Mpc/h") / self.farthest(distances))
+        chi, source = as_float64(chi, "chi", "Mpc/h"), self.farthest(distances)
+        slope, length = (f(chi) for f in (distances.transverse_slope, distances.transverse))
+        return tf.nn.relu(slope - length / distances.tangent(source))
 
     def density(self, chi: Any, distances: Distances) -> tf.Tensor:
         """Raises ValueError: the density of a plane is infinite."""
@@ -167,7 +172,8 @@ class SourceDistribution(Sources):
     def efficiency(self, chi: Any, distances: Distances) -> tf.Tensor:
         chi = as_float64(chi, "chi", "Mpc/h")
         number, inverse = self._beyond(chi, distances)
-        return tf.nn.relu(number - chi * inverse)
+        slope, length = (f(chi) for f in (distances.transverse_slope, distances.transverse))
+        return tf.nn.relu(number * slope - length * inverse)
 
     @override
     def fractions(self, edges: Any, distances: Distances) -> tf.Tensor:
@@ -195,7 +201,7 @@ class SourceDistribution(Sources):
         return tf.maximum(self.edges + as_float64(self.shift), Z_MIN)
 
     def _beyond(self, chi: tf.Tensor, distances: Distances) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the share of the sources beyond chi [1] and their sum of 1/chi_s [h/Mpc]."""
+        """Returns the share of the sources beyond chi [1] and their sum of 1/t(chi_s) [h/Mpc]."""
         limits = self._limits()
         number, inverse = self._cells(limits, distances)
         z = distances.redshift(chi)
@@ -209,19 +215,19 @@ class SourceDistribution(Sources):
         return first / total, second / total
 
     def _cells(self, limits: tf.Tensor, distances: Distances) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the integrals of n(z) and of n(z) / chi(z) over each cell [cell]."""
+        """Returns the integrals of n(z) and of n(z) / t(z) over each cell [cell]."""
         cells = tf.range(len(self.edges) - 1)
         return self._integrals(limits[:-1], limits[1:], cells, distances)
 
     def _integrals(
         self, lower: tf.Tensor, upper: tf.Tensor, cell: tf.Tensor, distances: Distances
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the integrals of n(z) and n(z) / chi(z) between limits within one cell each."""
+        """Returns the integrals of n(z) and n(z) / t(z) between limits, t = `Distances.tangent`."""
         half = 0.5 * (upper - lower)[..., tf.newaxis]
         z = lower[..., tf.newaxis] + half * (1.0 + NODES)
         cells = tf.broadcast_to(cell[..., tf.newaxis], tf.shape(z))
         weighted = half * WEIGHTS * self.unshifted(z - as_float64(self.shift), cells)
-        over = weighted / distances.comoving(1.0 / (1.0 + z))
+        over = weighted / distances.tangent(distances.comoving(1.0 / (1.0 + z)))
         return tf.reduce_sum(weighted, axis=-1), tf.reduce_sum(over, axis=-1)
 
 

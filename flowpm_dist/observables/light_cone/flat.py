@@ -175,7 +175,7 @@ class FlatGeometry(Geometry):
     def _times(self, theory: Theory) -> tf.Tensor:
         """Returns the scale factors at which light leaves layers, then farther ones [layer + 1]."""
         chi = np.append(self.layers.distances, self.end)
-        a = theory.line_of_sight.scale_factor(chi)
+        a = theory.distances.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
     def slab_edges(self, width: np.ndarray) -> np.ndarray:
@@ -186,19 +186,31 @@ class FlatGeometry(Geometry):
         return np.append(0.0, layers.edges[ends + 1])
 
     def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
-        """Returns the slabs as lens planes; each particle counts 1 / chi^2."""
+        """Returns the slabs as lens planes; each particle counts 1 / f_K^2."""
         return LensPlanes(edges), self.particles_in_pixel * np.diff(edges)
+
+    @override
+    def widening(self, theory: Theory) -> tf.Tensor:
+        """Returns f_K / chi at `nodes` [node]: a particle is seen at its place across over f_K."""
+        chi = self.nodes().chi
+        return theory.distances.transverse(chi) / chi
 
     @override
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
         self.paint_between(edges, 2 if amounts_of is None else 1)
+        theories = self.inputs.cosmologies.theories
+        self._curved = not all(theory.background.is_flat for theory in theories)
         one = tf.ones([2, 1], tf.float64)
 
         def of_theory(theory: Theory) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
             a = self._times(theory)
             with reaching(a[-1]):
                 kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
-            return kicks, factors, one if amounts_of is None else amounts_of(theory)
+            if not self._curved:
+                return kicks, factors, one if amounts_of is None else amounts_of(theory)
+            wide = self.widening(theory)[:, tf.newaxis]
+            amounts = wide**-2 if amounts_of is None else amounts_of(theory)
+            return kicks, factors, tf.concat([amounts, wide], 1)
 
         of_universes = self.inputs.cosmologies.of_growths(of_theory)
         inputs = (
@@ -225,6 +237,7 @@ class FlatGeometry(Geometry):
             distances=layers.distances,
             pixel=self.sky.fov / self.sky.pixels,
             pixels=self.sky.pixels,
+            curved=self._curved,
             **shells,
         )
         moved = tf.gather(factors, layers.times, axis=1)
@@ -279,7 +292,7 @@ class FlatGeometry(Geometry):
 
     @override
     def recording(self) -> dict[int, list[LayerCrossing]]:
-        theory = self.inputs.cosmologies.theories[0]
+        theory = self._theory = self.inputs.cosmologies.theories[0]
         self._a = a = self._times(theory).numpy()
         with reaching(a[-1]):
             interpolation = self.integrator.interpolation(theory.growth, self.steps, a.tolist())
@@ -346,7 +359,8 @@ class FlatGeometry(Geometry):
             x = origin + sense * (lattice + moved[..., axis])
             across.append((x - length * np.rint(x / length), length))
         lost = ~np.isfinite(distance + across[0][0] + across[1][0])
-        reach = np.where(lost, 0.0, 0.5 * self.sky.fov * distance)
+        length = self._theory.distances.transverse(np.where(lost, 0.0, distance))
+        reach = 0.5 * self.sky.fov * length.numpy()
         velocity = np.stack([s * speed[..., a] for a, s in zip(axes, senses, strict=True)], -1)
         shifts = [
             range(-n, n + 1)

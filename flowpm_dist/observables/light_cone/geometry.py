@@ -79,10 +79,13 @@ class Geometry(abc.ABC):
     def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
         self.sky, self.inputs, self.box = sky, inputs, inputs.box
         self.integrator, self.steps = inputs.options.integrator, inputs.edges.tolist()
-        ends = [farthest(sky, theory) for theory in inputs.cosmologies.theories]
-        world = self.box.mesh.world
-        self.end = float(world.allreduce(tf.constant(max(ends), tf.float64), "max"))
-        problems = *sky.begin_problems(inputs.edges[0]), *sky.box_problems(self.box.size, self.end)
+        theories = inputs.cosmologies.theories
+        ends = [
+            max(farthest(sky, theory, across=way) for theory in theories) for way in (False, True)
+        ]
+        ends = self.box.mesh.world.allreduce(tf.constant(ends, tf.float64), "max").numpy().tolist()
+        self.end = ends[0]
+        problems = *sky.begin_problems(inputs.edges[0]), *sky.box_problems(self.box.size, *ends)
         if problems:
             raise ProblemsError(list(problems))
 
@@ -97,7 +100,7 @@ class Geometry(abc.ABC):
         """
         stop = self.inputs.edges[-1]
         for theory in self.inputs.cosmologies.theories:
-            latest = float(theory.line_of_sight.scale_factor(nearest))
+            latest = float(theory.distances.scale_factor(nearest))
             if latest > stop:
                 raise ValueError(
                     f"the run ends at a = {stop:g}: a light cone to an observer today needs one "
@@ -138,6 +141,10 @@ class Geometry(abc.ABC):
         moments[0], moments[-1] = step**2 / 6, step * chi[-1] / 2 - step**2 / 6
         chi[0] = 1e-9 * step
         return Nodes(chi, moments / chi, edges)
+
+    def widening(self, theory: Theory) -> tf.Tensor:
+        """Returns the ratio of lengths across the sky to those of flat space, at `nodes` [node]."""
+        return tf.ones(self.nodes().chi.shape, tf.float64)
 
     @abc.abstractmethod
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:
@@ -279,9 +286,11 @@ class Geometry(abc.ABC):
         """
 
 
-def farthest(sky: SkyOptions, cosmology: Universe) -> float:
-    """Returns the comoving distance of z_max [Mpc/h]."""
-    return float(theory_of(cosmology).line_of_sight.comoving(sky.earliest))
+def farthest(sky: SkyOptions, cosmology: Universe, *, across: bool = False) -> float:
+    """Returns the comoving distance of z_max, or the largest f_K up to there [Mpc/h]."""
+    distances = theory_of(cosmology).distances
+    chi = distances.comoving(sky.earliest)
+    return distances.widest(chi) if across else float(chi)
 
 
 @contextmanager

@@ -84,7 +84,7 @@ class LightCone:
                 z_max. Also any error of `Simulation.run`.
         """
         if launch.detect().rank == 0 and sources:
-            distances = simulation.theory.line_of_sight
+            distances = simulation.theory.distances
             half = 0.5 * max(float(source.farthest(distances)) for source in sources)
             cell = simulation.spacing / simulation.options.mesh_factor
             if message := self.sky.fine_pixels_warning(half, cell):

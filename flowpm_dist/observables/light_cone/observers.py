@@ -271,7 +271,7 @@ class ConvergencePainter(MapPainter):
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
         def amounts(theory: Theory) -> tf.Tensor:
-            distances = theory.line_of_sight
+            distances = theory.distances
             end = farthest(geometry.sky, theory)
             for number, source in enumerate(sources):
                 reach = float(source.farthest(distances))
@@ -292,7 +292,8 @@ class ConvergencePainter(MapPainter):
                     for weight, source in zip(weights, sources, strict=True)
                 ]
             means[id(theory.growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
-            amounts = tf.stack([weight / nodes.chi for weight in weights], axis=-1)
+            per_particle = nodes.chi * geometry.widening(theory) ** 2
+            amounts = tf.stack([weight / per_particle for weight in weights], axis=-1)
             return amounts / geometry.particles_in_pixel
 
         super().__init__(geometry, len(sources), amounts_of=amounts)

@@ -84,12 +84,15 @@ class SkyOptions(Options, abc.ABC):
         """Returns the observed volume up to a distance [Mpc/h]: [(Mpc/h)^3]."""
 
     @abc.abstractmethod
-    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
+    def box_problems(
+        self, size: Sequence[float], chi_max: float, across: float | None = None
+    ) -> Iterator[Problem]:
         """Yields the reasons why copies of a box do not fill the light cone.
 
         Args:
             size: sides of the box [Mpc/h].
             chi_max: comoving distance of z_max [Mpc/h].
+            across: the largest f_K up to z_max [Mpc/h]; by default chi_max, as in flat space.
         """
 
     @abc.abstractmethod
@@ -111,7 +114,11 @@ class SkyOptions(Options, abc.ABC):
             yield Problem("z_max", f"= {self.z_max:g}: {begin}")
 
     def run_problems(
-        self, steps: StepOptions, size: Sequence[float], chi_max: float | None
+        self,
+        steps: StepOptions,
+        size: Sequence[float],
+        chi_max: float | None,
+        across: float | None = None,
     ) -> Iterator[Problem]:
         """Yields the problems of a run file's steps and box with the observed light.
 
@@ -120,12 +127,13 @@ class SkyOptions(Options, abc.ABC):
             size: sides of the box [Mpc/h].
             chi_max: comoving distance of z_max, the largest that priors allow [Mpc/h]; None if
                 the cosmology lacks a parameter, which is reported elsewhere.
+            across: see `box_problems`.
         """
         if steps.last is not None and steps.last < 1:
             key = "edges" if steps.edges else "a_stop"
             message = f"ends the run at a = {steps.last:g}: a light cone to an observer today needs"
             yield Problem(f"evolution.{key}", f"{message} a = 1")
-        of_box = () if chi_max is None else self.box_problems(size, chi_max)
+        of_box = () if chi_max is None else self.box_problems(size, chi_max, across)
         for problem in (*self.begin_problems(steps.first or 0.0), *of_box):
             yield Problem(f"lightcone.{problem.key}", problem.what)
 
@@ -192,7 +200,7 @@ class FlatField(SkyOptions):
 
     @override
     def volume(self, chi_max: float) -> float:
-        return self.fov**2 * chi_max**3 / 3
+        return self.fov**2 * chi_max**3 / 3  # nearly, where space is curved
 
     @override
     def wide_field_warning(self) -> str | None:
@@ -204,13 +212,16 @@ class FlatField(SkyOptions):
             f"is at the edge of the field by {100 * off:.2g} %; a full sky has no such error"
         )
 
-    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
+    def box_problems(
+        self, size: Sequence[float], chi_max: float, across: float | None = None
+    ) -> Iterator[Problem]:
         """Yields a problem if the field is wider than the box and must not repeat it."""
         # Orders of the axes leave each side where it is or among equals: the third one is along
         # the line of sight.
-        narrowest, wide = min(size[:2]), self.fov * chi_max
+        across = chi_max if across is None else across
+        narrowest, wide = min(size[:2]), self.fov * across
         if wide > narrowest * (1 + 1e-9) and not self.repeat:
-            fits = rounded_down(math.degrees(narrowest / chi_max))
+            fits = rounded_down(math.degrees(narrowest / across))
             yield self.problem(
                 "field_of_view",
                 f"the field is {wide:.4g} Mpc/h wide at z = {self.z_max:g}, and the box "
@@ -255,7 +266,9 @@ class FullSky(SkyOptions):
     def volume(self, chi_max: float) -> float:
         return 4 * math.pi / 3 * chi_max**3
 
-    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
+    def box_problems(
+        self, size: Sequence[float], chi_max: float, across: float | None = None
+    ) -> Iterator[Problem]:
         """Yields problems: an observer outside the box, or too many copies of the box."""
         x, y, z = self.place(size, (1, 1, 1))
         if not all(0 <= at <= side for at, side in zip((x, y, z), size, strict=True)):

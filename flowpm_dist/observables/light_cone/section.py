@@ -194,9 +194,11 @@ class FullSkyLensingOptions(LensedSky, FullSky):
     def idle(self) -> dict[str, str]:
         return {} if self.shells else {"shell_width": "shells = true"}
 
-    def box_problems(self, size: Sequence[float], chi_max: float) -> Iterator[Problem]:
+    def box_problems(
+        self, size: Sequence[float], chi_max: float, across: float | None = None
+    ) -> Iterator[Problem]:
         """Yields the problems of a box with the light cone, and of the number of shells."""
-        yield from super().box_problems(size, chi_max)
+        yield from super().box_problems(size, chi_max, across)
         try:
             if self.shells:
                 self.shell_count(self.shell_width, chi_max)
@@ -216,7 +218,9 @@ SKIES: dict[str, type[LensedSky]] = {"flat": FlatLensingOptions, "full": FullSky
 """The models of the section [lightcone], by the value of the key `sky`."""
 
 
-def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None) -> float:
+def distance_of(
+    z: float, cosmology: PartialCosmologyOptions, priors: Any = None, *, across: bool = False
+) -> float:
     """Returns the comoving distance of a redshift [Mpc/h].
 
     Args:
@@ -224,16 +228,17 @@ def distance_of(z: float, cosmology: PartialCosmologyOptions, priors: Any = None
         cosmology: parameters of the run.
         priors: (lowest, highest) value of each parameter that varies, as attributes. The result is
             then the largest distance.
-
-    Raises:
-        ValueError: space is curved.
+        across: to return the largest f_K up to there, see `Distances.widest`.
     """
     ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in GROWTH]
-    corners = [Background(dict(zip(GROWTH, corner, strict=True))) for corner in product(*ends)]
-    for background in corners:
-        background.check_flat()
+    corners = [
+        Distances(Background(dict(zip(GROWTH, each, strict=True)))) for each in product(*ends)
+    ]
     with arrays_within():
-        return max(float(Distances(each).comoving(1 / (1 + z))) for each in corners)
+        reaches = [float(distances.comoving(1 / (1 + z))) for distances in corners]
+        if across:
+            reaches = [each.widest(chi) for each, chi in zip(corners, reaches, strict=True)]
+        return max(reaches)
 
 
 def map_warnings(

@@ -161,7 +161,7 @@ class SphereGeometry(Geometry):
                 kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
             return np.array(kicks), factors
 
-        distances = theory.line_of_sight
+        distances = theory.distances
         edges, kicks, polynomial = polynomials(since_kick, distances, ends, self.sky.earliest)
         of_displacement = tf.constant(np.eye(1, DEGREE + 1)[np.newaxis].repeat(len(kicks), 0))
         return edges, kicks, tf.concat([of_displacement, polynomial[:, 1:]], 1)
@@ -234,7 +234,7 @@ class SphereGeometry(Geometry):
             kicks = tf.constant(interpolation.kicks, tf.float64)
             return numbers, tf.concat([columns, a[:, tf.newaxis], kicks[:, tf.newaxis]], axis=1)
 
-        distances = theory.line_of_sight
+        distances = theory.distances
         ends = np.array([0.0, self.end])
         self.paint_between(ends, 0)
         bounds, _, polynomial = polynomials(states, distances, ends, self.sky.earliest)

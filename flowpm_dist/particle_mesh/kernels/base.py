@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.grid.decomposition import TOLERANCE
 
@@ -135,6 +136,10 @@ class Shells:
     spacing: tuple[float, float, float]
     lengths: tuple[float, float, float]
 
+    def maps(self, amounts: tf.Tensor) -> int:
+        """Returns the number of maps of a universe, for amounts [b, nodes, weights]."""
+        return self.shells * int(amounts.shape[2])
+
     @property
     def shells(self) -> int:
         """The number of shells."""
@@ -160,6 +165,8 @@ class Slabs(Shells):
         distances: the distance of each layer, float64 [layers].
         pixel: side of a pixel [rad].
         pixels: the number of pixels along each side of a map.
+        curved: whether the last of the weights in `amounts` has no maps, but is f_K / chi. A
+            particle at x across the line of sight is at the angle x / f_K; in flat space, x / chi.
     """
 
     places: np.ndarray
@@ -167,6 +174,11 @@ class Slabs(Shells):
     distances: np.ndarray
     pixel: float
     pixels: int
+    curved: bool = False
+
+    @override
+    def maps(self, amounts: tf.Tensor) -> int:
+        return self.shells * (int(amounts.shape[2]) - self.curved)
 
 
 DEGREE = 3
@@ -371,7 +383,8 @@ class Kernels(ABC):
             slabs: the layers, and how they lie on the sky.
             fields: displacement [Mpc/h] and what else moves the particles, [b, nx, ny, nz, 3].
             factors: [b, layers, fields].
-            amounts: [b, nodes, weights]. Beyond the last node, its amount is used.
+            amounts: [b, nodes, weights], the last as `Slabs.curved` says. Beyond the last node,
+                its amount is used.
 
         Returns:
             The maps [b, shells * weights, y, x].

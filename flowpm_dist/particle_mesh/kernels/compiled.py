@@ -92,8 +92,8 @@ def _loaded(path: Path) -> tuple[Any, str]:
         return None, f"{path.name} does not load with TensorFlow {tf.__version__} ({reason})"
 
 
-def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[str, Any]:
-    """Returns the geometry as arguments of an operation, with maps of a number of weights."""
+def _attributes(geometry: Lattice | Slabs | Ball | None, amounts: Any) -> dict[str, Any]:
+    """Returns the geometry as arguments of an operation, with the maps of these amounts."""
     match geometry:
         case Lattice():
             with tf.device("CPU:0"):  # where GPUs' kernels expect it
@@ -103,7 +103,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
                 "lattice": [*geometry.particles, *geometry.inner_block, *geometry.halo],
             }
         case Slabs():
-            return _of_maps(geometry, [geometry.pixel], weights, [geometry.pixels] * 2) | {
+            return _of_maps(geometry, [geometry.pixel], amounts, [geometry.pixels] * 2) | {
                 "places": tf.constant(geometry.places, tf.int32),
                 "directions": tf.constant(geometry.directions, tf.float64),
                 "distances": tf.constant(geometry.distances, tf.float64),
@@ -111,7 +111,7 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
         case Ball():
             sphere, limits = Healpix(geometry.nside), (geometry.near, geometry.far)
             scales = [*geometry.observer, *limits]
-            return _of_maps(geometry, scales, weights, [sphere.pixels]) | {
+            return _of_maps(geometry, scales, amounts, [sphere.pixels]) | {
                 "copies": tf.constant(geometry.copies, tf.int32),
                 "edges": tf.constant(geometry.edges, tf.float64),
                 "rings": tf.constant(sphere.theta),
@@ -121,14 +121,14 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, weights: int) -> dict[s
 
 
 def _of_maps(
-    geometry: Slabs | Ball, scales: Sequence[float], weights: int, pixels: list[int]
+    geometry: Slabs | Ball, scales: Sequence[float], amounts: tf.Tensor, pixels: list[int]
 ) -> dict[str, Any]:
     """Returns the arguments of an operation that `Slabs` and `Ball` have in common."""
     shared = *geometry.spacing, *geometry.lengths, geometry.step, geometry.depth
     return {
         "borders": tf.constant(geometry.borders, tf.float64),
         "scales": tf.constant([*shared, *scales], tf.float64),
-        "shape": [geometry.shells * weights, *pixels],
+        "shape": [geometry.maps(amounts), *pixels],
         "power": geometry.power,
     }
 
@@ -170,8 +170,7 @@ class Compiled(Kernels):
             if name in arguments:
                 arguments[name] = [] if arguments[name] is None else [arguments[name]]
         operation = getattr(self._ops, f"flowpm_{kernel}")
-        weights = arguments["amounts"].shape[-1] if "amounts" in arguments else 0
-        results = operation(**arguments, **_attributes(geometry, weights))
+        results = operation(**arguments, **_attributes(geometry, arguments.get("amounts")))
         if kernel == "paint_vjp":
             return results.ds, results.dweights[0] if results.dweights else None
         return tuple(results) if isinstance(results, tuple) else results

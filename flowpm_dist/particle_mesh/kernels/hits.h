@@ -84,25 +84,25 @@ inline void add_pieces(const std::vector<double>& sums, int64_t begin, int64_t c
 template <typename T>
 struct Amount {
   const T* lower;
-  int64_t node, weights;
+  int64_t node, columns;
   double share, per, rise, fall;  // fall: minus the slope of `per`, over `per`
 
-  FLOWPM_INLINE Amount(const Maps<T>& maps, int64_t b, double distance) : weights(maps.weights) {
+  FLOWPM_INLINE Amount(const Maps<T>& maps, int64_t b, double distance) : columns(maps.columns) {
     const double along = distance / maps.step, inverse = distance > 0 ? 1 / distance : 0.0;
     node = int64_t(std::min(along, double(maps.nodes - 2)));
     const bool inside = along - double(node) <= 1.0;
     share = inside ? along - double(node) : 1.0;
-    lower = maps.amounts + (b * maps.nodes + node) * weights;
+    lower = maps.amounts + (b * maps.nodes + node) * columns;
     per = maps.power == 0 ? 1.0 : maps.power == 1 ? inverse : inverse * inverse;
     rise = inside ? per / maps.step : 0.0;
     fall = double(maps.power) * inverse;
   }
   FLOWPM_INLINE double of(int64_t w) const {
     const double first = double(lower[w]);
-    return (first + share * (double(lower[weights + w]) - first)) * per;
+    return (first + share * (double(lower[columns + w]) - first)) * per;
   }
   FLOWPM_INLINE double slope(int64_t w) const {
-    return (double(lower[weights + w]) - double(lower[w])) * rise - of(w) * fall;
+    return (double(lower[columns + w]) - double(lower[w])) * rise - of(w) * fall;
   }
 };
 

@@ -11,11 +11,12 @@ namespace flowpm {
 template <typename T>
 struct Maps {
   int64_t batch, particles[3], fields, weights, nodes, shells, power;
+  int64_t columns;  // of the amounts: the weights and, in curved space, f_K / chi
   double spacing[3], lengths[3], step, depth;
   std::vector<const T*> field;  // [fields] of [batch, x, y, z, 3]
   const double* borders;        // [shells + 1]
   const T* factors;
-  const T* amounts;  // [batch, nodes, weights]
+  const T* amounts;  // [batch, nodes, columns]
   T* out;            // [batch, shells, weights, ...]
 
   int64_t maps() const { return shells * weights; }

@@ -5,9 +5,9 @@ namespace flowpm {
 namespace {
 
 // Reads what `Sky` and `Ball` share. Returns `count` numbers, of which the spacing, the lengths, the
-// step and the depth are the first.
+// step and the depth are the first. `curved`: whether the amounts may have f_K / chi.
 template <typename T>
-const double* read_shared(Arguments& a, int64_t count, Maps<T>* call) {
+const double* read_shared(Arguments& a, int64_t count, Maps<T>* call, bool curved = false) {
   const TensorShape particles = a.shape("fields", 5), amounts = a.shape("amounts", 3);
   if (particles.dim_size(4) != 3) a.fail("the fields are [b, nx, ny, nz, 3]");
   call->batch = particles.dim_size(0);
@@ -15,7 +15,7 @@ const double* read_shared(Arguments& a, int64_t count, Maps<T>* call) {
   call->fields = int64_t(call->field.size());
   call->shells = a.shape("borders", 1).dim_size(0) - 1;
   call->nodes = amounts.dim_size(1);
-  call->weights = amounts.dim_size(2);
+  call->columns = amounts.dim_size(2);
   call->power = a.attribute<int64_t>("power");
   call->borders = a.input<double>("borders", {call->shells + 1});
   call->amounts = a.input<T>("amounts", amounts);
@@ -32,8 +32,11 @@ const double* read_shared(Arguments& a, int64_t count, Maps<T>* call) {
     a.fail("two nodes, a step and a depth above 0 are needed");
   }
   if (amounts.dim_size(0) != call->batch) a.fail("the amounts are not of each of the batch");
-  if (a.attribute<std::vector<int64_t>>("shape")[0] != call->maps()) {
-    a.fail("each of ", call->shells, " shells has ", call->weights, " maps");
+  const int64_t maps = a.attribute<std::vector<int64_t>>("shape")[0];
+  call->weights = maps / call->shells;
+  const int64_t more = call->columns - call->weights;
+  if (maps != call->maps() || more < 0 || more > int64_t(curved)) {
+    a.fail("each of ", call->shells, " shells has ", call->columns, " maps");
   }
   for (int64_t s = 0; s < call->shells; ++s) {
     if (!(call->borders[s] < call->borders[s + 1])) {
@@ -47,7 +50,7 @@ template <typename T>
 void read_maps(Arguments& a, Sky<T>* sky) {
   sky->slabs = a.shape("places", 2).dim_size(0);
   sky->layers = a.shape("distances", 1).dim_size(0);
-  const double* scales = read_shared(a, 9, sky);
+  const double* scales = read_shared(a, 9, sky, true);
   sky->factors = a.input<T>("factors", {sky->batch, sky->layers, sky->fields});
   sky->places = a.input<int32_t>("places", {sky->slabs, 6});
   sky->directions = a.input<double>("directions", {sky->slabs, 7});

@@ -22,7 +22,7 @@ def paint(
 ) -> tf.Tensor:
     """Returns the maps of `Kernels.paint_sky` or of `Kernels.paint_ball`, differentiable."""
     size = [geometry.pixels] * 2 if isinstance(geometry, Slabs) else [12 * geometry.nside**2]
-    shape = [fields[0].shape[0], geometry.shells * amounts.shape[2], *size]
+    shape = [fields[0].shape[0], geometry.maps(amounts), *size]
     maps = tf.zeros([shape[0], math.prod(shape[1:])], fields[0].dtype)
     for part in _parts(geometry):
         maps += part(fields, factors, amounts)
@@ -67,7 +67,8 @@ def _slab(
     amounts: tf.Tensor,
 ) -> tf.Tensor:
     """Returns the maps of one slab's particles, [b, maps * pixels * pixels]."""
-    dtype, n = fields[0].dtype, slabs.pixels
+    dtype, n, each = fields[0].dtype, slabs.pixels, slabs.maps(amounts)
+    amounts, lengths = (amounts[..., :-1], amounts[..., -1:]) if slabs.curved else (amounts, None)
     ax, ay, az, begin, count, first = (int(i) for i in slabs.places[slab])
     x0, sense_x, y0, sense_y, sense_z, *cut = (float(v) for v in slabs.directions[slab])
     layers = slice(first, first + count)
@@ -99,22 +100,24 @@ def _slab(
     exact = by_layer(layer) + sense_z * tf.cast(moved[..., az], tf.float64)
     in_front = exact > 0
     exact = tf.where(in_front, exact, tf.ones_like(exact))
-    distance = tf.cast(exact, dtype)
-    size, middle = distance * slabs.pixel, 0.5 * n - 0.5
+    batch = fields[0].shape[0]
+    flat = tf.reshape(exact, [batch, -1])
+    length = tf.cast(exact, dtype)
+    if lengths is not None:
+        per_distance = tf.reshape(_interpolated(slabs, lengths, flat)[..., 0], exact.shape)
+        length = tf.cast(exact * per_distance, dtype)
+    size, middle = length * slabs.pixel, 0.5 * n - 0.5
     x, y = across(ax, x0, sense_x), across(ay, y0, sense_y)
     farthest = float(tf.reduce_max(size)) * (middle + 1)
     # The number of boxes away, on either side, at which an image may lie on a map.
     away = [math.ceil(max(farthest / slabs.lengths[a] - 0.5, 0.0)) for a in (ax, ay)]
     reach = [range(-k, k + 1) for k in away]
-    batch = fields[0].shape[0]
-    each = slabs.shells * amounts.shape[2]
     of_universe = tf.reshape(tf.range(batch) * each, [-1, 1, 1, 1])
     out = tf.zeros([batch * each * n * n], dtype)
     lost = tf.boolean_mask(tf.broadcast_to(of_universe, placed.shape), ~placed)
     for w in range(amounts.shape[2]):
         nans = tf.fill(lost.shape, tf.constant(math.nan, dtype))
         out = tf.tensor_scatter_nd_add(out, ((lost + w) * n * n)[:, tf.newaxis], nans)
-    flat = tf.reshape(exact, [batch, -1])
     of_distance = [
         (of_universe + map_.reshape(exact.shape), tf.cast(tf.reshape(amount, exact.shape), dtype))
         for map_, amount in _amounts(slabs, amounts, flat, *cut)
@@ -248,6 +251,16 @@ def _root(square: tf.Tensor) -> tf.Tensor:
     return tf.where(above, tf.sqrt(tf.where(above, square, 1.0)), 0.0)
 
 
+def _interpolated(geometry: Shells, amounts: tf.Tensor, distance: tf.Tensor) -> tf.Tensor:
+    """Returns amounts [b, nodes, weights] at distances [b, n], float64 [b, n, weights]."""
+    along = distance / geometry.step
+    node = np.minimum(along.numpy().astype(np.int64), amounts.shape[1] - 2)
+    share = tf.minimum(along - node, 1.0)
+    table = tf.cast(amounts, tf.float64)
+    lower, upper = (tf.gather(table, node + i, axis=1, batch_dims=1) for i in (0, 1))
+    return lower + share[..., tf.newaxis] * (upper - lower)
+
+
 def _amounts(
     geometry: Shells,
     amounts: tf.Tensor,
@@ -263,13 +276,7 @@ def _amounts(
     [b, n], counted from the first map of a universe. The amount is float64 [b, n]; it is 0 where a
     particle has no such shell.
     """
-    nodes, weights = amounts.shape[1:]
-    along = distance / geometry.step
-    node = np.minimum(along.numpy().astype(np.int64), nodes - 2)
-    share = tf.minimum(along - node, 1.0)
-    table = tf.cast(amounts, tf.float64)
-    lower, upper = (tf.gather(table, node + i, axis=1, batch_dims=1) for i in (0, 1))
-    interpolated = lower + share[..., tf.newaxis] * (upper - lower)
+    weights, interpolated = amounts.shape[2], _interpolated(geometry, amounts, distance)
     if geometry.power:
         interpolated = tf.math.divide_no_nan(
             interpolated, distance[..., tf.newaxis] ** geometry.power

@@ -29,12 +29,31 @@ Range range_of(const Sky<T>& sky, int64_t slab) {
   return range;
 }
 
+// The length that is seen under an angle at a distance, over the angle and the distance: f_K / chi.
+// `slope` is its derivative by the distance over itself.
+struct Widening {
+  double value = 1.0, slope = 0.0;
+};
+
+template <typename T>
+FLOWPM_INLINE Widening widening(const Sky<T>& sky, int64_t b, double distance) {
+  Widening wide;
+  if (sky.columns == sky.weights || !(distance > 0)) return wide;
+  const Amount<T> at(sky, b, distance);
+  const double low = double(at.lower[sky.weights]);
+  const double rise = double(at.lower[sky.columns + sky.weights]) - low;
+  wide.value = low + at.share * rise;
+  if (at.rise > 0) wide.slope = rise / (sky.step * wide.value);
+  return wide;
+}
+
 // A particle on the sky: its image in the middle, and what its images share.
 struct Sight {
   int64_t index;  // of the particle in a field
   int32_t layer;
   double x, y;    // [Mpc/h] from the line of sight
   double distance;
+  Widening wide;
   bool placed;
 };
 
@@ -65,7 +84,8 @@ FLOWPM_INLINE void for_particles(const Sky<T>& sky, int64_t b, int64_t slab, int
       }
       Sight sight;
       sight.distance = sky.distances[layer] + direction[4] * moved[az];
-      const double reach = half * sight.distance;
+      sight.wide = widening(sky, b, sight.distance);
+      const double reach = half * sight.distance * sight.wide.value;
       sight.x = direction[0] + direction[1] * (double(at[ax]) * sky.spacing[ax] + moved[ax]);
       sight.y = direction[2] + direction[3] * (double(at[ay]) * sky.spacing[ay] + moved[ay]);
       sight.placed = has_place(moved, farthest);
@@ -86,8 +106,8 @@ template <typename T, typename Image>
 FLOWPM_INLINE void for_images(const Sky<T>& sky, const Sight& sight, int64_t slab,
                               const Image& image) {
   const int32_t* place = sky.places + 6 * slab;
-  const double per_pixel = 1 / (sight.distance * sky.pixel), middle = 0.5 * double(sky.pixels) - 0.5;
-  const double reach = (middle + 1) * sight.distance * sky.pixel;
+  const double length = sight.distance * sight.wide.value, middle = 0.5 * double(sky.pixels) - 0.5;
+  const double per_pixel = 1 / (length * sky.pixel), reach = (middle + 1) * length * sky.pixel;
   const double lx = sky.lengths[place[0]], ly = sky.lengths[place[1]];
   if (2 * reach < std::min(lx, ly)) {  // only the nearest image can be seen
     image(sight.x * per_pixel + middle, sight.y * per_pixel + middle);
@@ -180,6 +200,7 @@ FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
   const SkyVjp<T>& call = rows.call;
   const Sky<T>& sky = call.painted;
   const int64_t n = sky.pixels, fields = sky.fields, weights = sky.weights, slab = rows.slab;
+  const int64_t columns = sky.columns;
   const int32_t* place = sky.places + 6 * slab;
   const double* direction = sky.directions + 7 * slab;
   const double middle = 0.5 * double(n) - 0.5;
@@ -190,9 +211,10 @@ FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
   for_particles(sky, rows.b, slab, from, to, [&](const Sight& sight) {
     if (!sight.placed) return;
     const Amount<T> amount_of(sky, rows.b, sight.distance);
-    double* damounts = by_amounts + amount_of.node * weights;
-    const double per_distance = 1 / sight.distance, per_pixel = per_distance / sky.pixel;
-    double to_x = 0, to_y = 0, to_distance = 0;
+    double* damounts = by_amounts + amount_of.node * columns;
+    const double per_distance = 1 / sight.distance;
+    const double per_pixel = per_distance / sky.pixel / sight.wide.value;
+    double to_x = 0, to_y = 0, to_distance = 0, to_wide = 0;
     for_images(sky, sight, slab, [&](double px, double py) {
       const double column = std::floor(px), row = std::floor(py);
       if (!(column >= -1 && column < n && row >= -1 && row < n)) return;
@@ -211,7 +233,7 @@ FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
           const double low = m00 + x * (m01 - m00), high = m10 + x * (m11 - m10);
           const double read = low + y * (high - low), amount = amount_of.of(w);
           damounts[w] += (1 - amount_of.share) * amount_of.per * share * read;
-          damounts[weights + w] += amount_of.share * amount_of.per * share * read;
+          damounts[columns + w] += amount_of.share * amount_of.per * share * read;
           to_distance += (amount_of.slope(w) * share + amount * slope) * read;
           slope_x += amount * share * ((1 - y) * (m01 - m00) + y * (m11 - m10));
           slope_y += amount * share * (high - low);
@@ -219,8 +241,14 @@ FLOWPM_INLINE void carry_back(const RowsVjp<T>& rows, int64_t piece) {
       });
       to_x += slope_x * per_pixel;
       to_y += slope_y * per_pixel;
-      to_distance -= (slope_x * (px - middle) + slope_y * (py - middle)) * per_distance;
+      const double outwards = slope_x * (px - middle) + slope_y * (py - middle);
+      to_distance -= outwards * (per_distance + sight.wide.slope);
+      to_wide -= outwards / sight.wide.value;
     });
+    if (columns > weights) {
+      damounts[weights] += (1 - amount_of.share) * to_wide;
+      damounts[columns + weights] += amount_of.share * to_wide;
+    }
     double back[3] = {0, 0, 0};
     back[place[0]] = direction[1] * to_x;
     back[place[1]] = direction[3] * to_y;
@@ -273,7 +301,7 @@ template <typename T>
 void SkyVjp<T>::run(const Parallel& parallel) const {
   const SkyVjp& call = *this;
   const Sky<T>& sky = call.painted;
-  const int64_t by_factors = sky.layers * sky.fields, by_amounts = sky.nodes * sky.weights;
+  const int64_t by_factors = sky.layers * sky.fields, by_amounts = sky.nodes * sky.columns;
   const int64_t vectors = 3 * sky.batch * sky.particles[0] * sky.particles[1] * sky.particles[2];
   for (int64_t f = 0; f < sky.fields; ++f) clear(call.dfield[f], vectors, parallel);
   for (int64_t b = 0; b < sky.batch; ++b) {
