@@ -125,9 +125,7 @@ def evaluate(
                 show(evaluation, written)
 
 
-def _check_folders(
-    training: SavedTraining, split: str, output: Path | None, *, room: bool
-) -> None:
+def _check_folders(training: SavedTraining, split: str, output: Path | None, *, room: bool) -> None:
     """Checks that a fresh test set has room, and that the evaluation can be written.
 
     Args:

@@ -31,10 +31,11 @@ Parameter: TypeAlias = "float | tf.Tensor | tf.Variable"
 Transfer = Literal["eisenstein-hu", "camb"]
 """Where the transfer function comes from."""
 
-Effect = Literal["background", "growth", "transfer", "primordial", "amplitude"]
+Effect = Literal["background", "growth", "transfer", "primordial", "amplitude", "gaussianity"]
 """What a parameter can change. background: densities in physical units, such as h does; growth:
 E(a), and with it the growth of structure and distances; the transfer function; the slope of the
-primordial spectrum; the amplitude of the spectrum."""
+primordial spectrum; the amplitude of the spectrum; gaussianity: how the initial field is
+distributed, with this spectrum."""
 
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
@@ -121,6 +122,8 @@ class Cosmology:
             with `radiation`, the expansion.
         m_nu: sum of the masses of three equal neutrinos [eV]; above 0 it needs `radiation`.
             `Omega_m` and `sigma8` are those of all matter, neutrinos included.
+        f_NL: local primordial non-Gaussianity [1]; above 0 for a density skewed towards peaks. It
+            changes the initial conditions alone, see `flowpm_dist.initial.non_gaussianity`.
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
         radiation: whether photons and neutrinos are part of expansion and growth.
 
@@ -193,6 +196,12 @@ class Cosmology:
         metadata=_row("a sum of masses in eV, from 0 to 2", dict(ge=0, le=2), r"$\sum m_\nu$",
                       "background transfer", unit="eV"),
     )  # fmt: skip
+    f_NL: Parameter = field(
+        default=0.0,
+        kw_only=True,
+        metadata=_row("a number from -5000 to 5000", dict(ge=-5000, le=5000),
+                      r"$f_\mathrm{NL}$", "gaussianity"),
+    )  # fmt: skip
     transfer: Transfer = "eisenstein-hu"
     radiation: bool = field(default=False, kw_only=True)
 
@@ -258,7 +267,13 @@ class Cosmology:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the numerical parameters that are set, A_s or sigma8 among them."""
-        return SHAPE + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
+        others = tuple(name for name in PARAMETERS if name not in AMPLITUDES)
+        return others + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the initial field is Gaussian; not if f_NL is a tensor, whatever its value."""
+        return not is_tensor(self.f_NL) and self.f_NL == 0
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -324,8 +339,8 @@ def affecting(*effects: Effect) -> tuple[str, ...]:
 AMPLITUDES = affecting("amplitude")
 """The parameters of which exactly one is given."""
 
-SHAPE = tuple(name for name in PARAMETERS if name not in AMPLITUDES)
-"""The parameters that determine the shape of the spectrum: all but the amplitude."""
+SHAPE = affecting("background", "growth", "transfer", "primordial")
+"""The parameters that determine the shape of the spectrum."""
 
 VARIABLE = tuple(n for n, row in PARAMETERS.items() if row.in_run_files and n != "A_s")
 """Parameters that may vary between the universes of a training."""

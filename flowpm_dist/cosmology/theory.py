@@ -113,7 +113,7 @@ class Theory:
         if effects.isdisjoint(("background", "growth")):
             self.__dict__.update(background=other.background, growth=other.growth)
         same = (mine.names, mine.transfer) == (others.names, others.transfer)
-        if same and effects <= {"amplitude"}:
+        if same and effects <= {"amplitude", "gaussianity"}:
             self.__dict__["power"] = other.power.rescaled(mine)
 
 
@@ -174,7 +174,7 @@ class LinearPower:
         return _EisensteinHuShape(values)
 
     def rescaled(self, cosmology: Cosmology) -> LinearPower:
-        """Returns the power of a cosmology that differs in A_s or sigma8 only."""
+        """Returns the power of a cosmology that differs in A_s, sigma8 or f_NL only."""
         other = copy.copy(self)
         other.cosmology, other._amplitude = cosmology, self._amplitude_of(cosmology)
         return other
@@ -220,6 +220,22 @@ class LinearPower:
         """The overdensity of all matter over that of cb, of k and a; None where they are one."""
         neutrinos = self.growth.background.neutrinos
         return None if neutrinos is None else neutrinos.matter
+
+    @gives_tensor
+    def potential(self, k: Any) -> Any:
+        """Returns the power of phi, the Gaussian potential of the matter era [(Mpc/h)^3].
+
+        It is +3/5 of the curvature perturbation: k^3 P / (2 pi^2) = 9/25 A_s (k/k_pivot)^(n_s - 1).
+        The linear overdensity before growth is M phi with M^2 = without_growth(k) / potential(k).
+        Here M = 2/3 k^2 T(k) c^2 / (Omega_m H0^2) for D1 -> a at early times.
+        """
+        k = as_array(k, "k", "h/Mpc")
+        n_s, k_pivot, h = (as_array(getattr(self.cosmology, n)) for n in ("n_s", "k_pivot", "h"))
+        positive = k > 0
+        nonzero = where(positive, k, ones_like(k))
+        tilted = exp((n_s - 1.0) * log(nonzero * h / k_pivot))
+        power = 0.72 * np.pi**2 * self._amplitude * tilted / nonzero**3
+        return where(positive, power, zeros_like(power))
 
     @gives_tensor
     def sigma8(self, a: Any = 1.0) -> Any:

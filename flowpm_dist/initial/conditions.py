@@ -16,6 +16,7 @@ from flowpm_dist.cosmology.theory import LinearPower
 from flowpm_dist.grid.box import Box, BoxFunction, cached_for_all_sizes
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
+from flowpm_dist.initial.non_gaussianity import local_noise_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
 from flowpm_dist.io.volume import noise_moments, warn_of_other_noise, wrong_noise_type
 from flowpm_dist.options import in_unit
@@ -126,11 +127,24 @@ def linear_amplitude(box: Box, power: LinearPower, a: float | None = None) -> tf
         [kz, ky, kx] in the box's dtype.
     """
     time = () if a is None or not power.growth.by_scale else (a,)
+    return _amplitude(box, "power.without_growth(k)", lambda k: power.without_growth(k, *time))
+
+
+def potential_amplitude(box: Box, power: LinearPower) -> tf.Tensor:
+    """Returns sqrt(P_phi(k) / cell volume) of this rank's modes, as `linear_amplitude` does.
+
+    Args:
+        box: the grid and the size of each universe.
+        power: the power; its `potential(k)` is used [(Mpc/h)^3].
+    """
+    return _amplitude(box, "power.potential(k)", power.potential)
+
+
+def _amplitude(box: Box, name: str, power: Callable[[Any], Any]) -> tf.Tensor:
+    """Returns sqrt(power(k) / cell volume) of this rank's modes [kz, ky, kx]."""
 
     def amplitude(k: Any) -> tf.Tensor:
-        given = power.without_growth(k, *time)
-        values = in_unit("power.without_growth(k)", given, "(Mpc/h)^3")
-        spectrum = values / (box.volume / box.cells)
+        spectrum = in_unit(name, power(k), "(Mpc/h)^3") / (box.volume / box.cells)
         positive = spectrum > 0  # the mean mode: its derivative by the parameters is 0, not NaN
         root = tf.sqrt(tf.where(positive, spectrum, tf.ones_like(spectrum)))
         return tf.where(positive, root, tf.zeros_like(root))
@@ -312,6 +326,14 @@ class InitialConditions:
             noise, amplitude: as for `particles`.
         """
         return self._linear(noise, amplitude)
+
+    def local_noise(self, noise: tf.Tensor, amplitude: tf.Tensor, f_NL: tf.Tensor) -> tf.Tensor:
+        """Returns white noise with local non-Gaussianity, see `local_noise_function`."""
+        return self._local(noise, amplitude, tf.cast(f_NL, self.box.dtype))
+
+    @functools.cached_property
+    def _local(self) -> BoxFunction:
+        return local_noise_function(self.box)
 
     @functools.cached_property
     def _linear(self) -> BoxFunction:

@@ -134,6 +134,7 @@ class SimulatedRun(RunFile):
         "cosmology.N_eff": 3.046,
         "cosmology.m_nu": 0.0,
         "cosmology.radiation": False,
+        "cosmology.f_NL": 0.0,
         "evolution.max_error_growth": 32.0,
     }
 

@@ -12,13 +12,19 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.nbody import (
     NBody,
     Particles,
 )
 from flowpm_dist.grid.box import Box, cached_on_mesh
-from flowpm_dist.initial.conditions import InitialConditions, linear_amplitude, of_modes
+from flowpm_dist.initial.conditions import (
+    InitialConditions,
+    linear_amplitude,
+    of_modes,
+    potential_amplitude,
+)
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.particle_mesh.cloud_in_cell import (
     MaxDisplacement,
@@ -90,9 +96,28 @@ class CompiledSolver:
 
         return [cosmologies.stack(cosmologies.of_growths(of_theory))]
 
+    def primordial_noise(self, noise: tf.Tensor, cosmologies: LocalCosmologies) -> tf.Tensor:
+        """Returns the noise that `amplitude` makes the linear field of, block [..., x, y, z].
+
+        It is the white noise itself in Gaussian universes.
+
+        Args:
+            noise: white noise, block [..., x, y, z].
+            cosmologies: the universes.
+        """
+        universes = cosmologies.cosmologies
+        if all(cosmology.is_gaussian for cosmology in universes):
+            return noise
+        amplitude = cosmologies.stack(
+            cosmologies.of_powers(lambda theory: potential_amplitude(self.box, theory.power))
+        )
+        f_NL = cosmologies.stack([as_float64(cosmology.f_NL) for cosmology in universes])
+        return self.initial.local_noise(noise, amplitude, f_NL)
+
     def linear_delta(self, noise: tf.Tensor, cosmologies: LocalCosmologies) -> tf.Tensor:
         """Returns the linear overdensity at a = 1, block [..., x, y, z]."""
         today = cosmologies.stack(cosmologies.of_growths(lambda theory: theory.growth.d1(1.0)))
+        noise = self.primordial_noise(noise, cosmologies)
         linear = self.initial.linear_field(noise, self.amplitude(cosmologies))
         return linear * tf.cast(today, self.box.dtype)[..., tf.newaxis, tf.newaxis, tf.newaxis]
 

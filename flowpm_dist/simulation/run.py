@@ -75,6 +75,23 @@ class Start:
             plain = tuple(in_unit(name, vector, unit) for vector, (name, unit) in vectors)
             object.__setattr__(self, "particles", plain)
 
+    def check_gaussian(self, cosmology: Cosmology) -> None:
+        """Checks that arrays of particles are not combined with f_NL, which they cannot get.
+
+        Args:
+            cosmology: the simulation's own.
+
+        Raises:
+            ValueError: they are.
+        """
+        several = cosmology if self.cosmology is None else self.cosmology
+        for each in [several] if isinstance(several, Cosmology) else several:
+            if self.particles is not None and not each.is_gaussian:
+                raise ValueError(
+                    f"f_NL = {each.facts()['f_NL']} is for initial conditions that the run makes: "
+                    "give a seed or white_noise, or particles and f_NL = 0"
+                )
+
     def batch(self, box: Box) -> int | None:
         """Returns the number of universes in a batch; None for a single universe.
 
@@ -305,8 +322,8 @@ def lpt_particles(
     """
     solver, local, order = inputs.solver, inputs.cosmologies, inputs.options.lpt_order
     factors = local.of_growths(lambda theory: integrator.initial(theory.growth, a, order))
-    noise, amplitude = inputs.white_noise(), solver.amplitude(local, a)
-    excess = solver.excess(local, a)
+    noise = solver.primordial_noise(inputs.white_noise(), local)
+    amplitude, excess = solver.amplitude(local, a), solver.excess(local, a)
     x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors), *excess)
     return Particles(x, v), lpt
 

@@ -498,6 +498,8 @@ class Simulation:
             granted = self.cosmology if start.cosmology is None else None
             begin, box = float(self.edges[0]), self.box_of_replicas
             start = replace(start, particles=start.particles.particles_for(begin, box, granted))
+        else:
+            start.check_gaussian(self.cosmology)
         if start.particles is not None and self.options.integrator.uses_lpt:
             raise ValueError(
                 "this integrator follows LPT: give a seed or white_noise, not particles"

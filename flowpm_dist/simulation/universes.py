@@ -214,7 +214,9 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
     shared: dict[str, tf.Tensor] = {}
     for name in cosmologies[0].names:
         values = [getattr(c, name) for c in cosmologies]
-        if any(isinstance(value, (tf.Tensor, tf.Variable)) for value in values):
+        tensors = any(isinstance(value, (tf.Tensor, tf.Variable)) for value in values)
+        # Ranks with other universes of a batch decide alike whether the initial field is Gaussian.
+        if tensors or (name == "f_NL" and len(set(values)) > 1):
             together = tf.stack([tf.cast(value, tf.float64) for value in values])
             shared[name] = replicated(box.mesh, together)
     first, local = box.batch_offset, (box.local_batch or (1,))[0]

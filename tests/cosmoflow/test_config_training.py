@@ -55,6 +55,7 @@ DEFAULTS = {
     "Omega_k": 0.0,
     "N_eff": 3.046,
     "m_nu": 0.0,
+    "f_NL": 0.0,
     "transfer": "eisenstein-hu",
     "radiation": False,
 }

@@ -33,6 +33,7 @@ def observables(cosmology, as_pmwd=False):
         power(K) / 1e4,
         power.without_growth(K) / 1e4,
         power.sigma8()[tf.newaxis],
+        power.potential(K) * K**3 * 1e8,
     ]
     return tf.concat(parts, axis=0)
 
@@ -44,6 +45,7 @@ def scalar(cosmology, as_pmwd):
 
 def gradient(cosmology, function):
     parameters = cosmology.parameters()
+    del parameters["f_NL"]  # which changes none of this
     with tf.GradientTape() as tape:
         tape.watch(parameters)
         value = function(cosmology.replace(**parameters))

@@ -178,6 +178,7 @@ def test_parts_are_shared_where_no_parameter_of_theirs_differs():
         (dict(A_s=2e-9), True, False),  # the other amplitude: the power is made anew
         (dict(Omega_m=0.3), False, False),
         (dict(h=0.7), False, False),
+        (dict(f_NL=10.0), True, True),
     ):
         other = Theory(PLANCK.replace(**changes))
         other.share(first)
@@ -188,13 +189,29 @@ def test_parts_are_shared_where_no_parameter_of_theirs_differs():
         np.testing.assert_array_equal(other.power(0.2, 0.5), fresh.power(0.2, 0.5))
 
 
+@pytest.mark.parametrize(("transfer", "tolerance"), [("eisenstein-hu", 1e-3), ("camb", 3e-2)])
+def test_the_potential_and_poissons_equation(transfer, tolerance):
+    """delta = 2/3 k^2 c^2 / (Omega_m H0^2) phi on the largest scales, where T is 1.
+
+    CAMB's radiation and horizon change its growth.
+    """
+    power, k = Theory(PLANCK.replace(transfer=transfer)).power, np.array([2e-4])
+    ratio = np.sqrt(power.without_growth(k) / power.potential(k))
+    expected = 2 / 3 * (k * 2997.92458) ** 2 / PLANCK.Omega_m
+    np.testing.assert_allclose(ratio, expected, rtol=tolerance)
+    np.testing.assert_array_equal(power.potential([0.0]), [0.0])
+    of_zeta = 2 * np.pi**2 / k**3 * power.A_s * (k * PLANCK.h / 0.05) ** (PLANCK.n_s - 1)
+    np.testing.assert_allclose(power.potential(k), 9 / 25 * of_zeta, rtol=1e-12)
+
+
 def test_the_table_of_parameters_is_the_cosmology():
     """Each list of parameters follows from the fields of the class."""
     assert (*SHAPE, *AMPLITUDES) == (
-        *(n for n in PARAMETERS if n not in AMPLITUDES),
+        *(n for n in PARAMETERS if n not in (*AMPLITUDES, "f_NL")),
         "A_s",
         "sigma8",
     )
+    assert set(PLANCK.names) == set(PARAMETERS) - {"A_s"}
     assert set(affecting("growth")) <= set(affecting("background"))
     for name, row in PARAMETERS.items():
         assert row.required == (name in {"Omega_m", "Omega_b", "h", "n_s"})

@@ -81,17 +81,18 @@ def posterior_of(model, *, sigma=0.5, kind=Gaussian, priors=None, seed=3):
     return Posterior(model, likelihood, priors)
 
 
+F_NL = (-2000.0, 3000.0)
 CASES = {
     "linear": (
         "linear",
         {"bias": {"b": 1.4}},
-        {"b": (1.0, 2.0), "sigma8": (0.6, 1.0), "noise_amplitude": (0.5, 2.0)},
+        {"b": (1.0, 2.0), "sigma8": (0.6, 1.0), "noise_amplitude": (0.5, 2.0), "f_NL": F_NL},
         Gaussian,
     ),
     "1lpt": (
         "1lpt",
         {"redshift_space": "z"},
-        {"Omega_m": (0.2, 0.4), "amplitude": (0.8, 1.2)},
+        {"Omega_m": (0.2, 0.4), "amplitude": (0.8, 1.2), "f_NL": F_NL},
         Poisson,
     ),
     "2lpt": (

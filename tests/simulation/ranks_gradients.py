@@ -149,6 +149,7 @@ class Problem:
         self.weights = weights
         # w0 = -1 and wa = 0: where naive derivatives are not finite.
         self.parameters = {"Omega_m": 0.3, "sigma8": 0.8, "w0": -1.0, "wa": 0.0, "Omega_k": 0.0}
+        self.parameters["f_NL"] = 100.0
         self.parameters |= {n: value for n, value in universe.items() if n not in self.fixed}
 
     def loss(self, noise, parameters):
@@ -189,9 +190,9 @@ def test_finite_differences(line, scheme):
     }
     scales = {"noise": step}
     for name, value in problem.parameters.items():
-        scales[name] = 1e-6 if name == "wa" else 1e-7
+        scales[name] = {"wa": 1e-6, "f_NL": 1e-3}.get(name, 1e-7)
         if problem.fixed:  # growth with radiation is rounded at 1e-11
-            scales[name] = 1e-5 if name in ("Omega_m", "sigma8") else 1e-4
+            scales[name] = {"Omega_m": 1e-5, "sigma8": 1e-5, "f_NL": 1e-3}.get(name, 1e-4)
         values[name] = [
             problem.whole_loss(problem.noise, problem.parameters | {name: value + s})
             for s in (scales[name], -scales[name])
@@ -240,7 +241,7 @@ def test_flat_field_has_finite_gradients(line):
     """No power, no noise: every derivative is a number."""
     sim = two_steps(12, line)
     noise = tf.zeros(sim.box.block, tf.float64)
-    parameters = {"Omega_m": 0.3, "A_s": 2e-9, "w0": -1.0, "wa": 0.0}
+    parameters = {"Omega_m": 0.3, "A_s": 2e-9, "w0": -1.0, "wa": 0.0, "f_NL": 0.0}
     variables = {k: tf.Variable(v, dtype=tf.float64) for k, v in parameters.items()}
     with tf.GradientTape() as tape:
         tape.watch(noise)
