@@ -6,19 +6,25 @@ import warnings
 from collections.abc import Collection
 from typing import Any
 
+from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
+
 FLATNESS = 1e-10
 """|Omega_k| below this counts as flat: rounding, not physics."""
 
 
-def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[str, Any]:
+def parameters_from_astropy(
+    cosmology: Any, replaced: Collection[str], *, radiation: bool = False
+) -> dict[str, Any]:
     """Parameters of an astropy cosmology as keywords of `Cosmology`.
 
     Args:
         cosmology: see `Cosmology.from_astropy`.
         replaced: names of parameters that the caller gives, which are not read from astropy.
+        radiation: whether to take its radiation and neutrinos, too.
 
     Returns:
         Omega_m, Omega_b, h, w0, wa and, where they are not 0, Omega_k and T_cmb [K]; plain floats.
+        With radiation also N_eff and m_nu.
 
     Raises:
         TypeError, ValueError: see `Cosmology.from_astropy`.
@@ -41,10 +47,14 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
             )
         parameters["Omega_b"] = float(cosmology.Ob0)
     temperature = float(cosmology.Tcmb0.to_value("K"))
+    if radiation and not temperature:
+        raise ValueError(f"{_name(cosmology)} has no radiation: its Tcmb0 is 0")
     if temperature > 0:
         parameters["T_cmb"] = temperature
     photons, neutrinos = float(cosmology.Ogamma0), float(cosmology.Onu0)
-    if photons + neutrinos > 0:
+    if radiation:
+        parameters |= _radiation(cosmology, parameters)
+    elif photons + neutrinos > 0:
         kind = "massive neutrinos" if cosmology.has_massive_nu else "massless neutrinos"
         warnings.warn(
             f"{_name(cosmology)}: left out photons (Omega = {photons:.2g}) and {kind} "
@@ -52,6 +62,28 @@ def parameters_from_astropy(cosmology: Any, replaced: Collection[str]) -> dict[s
             stacklevel=3,
         )
     return parameters
+
+
+def _radiation(cosmology: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Returns Omega_m with neutrinos, Omega_k, N_eff and m_nu [eV]."""
+    masses = [] if not cosmology.has_massive_nu else cosmology.m_nu.to_value("eV").tolist()
+    total, effective = float(sum(masses)), float(cosmology.Neff)
+    if masses and (len(masses) != SPECIES or max(masses) - min(masses) > FLATNESS):
+        shown = ", ".join(f"{mass:g}" for mass in masses)
+        warnings.warn(
+            f"{_name(cosmology)} has neutrinos of {shown} eV; here each of three has a third of "
+            "the sum",
+            stacklevel=4,
+        )
+    names = {name: parameters[name] for name in ("h", "Omega_m", "T_cmb")}
+    matter = Neutrinos(m_nu=total, N_eff=effective, **names).Omega_matter
+    curvature = float(cosmology.Ok0)
+    return {
+        "Omega_m": parameters["Omega_m"] + float(matter),
+        "Omega_k": curvature if abs(curvature) > FLATNESS else 0.0,
+        "N_eff": effective,
+        "m_nu": total,
+    }
 
 
 def _dark_energy(cosmology: Any) -> tuple[float, float]:

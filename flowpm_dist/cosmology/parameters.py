@@ -242,8 +242,10 @@ class Cosmology:
     def from_astropy(cls, cosmology: Any, **parameters: Any) -> Cosmology:
         """The matter and dark energy of an `astropy.cosmology` object.
 
-        Radiation and neutrinos are left out. Their share of the density is added to dark energy, so
-        that the curvature stays the same. A warning says how large this share was.
+        Radiation and neutrinos are left out, unless `radiation=True` is given. Their share of the
+        density is then added to dark energy, so that the curvature stays. A warning says how large
+        this share was. With `radiation=True`, N_eff and the sum of the neutrinos' masses are taken,
+        too, and Omega_m has astropy's Om0 and the neutrinos.
 
         Args:
             cosmology: LambdaCDM, wCDM, w0waCDM, or FlatLambdaCDM, FlatwCDM, Flatw0waCDM.
@@ -262,7 +264,9 @@ class Cosmology:
                 "astropy's cosmologies have no spectrum of initial fluctuations: give n_s, and A_s "
                 f"or sigma8, as keywords (given: {names})"
             )
-        return cls(**{**parameters_from_astropy(cosmology, parameters), **parameters})
+        radiation = bool(parameters.get("radiation", False))
+        there = parameters_from_astropy(cosmology, parameters, radiation=radiation)
+        return cls(**{**there, **parameters})
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -265,6 +265,9 @@ class SimulatedRun(RunFile):
         yield from universe_problems(self.cosmology, priors)
         yield from self._correction_problems()
         steps, radiation = self.evolution, self.cosmology.radiation
+        massive = max(getattr(priors, "m_nu", None) or (self.cosmology.m_nu,)) > 0
+        if massive and steps.pyramid != "off":
+            yield Problem("evolution.pyramid", "m_nu: has no force of massive neutrinos")
         if late := steps.integrator.wrong_start(steps.first, radiation=True) if radiation else "":
             yield Problem("evolution.edges" if steps.edges else "evolution.a_start", late)
         for problem in self.solver.problems():
@@ -280,6 +283,8 @@ class SimulatedRun(RunFile):
         ):
             yield Problem("evolution.pyramid", wrong)
         if (cone := self.cone) is not None:
+            if massive:
+                yield Problem("lightcone", "m_nu: its maps would lack the massive neutrinos")
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             try:
                 end, across = (

@@ -3,6 +3,8 @@
 import functools
 from pathlib import Path
 
+import astropy.cosmology
+import astropy.units as u
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,6 +17,7 @@ from flowpm_dist.cosmology.growth import GrowthByScale, growth_of
 from flowpm_dist.cosmology.growth_equations import A_MIN
 from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
 from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.observables.lensing import LensPlanes
 from flowpm_dist.simulate.options import SimulationOptions
 
 WITHOUT = fpm.Cosmology.planck18().replace(A_s=2.1e-9)
@@ -240,3 +243,30 @@ def test_wrong_masses_are_named():
     table["evolution"] = {"integrator": "bullfrog", "a_start": 0.0}
     with pytest.raises(ConfigError, match="evolution.a_start starts at 0: with radiation a run"):
         SimulationOptions.check(table, Path("run.toml"))
+    table["evolution"] = {"a_start": 0.1, "pyramid": "1%"}
+    table["lightcone"] = {"pixels": 8, "z_max": 0.1, "sources": [{"redshift": 0.1}]}
+    table["lightcone"]["field_of_view"] = 2.0
+    with pytest.raises(ConfigError, match="(?s)evolution.pyramid m_nu.*lightcone m_nu: its maps"):
+        SimulationOptions.check(table, Path("run.toml"))
+    planes = LensPlanes.of_shells([10.0, 50.0])
+    with pytest.raises(ValueError, match="m_nu: maps of lensing would lack the matter"):
+        planes.strength(PLANCK.replace(m_nu=0.1))
+    with pytest.raises(ValueError, match="neither a correction nor massive neutrinos"):
+        options = dict(pyramid="0.1%", deconvolve=False)
+        fpm.Simulation(PLANCK.replace(m_nu=0.1), 16, 64.0, [0.1, 1.0], **options).run(seed=1)
+
+
+def test_astropys_radiation_is_taken():
+    numbers = dict(H0=68.0, Om0=0.3, Ode0=0.68, Ob0=0.05, Tcmb0=2.7255, Neff=3.0)
+    there = astropy.cosmology.LambdaCDM(**numbers, m_nu=[0.1, 0.1, 0.1] * u.eV)
+    here = fpm.Cosmology.from_astropy(there, n_s=0.96, sigma8=0.8, radiation=True)
+    a = np.array([0.02, 0.3, 1.0])
+    # its neutrinos are a fit
+    np.testing.assert_allclose(Background(here).e(a), there.efunc(1 / a - 1), rtol=3e-4)
+    assert here.m_nu == pytest.approx(0.3)
+    assert here.Omega_m == pytest.approx(there.Om0 + there.Onu0, rel=1e-4)
+    massless = astropy.cosmology.LambdaCDM(**numbers)
+    here = fpm.Cosmology.from_astropy(massless, n_s=0.96, sigma8=0.8, radiation=True)
+    np.testing.assert_allclose(Background(here).e(a), massless.efunc(1 / a - 1), rtol=1e-7)
+    with pytest.warns(UserWarning, match="0, 0, 0.06 eV; here each of three has a third"):
+        fpm.Cosmology.from_astropy(astropy.cosmology.Planck18, n_s=0.96, sigma8=0.8, radiation=True)

@@ -257,7 +257,7 @@ class ConvergencePainter(MapPainter):
         alignment: intrinsic alignments; None for none.
 
     Raises:
-        ValueError: sources behind z_max.
+        ValueError: sources behind z_max, or massive neutrinos.
     """
 
     def __init__(
@@ -271,6 +271,7 @@ class ConvergencePainter(MapPainter):
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
         def amounts(theory: Theory) -> tf.Tensor:
+            theory.background.check_maps()
             distances = theory.distances
             end = farthest(geometry.sky, theory)
             for number, source in enumerate(sources):
