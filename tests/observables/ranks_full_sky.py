@@ -13,7 +13,7 @@ from scipy.ndimage import map_coordinates
 from scipy.spatial import cKDTree
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, linear_response, matter, solo
 
-from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import read_light_cone
@@ -34,7 +34,14 @@ pytestmark = pytest.mark.ranks(1)
 SKY = LightCone(FullSky(nside=4, z_max=0.05))
 EDGES = (0.2, 0.5, 0.75, 0.97, 1.0)
 RUNS = SkyRuns(SKY, EDGES, plane=0.045, smail=(0.02, 0.045), shift=0.002)
-simulation, sources_of = RUNS.simulation, RUNS.sources
+sources_of = RUNS.sources
+
+
+def simulation(mesh, integrator="fastpm", **options):
+    """With BullFrog, of a curved universe."""
+    if integrator == "bullfrog":
+        options["cosmology"] = cosmology_of(0.3, 0.8, Omega_k=0.5)
+    return RUNS.simulation(mesh, integrator, **options)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,9 @@ def test_maps_are_those_of_states_at_the_crossings(mesh, integrator, observer):
     source = 118.0  # where weights, which are linear between nodes, have one
 
     def weight(chi: np.ndarray) -> np.ndarray:
-        return lensing_weight(sim.cosmology, chi).numpy() * np.maximum(1 - chi / source, 0)
+        root = np.sqrt(max(sim.cosmology.Omega_k, 1e-12)) / HUBBLE_DISTANCE
+        ratio = np.sinh(root * (source - chi)) / np.sinh(root * source)
+        return lensing_weight(sim.cosmology, chi).numpy() * np.maximum(ratio, 0)
 
     found = np.zeros(192)
     np.add.at(found, pixels, shares * weight(distance) / distance**2)

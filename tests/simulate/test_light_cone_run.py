@@ -246,7 +246,7 @@ def geometries(n, far):
     """Both skies, and a plane of n^2 particles, all at the scale factor 0.5."""
     flat = FlatGeometry.__new__(FlatGeometry)
     flat.end, flat._a, flat._moved = far + 1.0, np.array([0.5]), np.ones((1, 4))
-    flat._speed = flat._moved
+    flat._speed, flat._theory = flat._moved, theory_of(COSMOLOGY)
     flat.box, flat.sky = (
         SimpleNamespace(cell=(1.0,) * 3, size=(float(n),) * 3),
         SimpleNamespace(fov=0.1),
