@@ -322,6 +322,15 @@ def write_text(path: Path, text: str) -> None:
         aside.write_text(text)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file by `written_whole`; numbers of NumPy are written as numbers.
+
+    Raises:
+        WriteError: the file cannot be written.
+    """
+    write_text(path, json.dumps(value, indent=1, default=float) + "\n")
+
+
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Writes arrays to a .npz file by `written_whole`.
 

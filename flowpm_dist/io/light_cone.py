@@ -24,7 +24,7 @@ from flowpm_dist.io.files import (
     WriteError,
     read_json,
     reading,
-    write_text,
+    write_json,
 )
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.opening import check_numbers, checked, missing_chunks, open_arrays, open_hdf5
@@ -254,7 +254,7 @@ class LightConeFiles:
         self._mesh.barrier()  # the files of all ranks have their names
         if self._mesh.rank == 0:
             about = {"generator": GENERATOR, "parts": self.sealed, "light_cone": self._about}
-            write_text(self._folder / LIST, json.dumps(about, indent=1))
+            write_json(self._folder / LIST, about)
         self._mesh.barrier()
 
     def __enter__(self) -> Self:

@@ -5,7 +5,6 @@ Nothing here imports TensorFlow.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from flowpm_dist.io.files import (
     UnreadableError,
     WriteError,
     reading,
-    write_text,
+    write_json,
 )
 from flowpm_dist.io.opening import not_finite
 
@@ -161,7 +160,7 @@ def mark_particles_complete(folder: Path, attributes: Mapping[str, Any]) -> None
         WriteError: they cannot be written.
     """
     about = {**attributes, "generator": GENERATOR, "complete": True}
-    write_text(folder / ABOUT, json.dumps(about, indent=1) + "\n")
+    write_json(folder / ABOUT, about)
 
 
 def write_error(path: Path, error: OSError) -> WriteError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from flowpm_dist.io.files import (
     read_json,
     remove,
     remove_unfinished,
-    write_text,
+    write_json,
 )
 from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.locks import Lock, is_locked
@@ -491,9 +490,9 @@ class WorkFolder(JobFolder):
             WriteError: they cannot be written.
         """
         if not self.checksums():
-            write_text(self.path / CHECKSUMS, json.dumps(dict(found), indent=1) + "\n")
+            write_json(self.path / CHECKSUMS, dict(found))
 
     def write_mark(self, *, complete: bool, **more: object) -> None:
         """Writes the mark: whether the job is complete, and the entries `more`. On rank 0."""
         mark = {"generator": GENERATOR, "complete": complete, **more}
-        write_text(self.path / self.contents[0], json.dumps(mark, indent=1) + "\n")
+        write_json(self.path / self.contents[0], mark)

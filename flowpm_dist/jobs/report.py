@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from flowpm_dist.io.files import (
     read_json,
     read_text,
     versions,
+    write_json,
     write_text,
 )
 from flowpm_dist.jobs.folder import PROVENANCE, REPORT, OutputError
@@ -94,7 +94,7 @@ def leave_report(
             "versions": versions(),
             "warnings": list(dict.fromkeys(progress.warnings)),
         }
-        write_text(folder / PROVENANCE, json.dumps(about, indent=1) + "\n")
+        write_json(folder / PROVENANCE, about)
         with only_in(folder):
             record = read()
         if record is not None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 import zarr
 
 from flowpm_dist.io.drawing import drawing
-from flowpm_dist.io.files import WriteError, remove, write_text
+from flowpm_dist.io.files import WriteError, remove, write_json
 from flowpm_dist.io.snapshot import chunk_shape, load_snapshot, new_array
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
@@ -157,8 +157,7 @@ class SamplingSession:
                 "mesh": str(self.mesh),
             }
             whole = json.loads(self.folder.result.read_text())
-            text = json.dumps({**whole, "sampling": facts}, indent=1, default=float)
-            write_text(self.folder.result, text + "\n")
+            write_json(self.folder.result, {**whole, "sampling": facts})
             self.folder.write_mark(complete=True, searched=True)
             with drawing(self.folder.path / "chains.png", self.progress.warn) as save:
                 save(self._figure(rows, truth))

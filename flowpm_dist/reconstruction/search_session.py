@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import numpy as np
 
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
-from flowpm_dist.io.files import WriteError, remove, versions, write_text
+from flowpm_dist.io.files import WriteError, remove, versions, write_json
 from flowpm_dist.io.snapshot import FIELDS, mark_complete, write_snapshot
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
@@ -253,7 +252,7 @@ class SearchSession:
         write_snapshot(aside, fields, header, meanings)
         if self.mesh.rank == 0:
             write_spectra(folder.path / "metrics.csv", spectra)
-            write_text(folder.result, json.dumps(facts, indent=1, default=float) + "\n")
+            write_json(folder.result, facts)
             observed.write(folder.path, maps, header)
             mark_complete(aside)
             try:

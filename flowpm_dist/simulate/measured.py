@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import UserError, decoration
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import write_json
 from flowpm_dist.io.labelled import Labelled, Values
 from flowpm_dist.observables.tracers import LineOfSight
 from flowpm_dist.posteriors.features import features_of
@@ -115,4 +114,4 @@ def write_statistics(
                 table.plot(figure.add_subplot())
                 save(figure)
     if features:
-        write_text(folder / STATISTICS / FEATURES, json.dumps(features, indent=1) + "\n")
+        write_json(folder / STATISTICS / FEATURES, features)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from flowpm_dist.cosmology.theory import LinearPower
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.io.drawing import drawing
-from flowpm_dist.io.files import WriteError, remove, versions
+from flowpm_dist.io.files import WriteError, remove, versions, write_json
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
 from flowpm_dist.io.volume import open_white_noise
@@ -243,7 +242,7 @@ def _write_texts(folder: Path, options: SimulationOptions, state: State, peaks: 
         },
         "versions": versions(),
     }
-    (folder / "timings.json").write_text(json.dumps(timings, indent=1, default=float) + "\n")
+    write_json(folder / "timings.json", timings)
 
 
 class SimulationSession:

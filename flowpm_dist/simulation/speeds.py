@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowpm_dist.io.files import WriteError, read_json, write_text
+from flowpm_dist.io.files import WriteError, read_json, write_json
 from meshimpl import launch
 from meshimpl.launch import user_cache
 
@@ -143,7 +143,7 @@ def record_rate(kind: str, cells: int, rate: float) -> None:
     rates = _rates()
     rates.setdefault(kind, {})[str(cells)] = rate
     with contextlib.suppress(WriteError):
-        write_text(_rates_file(), json.dumps(rates, indent=1) + "\n")
+        write_json(_rates_file(), rates)
 
 
 def _rates_file() -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import UnreadableError, read_bytes, remove, write_text
+from flowpm_dist.io.files import UnreadableError, read_bytes, remove, write_json
 from flowpm_dist.io.opening import first_problem
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import RunFile, Settings, flat, read_table
@@ -172,7 +171,7 @@ def write_result(folder: Path, result: Any) -> None:
     Raises:
         WriteError: it cannot be written.
     """
-    write_text(folder / RESULT, json.dumps(asdict(result), indent=1) + "\n")
+    write_json(folder / RESULT, asdict(result))
 
 
 def _settings_of(values: Values) -> Settings:

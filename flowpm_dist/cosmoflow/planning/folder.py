@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, read_json, write_text
+from flowpm_dist.io.files import GENERATOR, read_json, write_json
 from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
 from flowpm_dist.jobs.results import RunRecord, changed, read_rows
@@ -156,7 +155,7 @@ class TrainingFolder(WorkFolder):
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         opened = [*self.openings(None), {"time": now, "step": step, "split": split}]
-        write_text(self.path / OPENINGS, json.dumps({"opened": opened}, indent=1) + "\n")
+        write_json(self.path / OPENINGS, {"opened": opened})
 
     def summaries(self, split: str) -> Path:
         """Returns the file of the summaries of a split, see `evaluation.summaries`."""

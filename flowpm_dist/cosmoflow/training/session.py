@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from flowpm_dist.cosmoflow.volumes.sources import (
 from flowpm_dist.cosmoflow.volumes.universes import Statistics, draws_of, priors_of
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import decoration
-from flowpm_dist.io.files import write_text
+from flowpm_dist.io.files import write_json
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import read_rows
@@ -293,7 +292,7 @@ class TrainingSession:
             summary = summary_of_passes(len(self.files), plan.training.batch, steps)
         else:
             return
-        write_text(self.folder.draws, json.dumps(summary, indent=1) + "\n")
+        write_json(self.folder.draws, summary)
 
     def _write_phases(self, outcome: TrainingOutcome) -> None:
         """Writes phases.json, if a step was made."""
@@ -306,7 +305,7 @@ class TrainingSession:
             "threads_per_rank": launch.threads_per_rank(),
             "seconds": outcome.seconds,
         }
-        write_text(self.folder.path / "phases.json", json.dumps(facts, indent=1) + "\n")
+        write_json(self.folder.path / "phases.json", facts)
 
     def _show(self, outcome: TrainingOutcome) -> None:
         """Writes the phases, the draws and the figures of a training. On rank 0."""

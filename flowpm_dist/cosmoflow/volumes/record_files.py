@@ -34,7 +34,7 @@ from pydantic import ConfigDict, NonNegativeInt
 from typing_extensions import TypedDict
 
 from flowpm_dist.cosmoflow.volumes.tfrecords import RecordError, record_bounds
-from flowpm_dist.io.files import UnreadableError, read_text, write_text
+from flowpm_dist.io.files import UnreadableError, read_text, write_json
 from flowpm_dist.io.opening import checked
 from flowpm_dist.options import keep_in_units
 
@@ -253,7 +253,7 @@ def finish_dataset(folder: Path, header: DatasetHeader) -> dict[str, SplitCount]
     content = asdict(header)
     content["compression"] = "zlib" if content.pop("compressed") else None
     content = {"format": FORMAT, "version": VERSION, "splits": splits, **content}
-    write_text(folder / DATASET, json.dumps(content, indent=1) + "\n")
+    write_json(folder / DATASET, content)
     return splits
 
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel, FiniteFloat
 from typing_extensions import override
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
-from flowpm_dist.io.files import read_text, reading, write_text
+from flowpm_dist.io.files import read_text, reading, write_json
 from flowpm_dist.io.opening import checked
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Correction(abc.ABC):
     def save(self, path: str | Path) -> Path:
         """Writes the correction to a file, which is replaced in one step; returns its path."""
         about = {"flowpm_dist correction": VERSION, **self.about()}
-        write_text(Path(path), json.dumps(about, indent=1) + "\n")
+        write_json(Path(path), about)
         return Path(path)
 
 
