@@ -96,13 +96,15 @@ def make_venv(venv: Path) -> None:
     """Make an empty environment, or keep the one that is there and works.
 
     Raises:
-        BuildError: this Python is too old or too new, or has no venv.
+        BuildError: this Python is too old or too new, or has no venv; or the environment is a link.
     """
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         raise BuildError(
             f"python {sys.version.split()[0]} does not do: TensorFlow 2.21 has wheels for 3.11 to "
             "3.13. Name another with make PYTHON=/path/to/python3."
         )
+    if venv.is_symlink():
+        raise BuildError(f"{venv} is a link, whose folder would be emptied: remove the link")
     python = venv / "bin" / "python"
     probe = [str(python), "-c", "import pip, sys; print(sys.prefix)"]
     if python.exists():

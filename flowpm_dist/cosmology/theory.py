@@ -193,8 +193,9 @@ class LinearPower:
     @gives_tensor
     def cb(self, k: Any, a: Any = 1.0) -> Any:
         """Returns the linear power of cold dark matter and baryons, as for all matter."""
-        k = as_array(k, "k", "h/Mpc")
-        return self._today(k) * self.growth.d1(a, k) ** 2
+        if self.growth.by_scale:
+            return self.without_growth(k, a) * self.growth.d1(a) ** 2
+        return self.without_growth(k) * self.growth.d1(a) ** 2
 
     @gives_tensor
     def without_growth(self, k: Any, a: Any = 1.0) -> Any:
@@ -203,17 +204,13 @@ class LinearPower:
         It depends on the scale factor a where growth depends on the wavenumber.
         """
         k = as_array(k, "k", "h/Mpc")
-        power = self._today(k)
-        if not self.growth.by_scale:
-            return power
-        return power * square(self.growth.d1(a, k) / self.growth.d1(a))
-
-    def _today(self, k: Any) -> Any:
-        """Returns the power of cb for D1 = 1, of wavenumbers as they are [(Mpc/h)^3]."""
         positive = k > 0
         # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
         power = self._amplitude * self._shape(where(positive, k, ones_like(k)))
-        return where(positive, power, zeros_like(power))
+        power = where(positive, power, zeros_like(power))
+        if not self.growth.by_scale:
+            return power
+        return power * square(self.growth.d1(a, k) / self.growth.d1(a))
 
     @property
     def _matter(self) -> Callable[[Any, Any], Any] | None:

@@ -354,6 +354,19 @@ def test_horovod_without_a_compiler(steps, monkeypatch):
     assert "build" not in steps
 
 
+def test_an_environment_that_is_a_link_is_not_emptied(tmp_path, monkeypatch):
+    """As between two working trees of git: the set-up of one would empty the other's."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import set_up
+
+    (other := tmp_path / "other").mkdir()
+    (other / "kept").touch()
+    (tmp_path / ".venv").symlink_to(other)
+    with pytest.raises(wheel.BuildError, match="is a link, whose folder would be emptied"):
+        set_up.make_venv(tmp_path / ".venv")
+    assert (other / "kept").exists()
+
+
 @pytest.mark.parametrize("with_horovod", [True, False])
 def test_one_gpu_needs_no_cuda_toolkit(tmp_path, monkeypatch, capsys, with_horovod):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))

@@ -17,6 +17,7 @@ from flowpm_dist.cosmology import (
     Fluid,
     Growth,
     Halofit,
+    LinearPower,
     Theory,
 )
 from flowpm_dist.cosmology.growth_equations import EINSTEIN_DE_SITTER, TERMS
@@ -368,6 +369,12 @@ def test_a_run_is_differentiated_by_a_theory_of_ones_own():
 
 
 def test_replaced_parts_reach_what_uses_them():
+    class Doubled(LinearPower):
+        def without_growth(self, k):
+            return 2.0 * super().without_growth(k)
+
+    np.testing.assert_allclose(Doubled(PLANCK)(0.1, 0.5), 2.0 * LinearPower(PLANCK)(0.1, 0.5))
+
     class Stretched(Distances):
         def comoving(self, a):
             return 1.1 * super().comoving(a)
