@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.cli.from_python import run as run
     from flowpm_dist.cosmology.growth import Growth as Growth
     from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
+    from flowpm_dist.cosmology.power import LinearPower as LinearPower
     from flowpm_dist.cosmology.steps import growth_steps as growth_steps
     from flowpm_dist.cosmology.steps import logarithmic_steps as logarithmic_steps
     from flowpm_dist.cosmology.steps import scale_factor_steps as scale_factor_steps
-    from flowpm_dist.cosmology.theory import LinearPower as LinearPower
     from flowpm_dist.cosmology.theory import Theory as Theory
     from flowpm_dist.evolution.integrators import COLA as COLA
     from flowpm_dist.evolution.integrators import BullFrog as BullFrog

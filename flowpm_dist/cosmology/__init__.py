@@ -9,7 +9,7 @@ _HOMES = {
     "Fluid": "background",
     "Growth": "growth",
     "Halofit": "nonlinear",
-    "LinearPower": "theory",
+    "LinearPower": "power",
     "NonlinearPower": "nonlinear",
     "TabulatedPower": "nonlinear",
     "Theory": "theory",

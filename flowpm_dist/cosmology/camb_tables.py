@@ -148,10 +148,9 @@ def camb_power_table(
     if nonlinear:
         run.NonLinear = camb.model.NonLinear_both
         run.NonLinearModel.set_params(halofit_version=model)
-    of = of if omnuh2 > 0 else None
-    k, _, power = camb.get_results(run).get_linear_matter_power_spectrum(
-        of, of, nonlinear=nonlinear
-    )
+    parts = (of, of) if omnuh2 > 0 else ()
+    results = camb.get_results(run)
+    k, _, power = results.get_linear_matter_power_spectrum(*parts, nonlinear=nonlinear)
     return k, power
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.camb_tables import camb_power_table
 from flowpm_dist.cosmology.parameters import AMPLITUDES, SHAPE, Cosmology
-from flowpm_dist.cosmology.theory import LinearPower, known_number, without_gradient
+from flowpm_dist.cosmology.power import LinearPower, known_number, without_gradient
 from flowpm_dist.options import in_unit
 
 _LN_K = np.linspace(np.log(1e-4), np.log(3e3), 1024)

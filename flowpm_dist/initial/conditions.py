@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.theory import LinearPower
+from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.grid.box import Box, BoxFunction, cached_for_all_sizes
 from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function

@@ -208,8 +208,8 @@ def terms_of(order: int) -> tuple[Term, ...]:
 def growth_terms(growth: Growth, a: Any, order: int) -> tf.Tensor:
     """Returns D_n and dD_n/dlna of each term at scale factor a, float64 [2, n_terms].
 
-    Where growth depends on the wavenumber, a column follows for the excess of the first velocity,
-    see `lpt_function`.
+    Where growth depends on the wavenumber, the first column is for the excess of the first
+    velocity, see `lpt_function`.
     """
     terms = terms_of(order)
     with arrays_within():
@@ -229,9 +229,9 @@ def growth_terms_by_d1(growth: Growth, a: Any, order: int) -> tf.Tensor:
 
 
 def _by_scale(growth: Growth, rows: list[list[Any]]) -> tf.Tensor:
-    """Returns rows of factors with the column of the excess, if growth is by scale."""
+    """Returns rows of factors, after the column of the excess if growth is by scale."""
     if growth.by_scale:
-        rows = [[*rows[0], zeros_like(rows[0][0])], [*rows[1], rows[1][0]]]
+        rows = [[zeros_like(rows[0][0]), *rows[0]], [rows[1][0], *rows[1]]]
     return as_float64(stacked([stacked(row, 0) for row in rows], 0))
 
 
@@ -253,7 +253,7 @@ def lpt_function(
             `linear_amplitude`.
         factors: [..., 2, n_terms] of the box's dtype: for each of `terms_of(order)`, the factors
             of the displacement and of the velocity; see `growth_terms`. One column more with
-            `by_scale`.
+            `by_scale`, before the others.
         excess: with `by_scale`, the growth rate of each mode over that without a wavenumber, less
             1, [..., kz, ky, kx].
 
@@ -268,9 +268,7 @@ def lpt_function(
     n_terms = len(terms_of(order)) + by_scale
     row, term = mtf.Dimension("row", 2), mtf.Dimension("term", n_terms)
 
-    def build(
-        _: Any, noise: Any, amplitude: Any, factors: Any, excess: Any = None
-    ) -> tuple[Any, ...]:
+    def build(_: Any, noise: Any, amplitude: Any, factors: Any, *excess: Any) -> tuple[Any, ...]:
         in_turn = SequentialFFT(box)
         linear = pointwise(_scale_modes, to_spectrum(noise), amplitude)
         delta = in_turn(linear)
@@ -282,12 +280,11 @@ def lpt_function(
             *others, x, y, z = third_order_sources(hessian, sources[1], in_turn)
             sources += [to_spectrum(s) for s in others]
             transverse = [to_spectrum(s) for s in (x, y, z)]
-        rows = [mtf.unstack(f, term) for f in mtf.unstack(factors, row)]
-        scalars = [*sources]
-        if excess is not None:
-            scalars.append(pointwise(_scale_modes, linear, excess))
-            rows = [[*r[: len(sources)], r[-1], *r[len(sources) : -1]] for r in rows]
-        state = [_displacement(r, scalars, transverse, in_turn) for r in rows]
+        scalars = [*(pointwise(_scale_modes, linear, each) for each in excess), *sources]
+        state = [
+            _displacement(mtf.unstack(f, term), scalars, transverse, in_turn)
+            for f in mtf.unstack(factors, row)
+        ]
         extra = [_displacement([None], [s], [], in_turn) for s in sources[:2]] if fields else []
         return delta, *state, *extra
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.cosmology.theory import LinearPower
+from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.io.drawing import drawing

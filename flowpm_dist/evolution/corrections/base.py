@@ -29,7 +29,7 @@ from flowpm_dist.io.opening import checked
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.theory import LinearPower
+    from flowpm_dist.cosmology.power import LinearPower
     from flowpm_dist.grid.box import Box
     from flowpm_dist.particle_mesh.response import Response
 

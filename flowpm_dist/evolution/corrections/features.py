@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.theory import LinearPower
+    from flowpm_dist.cosmology.power import LinearPower
 
 FEATURES = 3
 EARLIEST = 1e-6

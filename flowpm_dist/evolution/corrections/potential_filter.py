@@ -19,7 +19,7 @@ from flowpm_dist.evolution.corrections.features import FEATURES, features
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.theory import LinearPower
+    from flowpm_dist.cosmology.power import LinearPower
 
 HIDDEN = 16
 

@@ -30,7 +30,7 @@ from flowpm_dist.evolution.corrections.features import FEATURES, features_and_ra
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.cosmology.theory import LinearPower
+    from flowpm_dist.cosmology.power import LinearPower
     from flowpm_dist.grid.box import Box
 
 CHANNELS, HIDDEN = 8, 3

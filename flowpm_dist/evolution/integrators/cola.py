@@ -137,11 +137,12 @@ class COLA(Integrator):
         return rows(1.0, 0.0, *(reshape(x, [1]) for x in (first, second)))
 
     def initial(self, growth: Growth, a: float, order: int) -> tf.Tensor:
-        """Returns the LPT factors; the velocity has only the terms beyond second order."""
+        """Returns the LPT factors; the velocity has only what is beyond second-order LPT."""
         import tensorflow as tf
 
         factors = super().initial(growth, a, order)
-        beyond = np.arange(factors.shape[1]) >= min(order, 2)
+        terms = np.arange(factors.shape[1]) - int(growth.by_scale)
+        beyond = (terms < 0) | (terms >= 2)
         return tf.stack([factors[0], factors[1] * beyond])
 
     @override

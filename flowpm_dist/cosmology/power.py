@@ -1,0 +1,375 @@
+"""Linear power: Eisenstein and Hu's fit or CAMB's tables, normalised by A_s or by sigma8."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from flowpm_dist.cosmology.arrays import (
+    arrays_within,
+    as_array,
+    as_float64,
+    clip,
+    exp,
+    floor,
+    gives_tensor,
+    is_tensor,
+    log,
+    maximum,
+    minimum,
+    ones_like,
+    rows,
+    sin,
+    sqrt,
+    square,
+    total,
+    where,
+    zeros_like,
+)
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Background
+from flowpm_dist.cosmology.camb_tables import camb_spline
+from flowpm_dist.cosmology.growth import Growth, growth_of
+from flowpm_dist.cosmology.parameters import (
+    SHAPE,
+    Cosmology,
+    is_compiled,
+    known_value,
+)
+
+SIGMA8_RADIUS = 8.0
+"""Radius of the spheres that define sigma8 [Mpc/h]."""
+
+
+class LinearPower:
+    """The linear power P(k) of all matter: `power(k)` today, `power(k, a)`.
+
+    With massive neutrinos, `power.cb(k, a)` is the power of cold dark matter and baryons alone,
+    which the particles of a simulation have. It is scaled back by the growth of each wavenumber.
+
+    It is evaluated element by element for k [h/Mpc] of any shape, eagerly or in a graph, in
+    float64; P(0) = 0. It is differentiable with respect to the parameters; with transfer="camb",
+    only with respect to A_s, sigma8 and n_s: for other parameters LookupError is raised.
+
+    CAMB's table covers about 1e-5 h/Mpc to 20/Mpc. Outside this range the power is a power law,
+    with the slope at the nearer end of the table. Dark energy is CAMB's PPF. The power of cb today
+    is CAMB's own, whatever `growth` is.
+
+    The fit of Eisenstein and Hu has the density of cb: neutrinos are radiation when matter begins
+    to dominate. What they change later is in the growth.
+
+    Args:
+        cosmology: the parameters.
+        growth: the growth of the cosmology, if it exists already.
+
+    Raises:
+        ImportError: transfer="camb", and the package camb is missing.
+        ValueError: transfer="camb", and parameters that only a graph knows (inside a tf.function).
+    """
+
+    def __init__(self, cosmology: Cosmology, growth: Growth | None = None) -> None:
+        self.cosmology = cosmology
+        self.growth = growth_of(Background(cosmology)) if growth is None else growth
+        with arrays_within():
+            self._shape = self._shape_of(cosmology)
+            self._unit_today = None if cosmology.A_s is not None else self._unit_sigma8(1.0)
+            self._amplitude = self._amplitude_of(cosmology)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.cosmology})"
+
+    def _shape_of(self, cosmology: Cosmology) -> Callable[[Any], Any]:
+        """Returns the power for A_s = 1 and D1 = 1 as a function of k > 0 [h/Mpc]."""
+        if cosmology.transfer == "camb":
+            return _CambShape(cosmology, self.growth)
+        values = {**cosmology.values(), "Omega_m": self.growth.background.Omega_cb}
+        if is_compiled(values):
+            parameters = {name: as_float64(value) for name, value in values.items()}
+            return lambda k: _compiled_shape(parameters, as_float64(k))
+        return _EisensteinHuShape(values)
+
+    def rescaled(self, cosmology: Cosmology) -> LinearPower:
+        """Returns the power of a cosmology that differs in A_s, sigma8 or f_NL only."""
+        other = copy.copy(self)
+        other.cosmology, other._amplitude = cosmology, self._amplitude_of(cosmology)
+        return other
+
+    @property
+    def A_s(self) -> tf.Tensor:
+        """The amplitude of the primordial spectrum, as given or as sigma8 implies it."""
+        return as_float64(self._amplitude)
+
+    @gives_tensor
+    def __call__(self, k: Any, a: Any = 1.0) -> Any:
+        """Returns the linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
+        power = self.cb(k, a)
+        return power if self._matter is None else power * square(self._matter(k, a))
+
+    @gives_tensor
+    def cb(self, k: Any, a: Any = 1.0) -> Any:
+        """Returns the linear power of cold dark matter and baryons, as for all matter."""
+        if self.growth.by_scale:
+            return self.without_growth(k, a) * self.growth.d1(a) ** 2
+        return self.without_growth(k) * self.growth.d1(a) ** 2
+
+    @gives_tensor
+    def without_growth(self, k: Any, a: Any = 1.0) -> Any:
+        """Returns the power of cb without growth [(Mpc/h)^3]: P_cb(k, a) / D1(a)^2.
+
+        It depends on the scale factor a where growth depends on the wavenumber.
+        """
+        k = as_array(k, "k", "h/Mpc")
+        positive = k > 0
+        # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
+        power = self._amplitude * self._shape(where(positive, k, ones_like(k)))
+        power = where(positive, power, zeros_like(power))
+        if not self.growth.by_scale:
+            return power
+        return power * square(self.growth.d1(a, k) / self.growth.d1(a))
+
+    @property
+    def _matter(self) -> Callable[[Any, Any], Any] | None:
+        """The overdensity of all matter over that of cb, of k and a; None where they are one."""
+        neutrinos = self.growth.background.neutrinos
+        return None if neutrinos is None else neutrinos.matter
+
+    @gives_tensor
+    def potential(self, k: Any) -> Any:
+        """Returns the power of phi, the Gaussian potential of the matter era [(Mpc/h)^3].
+
+        It is +3/5 of the curvature perturbation: k^3 P / (2 pi^2) = 9/25 A_s (k/k_pivot)^(n_s - 1).
+        The linear overdensity before growth is M phi with M^2 = without_growth(k) / potential(k).
+        Here M = 2/3 k^2 T(k) c^2 / (Omega_m H0^2) for D1 -> a at early times.
+        """
+        k = as_array(k, "k", "h/Mpc")
+        n_s, k_pivot, h = (as_array(getattr(self.cosmology, n)) for n in ("n_s", "k_pivot", "h"))
+        positive = k > 0
+        nonzero = where(positive, k, ones_like(k))
+        tilted = exp((n_s - 1.0) * log(nonzero * h / k_pivot))
+        power = 0.72 * np.pi**2 * self._amplitude * tilted / nonzero**3
+        return where(positive, power, zeros_like(power))
+
+    @gives_tensor
+    def sigma8(self, a: Any = 1.0) -> Any:
+        """Returns the rms linear overdensity of all matter in spheres of 8 Mpc/h at a [1]."""
+        return sqrt(self._amplitude) * self._unit_sigma8(a)
+
+    @gives_tensor
+    def sigma8_cb(self, a: Any = 1.0) -> Any:
+        """Returns the same of cold dark matter and baryons [1]."""
+        return sqrt(self._amplitude) * self._unit_sigma8(a, of_cb=True)
+
+    def _amplitude_of(self, cosmology: Cosmology) -> Any:
+        if cosmology.A_s is not None:
+            return as_array(cosmology.A_s)
+        return (as_array(cosmology.sigma8) / self._unit_today) ** 2
+
+    def _unit_sigma8(self, a: Any, *, of_cb: bool = False) -> Any:
+        """Returns sigma8 for A_s = 1 at scale factor a."""
+        k, weights = _sigma8_quadrature()
+        if not self.growth.by_scale:
+            return sqrt(total(weights * self._shape(k))) * self.growth.d1(a)
+        a = as_array(a, "a")[..., np.newaxis]
+        growth = self.growth.d1(a, k)
+        if self._matter is not None and not of_cb:
+            growth = growth * self._matter(k, a)
+        return sqrt(total(weights * self._shape(k) * square(growth)))
+
+
+# Omega_b h^2 below which the fit's own powers of it lose their derivatives; no effect above.
+_FEW_BARYONS = 1e-8
+
+
+class _EisensteinHuShape:
+    """The power for A_s = 1 and D1 = 1, from the Poisson equation.
+
+    k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2,
+
+    for the parameters by name as arrays or tensors, where `Omega_m` is that of cb.
+
+    The transfer function T(k), 1 at k -> 0, has baryons and their wiggles. It is differentiable by
+    all parameters. Eisenstein and Hu 1998, "Baryonic features in the matter transfer function",
+    astro-ph/9709112; the equation numbers are theirs.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._tilt = values["n_s"] - 1.0
+        self._pivot = values["k_pivot"] / values["h"]  # [h/Mpc]
+        self._amplitude = 0.32 * np.pi**2 * (HUBBLE_DISTANCE**2 / values["Omega_m"]) ** 2
+        h2 = values["h"] ** 2
+        self._h = values["h"]
+        self._theta2 = (values["T_cmb"] / 2.7) ** 2
+        self._matter = values["Omega_m"] * h2
+        self._baryons = maximum(values["Omega_b"] * h2, _FEW_BARYONS)
+        self._baryon_fraction = values["Omega_b"] / values["Omega_m"]
+        self._scales()
+        self._cold_matter_shape()
+        self._baryon_shape()
+
+    def __call__(self, k: Any) -> Any:
+        tilted = exp(self._tilt * log(k / self._pivot))
+        return self._amplitude * k * tilted * square(self.transfer(k))
+
+    def transfer(self, k: Any) -> Any:
+        """Returns T(k) (eq. 16) for wavenumbers k > 0 [h/Mpc], any shape."""
+        k = k * self._h  # [1/Mpc]
+        cold, baryon_start = self._pressureless_forms(k)
+        ks = k * self._sound_horizon
+        baryon = self._baryon(k, ks, baryon_start)
+        f = 1.0 / (1.0 + square(square(ks / 5.4)))
+        cold_matter = f * cold[0] + (1.0 - f) * cold[1]  # eq. 17 and 18
+        return cold_matter + self._baryon_fraction * (baryon - cold_matter)
+
+    def _scales(self) -> None:
+        """Equality, drag epoch, sound horizon [Mpc] and Silk damping [1/Mpc] (eq. 2 to 7)."""
+        m, b, theta2 = self._matter, self._baryons, self._theta2
+        z_equality = 2.50e4 * m / theta2**2
+        self._k_equality = 7.46e-2 * m / theta2
+        b1 = 0.313 * m**-0.419 * (1.0 + 0.607 * m**0.674)
+        b2 = 0.238 * m**0.223
+        z_drag = 1291.0 * m**0.251 / (1.0 + 0.659 * m**0.828) * (1.0 + b1 * b**b2)
+        loading = 31.5 * b / theta2**2 * 1e3  # baryon to photon momentum, times the redshift
+        r_drag, r_equality = loading / z_drag, loading / z_equality
+        self._sound_horizon = (
+            2.0
+            / (3.0 * self._k_equality)
+            * sqrt(6.0 / r_equality)
+            * log((sqrt(1.0 + r_drag) + sqrt(r_drag + r_equality)) / (1.0 + sqrt(r_equality)))
+        )
+        self._k_silk = 1.6 * b**0.52 * m**0.73 * (1.0 + (10.4 * m) ** -0.95)
+        self._r_drag = r_drag
+        self._drag_ratio = (1.0 + z_equality) / (1.0 + z_drag)
+
+    def _cold_matter_shape(self) -> None:
+        """alpha_c and beta_c (eq. 11 and 12)."""
+        m, fraction = self._matter, self._baryon_fraction
+        a1 = (46.9 * m) ** 0.670 * (1.0 + (32.1 * m) ** -0.532)
+        a2 = (12.0 * m) ** 0.424 * (1.0 + (45.0 * m) ** -0.582)
+        self._alpha_c = a1**-fraction * a2 ** -(fraction**3)
+        b1 = 0.944 / (1.0 + (458.0 * m) ** -0.708)
+        b2 = (0.395 * m) ** -0.0266
+        self._beta_c = 1.0 / (1.0 + b1 * ((1.0 - fraction) ** b2 - 1.0))
+
+    def _baryon_shape(self) -> None:
+        """alpha_b, beta_b and beta_node (eq. 14, 15, 23 and 24)."""
+        m, fraction, y = self._matter, self._baryon_fraction, self._drag_ratio
+        root = sqrt(1.0 + y)
+        g = y * (-6.0 * root + (2.0 + 3.0 * y) * log((root + 1.0) / (root - 1.0)))
+        self._alpha_b = (
+            2.07 * self._k_equality * self._sound_horizon * (1.0 + self._r_drag) ** -0.75 * g
+        )
+        self._beta_b = 0.5 + fraction + (3.0 - 2.0 * fraction) * sqrt((17.2 * m) ** 2 + 1.0)
+        self._beta_node = 8.41 * m**0.435
+
+    def _baryon(self, k: Any, ks: Any, start: Any) -> Any:
+        """T_b(k) (eq. 21 and 22), given the pressureless T0(k; 1, 1)."""
+        ks2 = square(ks)
+        ks3 = ks * ks2
+        phase = ks2 / _power(self._beta_node**3 + ks3, 1.0 / 3.0)
+        damping = self._alpha_b * ks3 / (self._beta_b**3 + ks3)
+        silk = exp(-_power(k / self._k_silk, 1.4))
+        envelope = start / (1.0 + ks2 / 5.2**2) + damping * silk
+        return envelope * sin(phase) / phase
+
+    def _pressureless_forms(self, k: Any) -> tuple[list[Any], Any]:
+        """T0(k; alpha, beta) (eq. 10, 19, 20): [(1, beta_c), (alpha_c, beta_c)] and (1, 1)."""
+        q = k / (13.41 * self._k_equality)
+        q2 = square(q)
+        bend = 386.0 / (1.0 + 69.9 * _power(q, 1.08))
+        with_beta = log(math.e + 1.8 * self._beta_c * q)
+        without = log(math.e + 1.8 * q)
+        one, suppressed = (14.2 + bend) * q2, (14.2 / self._alpha_c + bend) * q2
+        cold = [with_beta / (with_beta + one), with_beta / (with_beta + suppressed)]
+        return cold, without / (without + one)
+
+
+@tf.function(autograph=False, reduce_retracing=True)
+def _compiled_shape(parameters: Mapping[str, tf.Tensor], k: tf.Tensor) -> tf.Tensor:
+    """Returns `_EisensteinHuShape` at k; for cosmologies that change at every evaluation."""
+    return _EisensteinHuShape(parameters)(k)
+
+
+def _power(x: Any, exponent: float) -> Any:
+    """x**exponent for x > 0, several times faster than tf.pow on large float64 fields."""
+    return exp(exponent * log(x))
+
+
+class _CambShape:
+    """The power for A_s = 1 and D1 = 1: CAMB's power today, log-log cubic in k, over D1(1, k)^2."""
+
+    def __init__(self, cosmology: Cosmology, growth: Growth) -> None:
+        parameters = {name: getattr(cosmology, name) for name in SHAPE}
+        values = {name: known_number(name, parameter) for name, parameter in parameters.items()}
+        self._start, self._step, self._coefficients = camb_spline(**values)
+        self._tilt = as_array(parameters.pop("n_s")) - 1.0
+        self._ln_pivot = np.log(values["k_pivot"] / values["h"])
+        self._guard = without_gradient(parameters)
+        self._growth = growth
+
+    def __call__(self, k: Any) -> Any:
+        ln_k = log(k)
+        cells = self._coefficients.shape[0]
+        position = (ln_k - self._start) / self._step
+        inside = clip(position, 0.0, float(cells))
+        cell = minimum(floor(inside), cells - 1.0)
+        c = rows(self._coefficients, cell)
+        u = inside - cell
+        ln_power = c[..., 0] + u * (c[..., 1] + u * (c[..., 2] + u * c[..., 3]))
+        end_slope = c[..., 1] + u * (2.0 * c[..., 2] + 3.0 * u * c[..., 3])
+        ln_power += (position - inside) * end_slope
+        tilted = exp(ln_power + self._tilt * (ln_k - self._ln_pivot))
+        return tilted * self._guard / self._growth.d1(1.0, k) ** 2
+
+
+def known_number(name: str, parameter: object) -> float:
+    """Returns a parameter as a number, or raises ValueError if only a graph knows it."""
+    known = known_value(parameter)
+    if known is None:
+        raise ValueError(
+            f"CAMB needs the number of {name}, which is not known inside a tf.function: make "
+            'the LinearPower outside of it, or use transfer="eisenstein-hu"'
+        )
+    return known
+
+
+def without_gradient(
+    parameters: Mapping[str, object],
+    power: str = "linear power",
+    instead: str = 'transfer="eisenstein-hu"',
+) -> Any:
+    """Returns 1, whose gradient by a parameter that is a tensor is an error.
+
+    Args:
+        parameters: the parameters by name.
+        power: what CAMB computes, for the message.
+        instead: what has the gradients, for the message.
+    """
+    guard = np.float64(1.0)
+    for name, parameter in parameters.items():
+        if is_tensor(parameter):
+            message = (
+                f"CAMB gives no derivative of the {power} by {name}: use {instead} for gradients "
+                "by it"
+            )
+            barrier = tf.raw_ops.PreventGradient(input=as_float64(parameter), message=message)
+            guard += 0.0 * barrier
+    return guard
+
+
+@functools.cache
+def _sigma8_quadrature() -> tuple[np.ndarray, np.ndarray]:
+    """Returns k [h/Mpc] and weights [(h/Mpc)^3], each [4096]: sigma8^2 = sum of weights * P(k).
+
+    It is the trapezoidal rule in ln k; the integrand vanishes at both ends.
+    """
+    ln_k = np.linspace(np.log(1e-5), np.log(100.0), 4096)
+    k = np.exp(ln_k)
+    x = k * SIGMA8_RADIUS
+    series = 1.0 - x**2 / 10.0 + x**4 / 280.0
+    top_hat = np.where(x > 0.03, 3.0 * (np.sin(x) - x * np.cos(x)) / x**3, series)
+    return k, (ln_k[1] - ln_k[0]) * k**3 / (2.0 * np.pi**2) * top_hat**2
