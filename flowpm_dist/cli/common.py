@@ -6,6 +6,7 @@ Nothing here imports TensorFlow, Horovod or MPI before the work of a job begins.
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import os
 import shutil
@@ -236,6 +237,7 @@ def working(
             progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
             with during_import or nullcontext():
                 import_tensorflow()
+            gc.freeze()  # TensorFlow's objects live as long as the program
             from flowpm_dist import HaloError
 
             try:

@@ -108,7 +108,7 @@ class Background:
 
     Attributes:
         values: the parameters by name, as float64 arrays or tensors.
-        has_radiation: whether it has photons and neutrinos.
+        has_radiation: whether anything in it is radiation at early times.
         neutrinos: those that have a mass; None without.
         Omega_m: matter today over the critical density, massive neutrinos included [1].
         Omega_cb: cold dark matter and baryons today over the critical density [1].
@@ -121,7 +121,7 @@ class Background:
             parameters = {**parameters.values(), "radiation": parameters.radiation}
         filled = {name: parameters.get(name, row.default) for name, row in PARAMETERS.items()}
         self.values = {name: as_array(v) for name, v in filled.items() if v is not None}
-        self.has_radiation = bool(parameters.get("radiation", False))
+        self._with_radiation = bool(parameters.get("radiation", False))
         self.Omega_m, self.Omega_k = self.values["Omega_m"], self.values["Omega_k"]
         self.neutrinos = self._massive_neutrinos()
         self.Omega_cb = self.Omega_m
@@ -131,6 +131,7 @@ class Background:
         self.Omega_de = reduce(lambda left, fluid: left - fluid.Omega, others, 1.0 - self.Omega_cb)
         self.dark_energy = Fluid(self.Omega_de, self.values["w0"], self.values["wa"])
         self.fluids = (self.dark_energy, *others)
+        self.has_radiation = any(fluid.is_radiation for fluid in self.fluids)
 
     def __repr__(self) -> str:
         densities = (f"{name}={getattr(self, name)}" for name in ("Omega_m", "Omega_de", "Omega_k"))
@@ -144,7 +145,7 @@ class Background:
     def others(self) -> tuple[Fluid | Neutrinos, ...]:
         """Returns the fluids besides dark energy: curvature expands as one with w = -1/3."""
         curvature = () if self.is_flat else (Fluid(self.Omega_k, -1.0 / 3.0),)
-        if not self.has_radiation:
+        if not self._with_radiation:
             return curvature
         light = photons(self.values["T_cmb"], self.values["h"])
         if self.neutrinos is not None:
@@ -155,7 +156,7 @@ class Background:
         """Returns the neutrinos if they may have a mass; a tensor is a mass, whatever its value."""
         mass = self.values["m_nu"]
         massless = not is_tensor(mass) and bool(mass == 0)
-        return None if massless or not self.has_radiation else self._all_neutrinos()
+        return None if massless or not self._with_radiation else self._all_neutrinos()
 
     def _all_neutrinos(self) -> Neutrinos:
         names = ("m_nu", "N_eff", "T_cmb", "h", "Omega_m")

@@ -29,7 +29,6 @@ from flowpm_dist.cosmology.growth_equations import (
     coefficients,
     coefficients_by_scale,
     grid_of,
-    has_radiation,
     order_of,
     scales,
     solved,
@@ -173,7 +172,7 @@ class Growth:
 
     def _checked(self, a: Any) -> Any:
         a = as_array(a, "a")
-        times, first = known(a), A_MIN if has_radiation(self.background) else 0.0
+        times, first = known(a), A_MIN if self.background.has_radiation else 0.0
         if times is not None and not np.all((times >= first) & (times <= A_MAX)):
             of = " with radiation" if first else ""
             raise ValueError(

@@ -40,7 +40,6 @@ from flowpm_dist.cosmology.arrays import (
 )
 from flowpm_dist.cosmology.background import A_MAX, GROWTH, Background
 from flowpm_dist.cosmology.collocation import Collocation, Solution, collocation
-from flowpm_dist.cosmology.neutrinos import Neutrinos
 from flowpm_dist.cosmology.parameters import affecting, is_compiled
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
@@ -71,11 +70,6 @@ WAVENUMBERS = 1e-5, 1e3
 
 SCALES = 64
 """The number of nodes in ln k."""
-
-
-def has_radiation(background: Background) -> bool:
-    """Returns whether anything expands as radiation does at early times."""
-    return any(isinstance(each, Neutrinos) or each.is_radiation for each in background.fluids)
 
 
 def grid_of(nodes: int) -> Collocation:
@@ -196,7 +190,7 @@ def _early_times(background: Background) -> dict[Term, tuple[Any, Any]]:
     g = g0 (1 + sum of c Omega), where c follows from the equation's terms that are linear in Omega.
     With radiation, it is the series in a / a_eq.
     """
-    if has_radiation(background):
+    if background.has_radiation:
         return _in_radiation(background)
     early = [_first_order(fluid, share) for fluid, share in background.shares(np.asarray(A_MIN))]
     return {

@@ -20,15 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmology.arrays import sqrt, square, total
+from flowpm_dist.cosmology.arrays import ones_like, sqrt, square, total, where
 
 PHOTONS = 2.4729753e-5 / 2.7255**4
 """Omega h^2 of photons, over the fourth power of their temperature [1/K^4]."""
 
+_LARGEST = 1e-30  # wavenumber in place of 0 [h/Mpc]
+
 SPECIES = 3
 """The number of neutrino species."""
 
-_MASSLESS = 7 / 8 * (4 / 11) ** (4 / 3)  # of a species over photons
+MASSLESS = 7 / 8 * (4 / 11) ** (4 / 3)
+"""The density of a massless species over that of photons [1]."""
+
 _KELVIN = 8.617333262e-5  # [eV]
 _ZETA3 = 1.2020569031595942
 _HEAVY = 180 * _ZETA3 / (7 * math.pi**4)  # density over massless, by mass over temperature
@@ -81,7 +85,12 @@ class Neutrinos:
     @property
     def Omega_massless(self) -> Any:
         """Their density today if they had no mass [1]."""
-        return _MASSLESS * self.N_eff * photons(self.T_cmb, self.h)
+        return MASSLESS * self.N_eff * photons(self.T_cmb, self.h)
+
+    @property
+    def is_radiation(self) -> bool:
+        """Whether they expand as photons do: at early times."""
+        return True
 
     @property
     def _mass(self) -> Any:
@@ -128,4 +137,5 @@ class Neutrinos:
     def matter(self, k: Any, a: Any) -> Any:
         """Returns F, the overdensity of all matter over that of cold matter and baryons [1]."""
         scale, fraction = self.free_streaming(a), self.fraction(a)
+        k = where(k > 0, k, _LARGEST * ones_like(k))  # where a mass of 0 would give 0 / 0
         return (1.0 - fraction) / (1.0 - fraction * square(scale / (scale + k)))

@@ -149,7 +149,7 @@ class Halofit:
 class NonlinearPower:
     """The non-linear power P(k, a) of CAMB as a table: `power(k, a)`, for 0 <= z <= 4.
 
-    Neutrinos are massless. CAMB includes radiation, which slows the growth by about 1e-3. There are
+    CAMB includes radiation, which slows the growth by about 1e-3. There are
     no gradients by the cosmology, and computing one raises LookupError; `Halofit` has gradients.
 
     Args:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from flowpm_dist.cosmology.arrays import as_array, as_float64, is_tensor, known
+from flowpm_dist.cosmology.neutrinos import Neutrinos
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
 
@@ -36,6 +37,12 @@ Effect = Literal["background", "growth", "transfer", "primordial", "amplitude", 
 E(a), and with it the growth of structure and distances; the transfer function; the slope of the
 primordial spectrum; the amplitude of the spectrum; gaussianity: how the initial field is
 distributed, with this spectrum."""
+
+WITHOUT_RADIATION = "needs radiation = true, because neutrinos are radiation at early times"
+NEEDS_RADIATION = ("m_nu",)
+"""Parameters that have an effect with radiation only."""
+GIVE_NEUTRINOS = "N_eff", "T_cmb"
+"""Parameters of the number and the temperature of neutrinos."""
 
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
@@ -106,7 +113,8 @@ class Cosmology:
     tensor whose value is not known yet (inside a tf.function) is not checked.
 
     Attributes:
-        Omega_m: matter (cold dark matter and baryons) today over the critical density [1].
+        Omega_m: matter (cold dark matter, baryons, massive neutrinos) today over the critical
+            density [1].
         Omega_b: baryons today over the critical density [1].
         h: Hubble constant [100 km/s/Mpc].
         n_s: tilt of the primordial scalar spectrum [1].
@@ -217,9 +225,12 @@ class Cosmology:
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
         if not isinstance(self.radiation, bool | np.bool_):
             raise TypeError(f"radiation must be True or False, got {self.radiation!r}")
-        for name in self.names:
+        given = [name for name in PARAMETERS if getattr(self, name) is not None]
+        for name in given:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
-        numbers = {name: known_value(getattr(self, name)) for name in self.names}
+        if not self.radiation and is_tensor(self.m_nu):
+            raise ValueError(f"m_nu, a tensor: {WITHOUT_RADIATION}")
+        numbers = {name: known_value(getattr(self, name)) for name in given}
         for name, number in numbers.items():
             if number is not None and not PARAMETERS[name].holds(number):
                 raise ValueError(f"{name} must be {PARAMETERS[name].range_text}; got {number:g}")
@@ -270,8 +281,10 @@ class Cosmology:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the numerical parameters that are set, A_s or sigma8 among them."""
+        """Names of the numerical parameters that have an effect, A_s or sigma8 among them."""
         others = tuple(name for name in PARAMETERS if name not in AMPLITUDES)
+        if not self.radiation:
+            others = tuple(name for name in others if name not in NEEDS_RADIATION)
         return others + tuple(n for n in AMPLITUDES if getattr(self, n) is not None)
 
     @property
@@ -375,10 +388,15 @@ def conflicts(ends: Mapping[str, tuple[float, ...]], radiation: bool) -> Iterato
             yield "Omega_k", f"{message}: there would be no big bang, or dark energy below 0"
     masses = ends.get("m_nu")
     if masses and max(masses) > 0 and not radiation:
-        yield "m_nu", "needs radiation = true, because neutrinos are radiation at early times"
-    if masses and max(masses) > 0 and matter and baryons and (hubble := ends.get("h")):
-        # a bound for masses from 94 eV to a density, whatever the temperature is
-        if max(baryons) + max(masses) / 94.0 / min(hubble) ** 2 >= min(matter):
+        yield "m_nu", WITHOUT_RADIATION
+    numbers, temperatures = (
+        ends.get(name) or (PARAMETERS[name].default,) for name in GIVE_NEUTRINOS
+    )
+    if masses and max(masses) > 0 and min(numbers) <= 0:
+        yield "N_eff", f"must be above 0 with massive neutrinos, m_nu = {shown('m_nu')}"
+    elif masses and max(masses) > 0 and matter and baryons and (hubble := ends.get("h")):
+        most = Neutrinos(max(masses), max(numbers), max(temperatures), min(hubble), min(matter))
+        if max(baryons) + most.Omega_matter >= min(matter):
             yield "m_nu", f"with Omega_b, neutrinos are more than Omega_m = {shown('Omega_m')}"
     w0, wa = ends.get("w0"), ends.get("wa")
     if w0 and wa and max(w0) + max(wa) > LATEST_DARK_ENERGY + 1e-12:  # up to rounding of the sum

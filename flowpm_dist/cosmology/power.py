@@ -35,7 +35,9 @@ from flowpm_dist.cosmology.arrays import (
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Background
 from flowpm_dist.cosmology.camb_tables import camb_spline
 from flowpm_dist.cosmology.growth import Growth, growth_of
+from flowpm_dist.cosmology.neutrinos import MASSLESS
 from flowpm_dist.cosmology.parameters import (
+    PARAMETERS,
     SHAPE,
     Cosmology,
     is_compiled,
@@ -107,8 +109,10 @@ class LinearPower:
     @gives_tensor
     def __call__(self, k: Any, a: Any = 1.0) -> Any:
         """Returns the linear power at scale factor a [(Mpc/h)^3]; k [h/Mpc] and a broadcast."""
-        power = self.cb(k, a)
-        return power if self._matter is None else power * square(self._matter(k, a))
+        power, matter = self.cb(k, a), self._matter
+        if matter is None:
+            return power
+        return power * square(matter(as_array(k, "k", "h/Mpc"), as_array(a, "a")))
 
     @gives_tensor
     def cb(self, k: Any, a: Any = 1.0) -> Any:
@@ -183,6 +187,7 @@ class LinearPower:
 
 # Omega_b h^2 below which the fit's own powers of it lose their derivatives; no effect above.
 _FEW_BARYONS = 1e-8
+_NEUTRINOS = PARAMETERS["N_eff"].default
 
 
 class _EisensteinHuShape:
@@ -204,6 +209,8 @@ class _EisensteinHuShape:
         h2 = values["h"] ** 2
         self._h = values["h"]
         self._theta2 = (values["T_cmb"] / 2.7) ** 2
+        # The fit has the radiation of this number of neutrinos.
+        self._radiation = (1.0 + MASSLESS * values["N_eff"]) / (1.0 + MASSLESS * _NEUTRINOS)
         self._matter = values["Omega_m"] * h2
         self._baryons = maximum(values["Omega_b"] * h2, _FEW_BARYONS)
         self._baryon_fraction = values["Omega_b"] / values["Omega_m"]
@@ -228,8 +235,8 @@ class _EisensteinHuShape:
     def _scales(self) -> None:
         """Equality, drag epoch, sound horizon [Mpc] and Silk damping [1/Mpc] (eq. 2 to 7)."""
         m, b, theta2 = self._matter, self._baryons, self._theta2
-        z_equality = 2.50e4 * m / theta2**2
-        self._k_equality = 7.46e-2 * m / theta2
+        z_equality = 2.50e4 * m / theta2**2 / self._radiation
+        self._k_equality = 7.46e-2 * m / theta2 / sqrt(self._radiation)
         b1 = 0.313 * m**-0.419 * (1.0 + 0.607 * m**0.674)
         b2 = 0.238 * m**0.223
         z_drag = 1291.0 * m**0.251 / (1.0 + 0.659 * m**0.828) * (1.0 + b1 * b**b2)

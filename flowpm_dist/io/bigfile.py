@@ -66,7 +66,7 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
         "NC": np.array(nx if nx == ny == nz else header.grid, np.int64),
         "ScalingFactor": header.a,
         "OmegaM": header.cosmology["Omega_m"],
-        "Omega_cdm": header.cosmology["Omega_m"],
+        "Omega_cdm": header.Omega_cb,
         "TotNumPart": of_type(header.count, np.int64),
         "MassTable": of_type(header.mass, np.float64),
         "Time": header.a,

@@ -328,7 +328,12 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         WriteError: the file cannot be written.
     """
-    write_text(path, json.dumps(value, indent=1, default=float) + "\n")
+    write_text(path, json.dumps(value, indent=1, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Returns a number of NumPy, or a scalar tensor, as Python's number of its kind."""
+    return np.asarray(value).item()
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

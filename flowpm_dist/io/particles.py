@@ -74,9 +74,14 @@ class Header:
         return math.prod(self.grid)
 
     @property
+    def Omega_cb(self) -> float:
+        """Cold dark matter and baryons today over the critical density [1]."""
+        return float(Background(self.cosmology).Omega_cb)
+
+    @property
     def mass(self) -> float:
-        """The mass of a particle [1e10 Msun/h]."""
-        density = self.cosmology["Omega_m"] * CRITICAL_DENSITY
+        """The mass of a particle of cold dark matter and baryons [1e10 Msun/h]."""
+        density = self.Omega_cb * CRITICAL_DENSITY
         return density * math.prod(self.box_size) / self.count
 
     @property

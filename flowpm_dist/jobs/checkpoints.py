@@ -64,15 +64,20 @@ class CheckpointStore:
         aside = self.aside(number)
         try:
             self.remove_unfinished()
-            aside.mkdir(parents=True)
+            aside.mkdir(parents=True, exist_ok=True)
             yield aside
-            for new in sorted(aside.iterdir()):  # the index of a checkpoint comes after its data
+            files = sorted(aside.iterdir())  # the index of a checkpoint comes after its data
+            for new in files:
+                if new.suffix == ".index":  # of other data with this number
+                    (self.path / new.name).unlink(missing_ok=True)
+            for new in files:
                 final = self.path / new.name
-                remove(final, ignore_errors=True)
-                new.rename(final)
-            aside.rmdir()
+                if final.is_dir():
+                    remove(final, ignore_errors=True)
+                new.replace(final)
+            remove(aside, ignore_errors=True)
             latest = [other for other in self.numbered() if other <= number][-keep:]
-            for path, other in self._files(r"\..*").items():
+            for path, other in self._files(r"\.(?:zarr|index|data-\d+-of-\d+)").items():
                 if other not in latest:
                     remove(path, ignore_errors=True)
         except OSError as error:

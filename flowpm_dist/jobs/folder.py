@@ -25,7 +25,7 @@ from flowpm_dist.io.files import (
     write_json,
 )
 from flowpm_dist.jobs.checkpoints import CheckpointStore
-from flowpm_dist.jobs.locks import Lock, is_locked
+from flowpm_dist.jobs.locks import TRIES, Lock, is_locked
 from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import settings_in
 
@@ -344,7 +344,7 @@ class JobFolder(ABC):
             OSError: the file cannot be opened or written.
         """
         try:
-            is_ours = self.lock.take(together=together)
+            is_ours = self.lock.take(TRIES, together=together)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
@@ -473,7 +473,7 @@ class WorkFolder(JobFolder):
                     complete=False,
                     **{name: mark[name] for name in self.resumed_keys if name in mark},
                 )
-            while self.shared and not self.lock.take(together=True):
+            while self.shared and not self.lock.take(TRIES, together=True):
                 pass  # from now on others may resume it, too; one may do so at this moment
 
     def checksums(self) -> Mapping[str, str]:

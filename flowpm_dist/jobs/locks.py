@@ -17,7 +17,7 @@ from typing import IO, Self
 from flowpm_dist.io.files import no_link, read_json
 
 TRIES, PAUSE_SECONDS = 10, 0.02
-"""How often a lock is tried before it is refused: `is_locked` takes it for an instant, too."""
+"""How often the lock of a job is tried: `is_locked` takes it for an instant, too."""
 
 
 class Lock:
@@ -33,10 +33,11 @@ class Lock:
         self.path = path
         self._file: IO[str] | None = None
 
-    def take(self, *, together: bool = False) -> bool:
+    def take(self, tries: int = 1, *, together: bool = False) -> bool:
         """Returns whether this process has the lock now; another one may keep it.
 
         Args:
+            tries: how often it is tried, `PAUSE_SECONDS` apart.
             together: whether others may hold the lock as well, if they take it in this way. Who has
                 the lock alone may take it again to let them.
 
@@ -46,12 +47,12 @@ class Lock:
         kind = fcntl.LOCK_SH if together else fcntl.LOCK_EX
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._file or open(self.path, "a+", encoding="utf-8", opener=no_link)
-        for _ in range(TRIES):
+        for number in range(tries):
             try:
                 fcntl.flock(self._file, kind | fcntl.LOCK_NB)
                 return True
             except BlockingIOError:
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(PAUSE_SECONDS if number < tries - 1 else 0.0)
             except OSError:
                 self.give_up()
                 raise

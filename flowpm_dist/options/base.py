@@ -145,6 +145,11 @@ class Options(BaseModel):
         for name, variants in flat_variants(cls).items():
             chosen = keys.get(name, variants.default)
             variants.add_named(chosen)
+            model = variants.models.get(chosen) if isinstance(chosen, str) else None
+            twice = [key for key in model.model_fields if key in cls.model_fields] if model else []
+            if twice:
+                mistake = f"= {chosen!r}: its field {twice[0]!r} is a key of the section: rename it"
+                raise ProblemsError([Problem(name, mistake)])
             others = [key for key in variants.keys() if key not in cls.model_fields]
             if isinstance(chosen, BaseModel) and (apart := [key for key in others if key in keys]):
                 mistake = f"is an option of the {name}, which is given as an object: give it there"

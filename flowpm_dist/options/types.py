@@ -238,15 +238,18 @@ class Variants:
     @property
     def must(self) -> str:
         """What the value of the key must be."""
-        return either(self.models) + (f", or {FORM}" if self.load else "")
+        ours = [name for name in self.models if ":" not in name]
+        return either(ours) + (f", or {FORM}" if self.load else "")
 
     def add_named(self, name: Any) -> None:
         """Adds a user's model with this name to the models, where the key can have one.
 
+        A module that was loaded again has another model of this name, which replaces the first.
+
         Raises:
             ProblemsError: there is no such model.
         """
-        if self.load is None or not isinstance(name, str) or ":" not in name or name in self.models:
+        if self.load is None or not isinstance(name, str) or ":" not in name:
             return
         try:
             self.models[name] = self.load(name)

@@ -313,7 +313,7 @@ class SearchSession:
             return columns, {"initial field": initial, "final field": final}
         initial_power = power_spectrum(fields["linear_delta"])
         final_power = power_spectrum(fields["density"], window=window)
-        k, theory = initial_power.k, self.model.simulation.theory.power
+        k, theory = initial_power.k, self.model.simulation.theory.power.cb
         columns = {
             K: k,
             "modes": initial_power.modes,
@@ -351,7 +351,7 @@ class SearchSession:
         from flowpm_dist.io.figures import power_spectrum_figure
         from flowpm_dist.reconstruction.figures import correlation_figure
 
-        a, power = self.options.evolution.last, self.model.simulation.theory.power
+        a, power = self.options.evolution.last, self.model.simulation.theory.power.cb
         k, nyquist = spectra[K], min(np.pi / cell for cell in self.posterior.space.box.cell)
         if compared:
             fields = {name: (c.correlation, c.transfer) for name, c in compared.items()}

@@ -212,7 +212,7 @@ class SimulatedRun(RunFile):
     def warnings(self) -> tuple[str, ...]:
         """Warnings about a force that is unstable on the lattice, or a correction's range."""
         solver, steps = self.solver, self.evolution
-        shared = {name: getattr(self.cosmology, name) for name in KEYS}
+        shared = {name: getattr(self.cosmology, name) for name in (*KEYS, "radiation")}
         values = {name: [value] for name, value in shared.items() if value is not None}
         if (ranges := self.parameter_ranges) is not None:
             values |= {n: v for n in VARIABLE if (v := getattr(ranges, n)) is not None}
@@ -357,6 +357,9 @@ class ResultsOptions(Options):
         if twice := twice_named(self.statistics):
             reason = f"has several named {', '.join(twice)}, which would write the same files"
             yield Problem("statistics", reason)
+        if self.window == "none" and self.subtract_shot_noise:
+            reason = 'is flat only without the window: leave this out, or window = "none"'
+            yield Problem("subtract_shot_noise", reason)
 
     @override
     def idle(self) -> dict[str, str]:

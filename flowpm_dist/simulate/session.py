@@ -141,12 +141,17 @@ def _draw(
             spectrum.k,
             spectrum.power,
             spectrum.modes,
-            lambda k: np.asarray(linear(k, a)),
+            lambda k: np.asarray(linear.cb(k, a)),
             nyquist=min(np.pi * n / length for n, length in zip(grid, size, strict=True)),
             a=a,
-            noise=particle_noise(state.box),
+            noise=_flat_noise(options, state),
         )
         save(figure)
+
+
+def _flat_noise(options: SimulationOptions, state: State) -> float | None:
+    """Returns the power of particles at random; None where spectra keep the window, as it does."""
+    return particle_noise(state.box) if options.results.window == "cic" else None
 
 
 def write_state(
@@ -187,11 +192,11 @@ def write_state(
         poles = measured(MULTIPOLES, state, density, results, axis=results.multipoles)
         if results.multipoles == results.line_of_sight:
             known[MULTIPOLES] = poles
-    theory = np.asarray(linear(spectrum.k, state.a))
+    theory = np.asarray(linear.cb(spectrum.k, state.a))
     if state.box.mesh.rank == 0:
         path = folder / "power_spectrum.csv"
         try:
-            write_power_spectrum(path, spectrum, theory, particle_noise(state.box), poles)
+            write_power_spectrum(path, spectrum, theory, _flat_noise(options, state), poles)
         except OSError as error:
             raise WriteError.of(path, error) from error
     write_statistics(folder, options, state, density, known, warn)
@@ -202,7 +207,7 @@ def write_power_spectrum(
     path: Path,
     spectrum: PowerSpectrum,
     linear: np.ndarray,
-    noise: float,
+    noise: float | None,
     poles: Multipoles | None = None,
 ) -> None:
     """Write a table of comma-separated values, with one line of names and units at the top.
@@ -211,7 +216,7 @@ def write_power_spectrum(
         path: path of the table.
         spectrum: measured power spectrum.
         linear: power of linear theory at the same k [(Mpc/h)^3].
-        noise: power of particles at random [(Mpc/h)^3]; the last column.
+        noise: power of particles at random [(Mpc/h)^3], the last column; None without one.
         poles: multipoles in redshift space, which become further columns.
     """
     columns = [spectrum.k, spectrum.power, spectrum.modes, linear]
@@ -219,8 +224,9 @@ def write_power_spectrum(
     if poles is not None:
         columns += list(poles.power)
         names += [f"P{order} in redshift space [(Mpc/h)^3]" for order in poles.orders]
-    columns.append(np.full(len(spectrum.k), noise))
-    names.append("particle noise [(Mpc/h)^3]")
+    if noise is not None:
+        columns.append(np.full(len(spectrum.k), noise))
+        names.append("particle noise [(Mpc/h)^3]")
     formats = ["%d" if name == "modes" else "%.8e" for name in names]
     table, header = np.column_stack(columns), ",".join(names)
     np.savetxt(path, table, fmt=formats, delimiter=",", header=header, comments="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,15 +74,21 @@ def _user_class(kind: type[Options], name: str) -> type[Options]:
     """Returns a user's class of integrators or adjoints; TensorFlow is imported before its module.
 
     Raises:
-        ValueError: there is no such class, or it is of another kind.
+        ValueError: there is no such class, it is of another kind, or its module raises an error.
     """
     checked_python_name(name)
     if "tensorflow" not in sys.modules:
         launch.configure_threads()
         import_tensorflow()
-    model = python_object(name)
-    if not (isinstance(model, type) and issubclass(model, kind)):
-        raise ValueError(f"it is no class that derives from {kind.__name__}")
+    try:
+        model = python_object(name)
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = next(iter(str(error).splitlines()), "")
+        raise ValueError(f"its module raises {type(error).__name__}: {text}") from error
+    if not (isinstance(model, type) and issubclass(model, kind)) or inspect.isabstract(model):
+        raise ValueError(f"it is no complete class that derives from {kind.__name__}")
     return model
 
 

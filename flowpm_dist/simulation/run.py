@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.arrays import as_float64, is_tensor
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.corrections import force_cell
@@ -75,21 +75,25 @@ class Start:
             plain = tuple(in_unit(name, vector, unit) for vector, (name, unit) in vectors)
             object.__setattr__(self, "particles", plain)
 
-    def check_gaussian(self, cosmology: Cosmology) -> None:
-        """Checks that arrays of particles are not combined with f_NL, which they cannot get.
+    def check_gaussian(self, cosmology: Cosmology, held: Cosmology | None = None) -> None:
+        """Checks that particles are not combined with another f_NL, which they cannot get.
 
         Args:
             cosmology: the simulation's own.
+            held: that of a `State`; None for arrays, which are taken to be Gaussian.
 
         Raises:
             ValueError: they are.
         """
         several = cosmology if self.cosmology is None else self.cosmology
         for each in [several] if isinstance(several, Cosmology) else several:
-            if self.particles is not None and not each.is_gaussian:
+            same = each.is_gaussian if held is None else each.f_NL is held.f_NL
+            if held is not None and not (is_tensor(each.f_NL) or is_tensor(held.f_NL)):
+                same = each.f_NL == held.f_NL
+            if self.particles is not None and not same:
                 raise ValueError(
                     f"f_NL = {each.facts()['f_NL']} is for initial conditions that the run makes: "
-                    "give a seed or white_noise, or particles and f_NL = 0"
+                    "give a seed or white_noise, or particles and their own f_NL"
                 )
 
     def batch(self, box: Box) -> int | None:

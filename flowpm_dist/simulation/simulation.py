@@ -132,6 +132,7 @@ class Simulation:
         self._warned = set()
         known = {n: known_value(getattr(self.cosmology, n)) for n in self.cosmology.names}
         values = {n: [value] for n, value in known.items() if value is not None}
+        values["radiation"] = [self.cosmology.radiation]
         edges = self.edges.tolist()
         for warning in self.options.warnings(self._box_size, self._grid, edges, values):
             warnings.warn(warning, stacklevel=3)
@@ -494,12 +495,12 @@ class Simulation:
     def _read(self, start: Start, **more: Any) -> tuple[Inputs, list[Particles]]:
         """Reads and checks the inputs of a run; `more` must be equal on all ranks, too."""
         check_eager("a simulation")
+        held = start.particles.cosmology if isinstance(start.particles, State) else None
+        start.check_gaussian(self.cosmology, held)
         if isinstance(start.particles, State):
             granted = self.cosmology if start.cosmology is None else None
             begin, box = float(self.edges[0]), self.box_of_replicas
             start = replace(start, particles=start.particles.particles_for(begin, box, granted))
-        else:
-            start.check_gaussian(self.cosmology)
         if start.particles is not None and self.options.integrator.uses_lpt:
             raise ValueError(
                 "this integrator follows LPT: give a seed or white_noise, not particles"

@@ -456,8 +456,14 @@ class State:
 
     @property
     def linear_growth(self) -> tf.Tensor:
-        """D1(a) / D1(1), of each universe of this rank, float64 [...]."""
+        """D1(a) / D1(1), of each universe of this rank, float64 [...].
+
+        Raises:
+            ValueError: growth depends on the wavenumber, and a is not 1.
+        """
         local = self._inputs.cosmologies
+        if local.by_scale and self.a != 1:
+            raise ValueError("m_nu: linear fields before a = 1 have another growth at each scale")
         return local.stack(
             local.of_growths(lambda theory: theory.growth.d1(self.a) / theory.growth.d1(1.0))
         )

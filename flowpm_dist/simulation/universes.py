@@ -204,19 +204,22 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
 
     Raises:
         ValueError: neither one cosmology nor one for each universe, or amplitudes given by A_s in
-            some and by sigma8 in others.
+            some and by sigma8 in others, or radiation in some.
     """
     count = 1 if box.batch is None else box.batch
     if len(cosmologies) not in (1, count):
         raise ValueError(f"{len(cosmologies)} cosmologies for {count} universes")
+    if len({c.radiation for c in cosmologies}) != 1:
+        raise ValueError("all cosmologies of a batch must have radiation, or none of them")
     if len({c.names for c in cosmologies}) != 1:
         raise ValueError("all cosmologies of a batch must give A_s, or all must give sigma8")
     shared: dict[str, tf.Tensor] = {}
     for name in cosmologies[0].names:
         values = [getattr(c, name) for c in cosmologies]
         tensors = any(isinstance(value, (tf.Tensor, tf.Variable)) for value in values)
-        # Ranks with other universes of a batch decide alike whether the initial field is Gaussian.
-        if tensors or (name == "f_NL" and len(set(values)) > 1):
+        # Ranks with other universes of a batch decide alike whether the initial field is Gaussian,
+        # and whether neutrinos have a mass.
+        if tensors or (name in ("f_NL", "m_nu") and len(set(values)) > 1):
             together = tf.stack([tf.cast(value, tf.float64) for value in values])
             shared[name] = replicated(box.mesh, together)
     first, local = box.batch_offset, (box.local_batch or (1,))[0]

@@ -324,8 +324,8 @@ def test_a_dry_run_of_datasets_and_fresh_test_sets_needs_no_room_here(training):
     trained = TrainingFolder(training / "trained")
     trained.begin(resume=False)
     trained.run_file.write_text(TrainingPlan.load(training / "nets.toml").resolved())
-    trained.checkpoints.mkdir()
-    (trained.checkpoints / "checkpoint").touch()
+    trained.checkpoints.path.mkdir()
+    (trained.checkpoints.path / "step-1.index").touch()
     trained.write_mark(complete=True, step=1, steps=1)
     trained.release()
     jobs = {"dataset": ("nets.toml",), "evaluate": ("trained", "--", "--fresh", "1")}

@@ -89,6 +89,30 @@ def test_copies_and_other_files_are_no_checkpoints(three, tmp_path):
         (tmp_path / "fields" / name).mkdir(parents=True)
     assert list(CheckpointStore(tmp_path / "fields", "step").numbered()) == [2, 10]
     assert CheckpointStore(tmp_path / "missing", "step").last is None
+    kept = [*names[2:], "step-000003.zarr.damaged", "step-1.txt", "step-12.damaged.index"]
+    for name in kept[2:]:
+        (tmp_path / "fields" / name).touch()
+    with CheckpointStore(tmp_path / "fields", "step").written(20, 1) as aside:
+        (aside / "step-000020.zarr").mkdir()
+    assert {path.name for path in (tmp_path / "fields").glob("step-*")} == {
+        "step-000020.zarr", *kept,
+    }  # fmt: skip
+
+
+def test_a_save_of_the_same_number_replaces_it_as_a_whole(tmp_path, monkeypatch):
+    """A save that is killed between its files leaves no index with data of another save."""
+    store = CheckpointStore(tmp_path, "step")
+    for text in ("old", "new"):
+        with store.written(5, 2) as aside:
+            for name in (f"step-5{DATA}", "step-5.index"):
+                (aside / name).write_text(text)
+        assert (tmp_path / f"step-5{DATA}").read_text() == text
+        assert (tmp_path / "step-5.index").read_text() == text
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), store.written(5, 2) as aside:
+        for name in (f"step-5{DATA}", "step-5.index"):
+            (aside / name).write_text("third")
+    assert store.last is None and (tmp_path / f"step-5{DATA}").read_text() == "new"
 
 
 def test_where_none_is_whole_a_training_begins_anew(three, tmp_path):

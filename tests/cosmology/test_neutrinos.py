@@ -16,6 +16,8 @@ from flowpm_dist.cosmology import Background, Growth, Theory
 from flowpm_dist.cosmology.growth import GrowthByScale, growth_of
 from flowpm_dist.cosmology.growth_equations import A_MIN
 from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
+from flowpm_dist.evolution.corrections import CorrectionWarning
+from flowpm_dist.io.particles import Header
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.lensing import LensPlanes
 from flowpm_dist.simulate.options import SimulationOptions
@@ -229,8 +231,11 @@ def test_wrong_masses_are_named():
         PLANCK.replace(m_nu=-0.1)
     with pytest.raises(ValueError, match="m_nu = 0.1: needs radiation = true"):
         WITHOUT.replace(m_nu=0.1)
-    with pytest.raises(ValueError, match="m_nu = 2: with Omega_b, neutrinos are more than Omega_m"):
-        PLANCK.replace(m_nu=2.0, Omega_b=0.27)
+    for wrong in (dict(Omega_b=0.27), dict(N_eff=10.0, Omega_b=0.2)):
+        with pytest.raises(ValueError, match="m_nu = 2: with Omega_b, neutrinos are more than"):
+            PLANCK.replace(m_nu=2.0, **wrong)
+    with pytest.raises(ValueError, match="N_eff = 0: must be above 0 with massive neutrinos"):
+        PLANCK.replace(m_nu=0.1, N_eff=0.0)
     with pytest.raises(TypeError, match="radiation must be True or False, got 1"):
         WITHOUT.replace(radiation=1)
     with pytest.raises(ValueError, match="with radiation a run must start later"):
@@ -270,3 +275,58 @@ def test_astropys_radiation_is_taken():
     np.testing.assert_allclose(Background(here).e(a), massless.efunc(1 / a - 1), rtol=1e-7)
     with pytest.warns(UserWarning, match="0, 0, 0.06 eV; here each of three has a third"):
         fpm.Cosmology.from_astropy(astropy.cosmology.Planck18, n_s=0.96, sigma8=0.8, radiation=True)
+
+
+def test_universes_of_a_batch_with_and_without_masses():
+    sim = fpm.Simulation(PLANCK, 8, 64.0, fpm.scale_factor_steps(0.1, 1.0, 2))
+    masses = (0.0, 0.3)
+    universes = [PLANCK.replace(m_nu=mass) for mass in masses]
+    together = sim.run(seed=[1, 1], cosmology=universes).displacement.numpy()
+    for each, universe in zip(together, universes, strict=True):
+        alone = sim.run(seed=1, cosmology=universe).displacement.numpy()
+        np.testing.assert_allclose(each, alone, atol=2e-5)
+    with pytest.raises(ValueError, match="must have radiation, or none of them"):
+        sim.run(seed=[1, 1], cosmology=[PLANCK, WITHOUT])
+
+
+def test_a_mass_that_is_a_tensor():
+    zero = tf.constant(0.0, tf.float64)
+    power = fpm.LinearPower(PLANCK.replace(m_nu=zero))
+    np.testing.assert_allclose(power([0.0, 0.1]), fpm.LinearPower(PLANCK)([0.0, 0.1]), rtol=1e-9)
+    with pytest.raises(ValueError, match="m_nu, a tensor: needs radiation = true"):
+        WITHOUT.replace(m_nu=zero)
+
+
+def test_more_neutrinos_lower_the_power_as_in_camb():
+    """At a fixed A_s they delay equality; the fit is within a tenth of what CAMB says."""
+    k = np.array([0.02, 0.1, 1.0])
+    changes = []
+    for transfer in ("eisenstein-hu", "camb"):
+        few, many = (
+            np.asarray(fpm.LinearPower(PLANCK.replace(N_eff=n, transfer=transfer))(k))
+            for n in (2.5, 3.5)
+        )
+        changes.append(np.log(many / few))
+    assert (changes[1] < -0.05).all()
+    np.testing.assert_allclose(changes[0], changes[1], atol=0.02)
+
+
+def test_particles_have_the_mass_of_cb_and_linear_fields_no_single_growth():
+    massive = PLANCK.replace(m_nu=0.3)
+    sim = fpm.Simulation(massive, 8, 64.0, [0.1, 0.5])
+    state = sim.lpt(seed=1)
+    header, light = (
+        Header.of(each.header()) for each in (state, sim.lpt(seed=1, cosmology=PLANCK))
+    )
+    fraction = float(Background(massive).Omega_cb) / PLANCK.Omega_m
+    assert header.mass / light.mass == pytest.approx(fraction, rel=1e-12) != 1.0
+    with pytest.raises(ValueError, match="m_nu: linear fields before a = 1"):
+        state.linear_growth  # noqa: B018
+
+
+def test_a_correction_knows_no_radiation():
+    with pytest.warns(CorrectionWarning, match="radiation = 1, where it was trained with 0"):
+        fpm.Simulation(
+            PLANCK, 32, 64.0, fpm.scale_factor_steps(0.1, 1.0, 10), integrator="bullfrog",
+            correction="default",
+        )  # fmt: skip

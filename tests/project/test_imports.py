@@ -100,14 +100,14 @@ def test_keras_is_loaded_when_it_is_used() -> None:
 
 
 def test_the_garbage_collector_does_not_look_through_tensorflow() -> None:
-    """Without this, it looks 600 times during the import."""
+    """It looks 600 times otherwise. What users made before is collected as ever."""
     code = (
         "import gc\n"
         "from meshimpl import imports\n"
         "phases = []\n"
         "gc.callbacks.append(lambda phase, _: phases.append(phase))\n"
         "imports.import_tensorflow()\n"
-        "assert len(phases) < 10 and gc.isenabled() and gc.get_freeze_count() > 100_000"
+        "assert len(phases) < 10 and gc.isenabled() and not gc.get_freeze_count()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 

@@ -17,7 +17,7 @@ MODULE = """
 import tensorflow as tf
 from pydantic import Field
 from flowpm_dist.evolution.adjoints import DirectAdjoint
-from flowpm_dist.evolution.integrators import FastPM
+from flowpm_dist.evolution.integrators import FastPM, Integrator
 
 class Slowed(FastPM):
     share: float = Field(default=1.0, gt=0, description="a number above 0")
@@ -29,6 +29,9 @@ class Slowed(FastPM):
 
 class Twin(DirectAdjoint):
     pass
+
+class Clash(FastPM):
+    steps: int = 7
 """
 RUN = """
 [box]
@@ -55,6 +58,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("own_schemes.py").write_text(MODULE)
+    Path("leaves.py").write_text("import sys\nsys.exit(0)\n")
+    Path("breaks.py").write_text("1 / 0\n")
     Path("run.toml").write_text(RUN)
     yield tmp_path
     for names in (INTEGRATORS, ADJOINTS):
@@ -92,7 +97,14 @@ def test_a_run_with_an_integrator_of_a_users_module(here):
     [
         (['evolution.integrator="own_schemes:Slow"'], "'own_schemes' has no 'Slow'"),
         (['evolution.integrator="no_schemes:Slow"'], "there is no module 'no_schemes'"),
-        (['evolution.integrator="own_schemes:Twin"'], "no class that derives from Integrator"),
+        (
+            ['evolution.integrator="own_schemes:Twin"'],
+            "no complete class that derives",
+        ),
+        (['evolution.integrator="own_schemes:Clash"'], "its field 'steps' is a key of the section"),
+        (['evolution.integrator="leaves:X"'], "its module raises SystemExit: 0"),
+        (['evolution.integrator="breaks:X"'], "its module raises ZeroDivisionError: division by"),
+        (['evolution.integrator="own_schemes:Integrator"'], "no complete class that derives"),
         (["evolution.share=-1.0"], "evolution.share = -1.0: must be a number above 0"),
         (['evolution.integrator="cola"'], 'goes with integrator = "own_schemes:Slowed", not'),
         (['evolution.integrator="slow"'], 'or "package.module:object"'),

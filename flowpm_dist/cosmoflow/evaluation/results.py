@@ -50,6 +50,9 @@ FILES = (
 PARTIAL = ".partial-evaluation"
 Cell = str | int | float | None
 
+SAVED_APART = 5.0
+"""Seconds between the files of one save, at most."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -168,11 +171,9 @@ class Evaluation:
     def _older_posteriors(self, path: Path) -> Any:
         """Returns the numbers of the posteriors of an older evaluation if they stay, else None."""
         older = read_json(path)
-        before, now = (
-            [[one.get(key) for key in ("seed", "step", "saved")] for one in trainings]
-            for trainings in (older.get("trainings", ()), self.trainings)
-        )
-        same = older.get("split") == self.split and before == now
+        before, now = older.get("trainings", ()), self.trainings
+        same = older.get("split") == self.split and len(before) == len(now)
+        same = same and all(map(_same_weights, before, now))
         if not same or self.posteriors is not None:
             return None
         try:
@@ -234,6 +235,18 @@ class Evaluation:
             save(learning_curve_figure(self.curves))
         if self.posteriors is not None:
             self.posteriors.decorate(folder, warn)
+
+
+def _same_weights(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether two trainings have the same weights.
+
+    Their times are compared to some seconds: earlier versions took the time of another file.
+    """
+    here, there = one.get("saved"), other.get("saved")
+    close = here == there
+    if isinstance(here, int | float) and isinstance(there, int | float):
+        close = abs(here - there) < SAVED_APART
+    return close and all(one.get(key) == other.get(key) for key in ("seed", "step"))
 
 
 def check_evaluation_folder(folder: Path, *, own: bool = False) -> None:

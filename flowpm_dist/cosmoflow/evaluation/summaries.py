@@ -170,9 +170,9 @@ class _SummaryRequest:
             return None
         written = path.stat().st_mtime
         files = () if training.plan.simulates else files_of(training, split)
-        checkpoints = (training.folder.weights(w) / "checkpoint" for w in ("best", "last"))
-        sources = [*files, *(file for file in checkpoints if file.exists())]
-        fresh = all(file.stat().st_mtime < written for file in sources)
+        saved = [training.folder.saved_at(which) for which in ("best", "last")]
+        changed = [*(file.stat().st_mtime for file in files), *filter(None, saved)]
+        fresh = all(time < written for time in changed)
         whole = len(held.truth) == count_of(training, split)
         return held if fresh and whole and held.step == self.regressor.step else None
 

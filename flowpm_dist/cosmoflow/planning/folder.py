@@ -111,7 +111,7 @@ class TrainingFolder(WorkFolder):
         Args:
             which: "best" or "last".
         """
-        has_best = which == "best" and CheckpointStore(self.best, self.unit).last is not None
+        has_best = which == "best" and any(self.best.glob(f"{self.unit}-*"))
         return self.best if has_best else self.checkpoints.path
 
     def saved_at(self, which: str) -> float | None:

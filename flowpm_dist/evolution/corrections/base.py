@@ -37,6 +37,8 @@ VERSION = 1
 """The version of the files of corrections."""
 LISTED = 1000
 """Most numbers that a file lists in decimals; more are base64 of float64, little-endian."""
+NEW_CHOICES = {"radiation": False}
+"""Choices of a cosmology that older corrections do not name, and what they had."""
 LPT_ONLY = "2lpt"
 """The integrator in a range that was trained on states of Lagrangian perturbation theory."""
 RANGE_TOLERANCE, PARAMETER_TOLERANCE = 1e-3, 1e-2
@@ -112,7 +114,7 @@ class Range:
         theirs |= {"the force mesh's cell": self.cell, **self.cosmology}
         every = {**{name: [value] for name, value in ours.items()}, **parameters}
         for name, value in ((name, value) for name, values in every.items() for value in values):
-            default = PARAMETERS[name].default if name in PARAMETERS else None
+            default = PARAMETERS[name].default if name in PARAMETERS else NEW_CHOICES.get(name)
             unknown = (-math.inf, math.inf) if default is None else (default, default)
             tolerance = PARAMETER_TOLERANCE if name in PARAMETERS else RANGE_TOLERANCE
             yield from _outside(name, value, theirs.get(name, unknown), tolerance)

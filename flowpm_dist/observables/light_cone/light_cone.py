@@ -39,7 +39,7 @@ class LightCone:
     In a `FlatField` the periodic box is repeated along the line of sight. Each copy is shifted and
     flipped, and its axes are reordered; a seed determines how. So no structure appears twice in the
     same way. Angles are small: a particle at distance chi and at x from the line of sight
-    appears at the angle x / chi.
+    appears at the angle x / f_K(chi), which is x / chi in flat space.
 
     On the `FullSky` the box is repeated in all three directions, without shifts or rotations. No
     structure is cut at a border, but the same structure appears again at a distance of one box

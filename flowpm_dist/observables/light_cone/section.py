@@ -15,7 +15,8 @@ from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.cosmology.background import GROWTH, Background, Distances
-from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
+from flowpm_dist.cosmology.options import KEYS, CosmologyOptions, PartialCosmologyOptions
+from flowpm_dist.cosmology.parameters import affecting
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.observables.lensing.options import (
     AlignmentOptions,
@@ -230,9 +231,13 @@ def distance_of(
             then the largest distance.
         across: to return the largest f_K up to there, see `Distances.widest`.
     """
-    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in GROWTH]
+    radiation, names = {"radiation": cosmology.radiation}, GROWTH
+    if cosmology.radiation:
+        names = tuple(name for name in KEYS if name in affecting("background", "growth"))
+    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
     corners = [
-        Distances(Background(dict(zip(GROWTH, each, strict=True)))) for each in product(*ends)
+        Distances(Background(dict(zip(names, each, strict=True)) | radiation))
+        for each in product(*ends)
     ]
     with arrays_within():
         reaches = [float(distances.comoving(1 / (1 + z))) for distances in corners]
