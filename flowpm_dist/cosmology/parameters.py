@@ -225,7 +225,7 @@ class Cosmology:
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
         if not isinstance(self.radiation, bool | np.bool_):
             raise TypeError(f"radiation must be True or False, got {self.radiation!r}")
-        given = [name for name in PARAMETERS if getattr(self, name) is not None]
+        given = [n for n in PARAMETERS if n not in AMPLITUDES or getattr(self, n) is not None]
         for name in given:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
         if not self.radiation and is_tensor(self.m_nu):

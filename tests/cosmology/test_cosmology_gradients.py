@@ -64,9 +64,7 @@ EVOLVING = Cosmology(0.28, 0.045, 0.7, 0.95, sigma8=0.75, w0=-0.9, wa=0.2)
 )
 def test_gradient_by_each_parameter_is_the_difference(cosmology, as_pmwd):
     gradients = gradient(cosmology, lambda c: scalar(c, as_pmwd))
-    assert len(gradients) == 12
-    if not cosmology.radiation:
-        assert float(gradients.pop("m_nu")) == 0.0
+    assert len(gradients) == (12 if cosmology.radiation else 11)
     for name, derivative in gradients.items():
         value = getattr(cosmology, name)
         step = 1e-3 * (abs(value) or 1.0)

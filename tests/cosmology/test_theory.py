@@ -212,7 +212,8 @@ def test_the_table_of_parameters_is_the_cosmology():
         "A_s",
         "sigma8",
     )
-    assert set(PLANCK.names) == set(PARAMETERS) - {"A_s"}
+    assert set(PLANCK.names) == set(PARAMETERS) - {"A_s", "m_nu"}
+    assert "m_nu" in PLANCK.replace(radiation=True).names
     assert set(affecting("growth")) <= set(affecting("background"))
     for name, row in PARAMETERS.items():
         assert row.required == (name in {"Omega_m", "Omega_b", "h", "n_s"})
