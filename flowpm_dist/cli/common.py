@@ -236,7 +236,7 @@ def working(
         with Progress() as progress:
             progress.note("\n".join(filter(None, [first, setting(), "loading TensorFlow"])))
             with during_import or nullcontext():
-                import_tensorflow()
+                _load_tensorflow()
             gc.freeze()  # TensorFlow's objects live as long as the program
             from flowpm_dist import HaloError
 
@@ -249,6 +249,18 @@ def working(
         refuse_after(error, kept)
     except KeyboardInterrupt:
         refuse("interrupted", status=128 + signal.SIGINT)
+
+
+def _load_tensorflow() -> None:
+    """Imports TensorFlow; raises WorkError where it is not installed."""
+    try:
+        import_tensorflow()
+    except ModuleNotFoundError as error:
+        if error.name != "tensorflow":
+            raise
+        raise WorkError(
+            "TensorFlow is not installed: `flowpm-dist doctor` says how to install it"
+        ) from error
 
 
 @contextmanager

@@ -267,7 +267,9 @@ class SimulatedRun(RunFile):
         steps, radiation = self.evolution, self.cosmology.radiation
         massive = max(getattr(priors, "m_nu", None) or (self.cosmology.m_nu,)) > 0
         if massive and steps.pyramid != "off":
-            yield Problem("evolution.pyramid", "m_nu: has no force of massive neutrinos")
+            yield Problem(
+                "evolution.pyramid", "has no force of massive neutrinos: leave it out, or m_nu"
+            )
         if late := steps.integrator.wrong_start(steps.first, radiation=True) if radiation else "":
             yield Problem("evolution.edges" if steps.edges else "evolution.a_start", late)
         for problem in self.solver.problems():
@@ -284,7 +286,10 @@ class SimulatedRun(RunFile):
             yield Problem("evolution.pyramid", wrong)
         if (cone := self.cone) is not None:
             if massive:
-                yield Problem("lightcone", "m_nu: its maps would lack the massive neutrinos")
+                yield Problem(
+                    "lightcone",
+                    "has maps that would lack the massive neutrinos: leave it out, or m_nu",
+                )
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             try:
                 end, across = (
