@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,14 @@ class PointCheckpoints:
     """The latest checkpoints of a search, see `FieldCheckpoints`.
 
     Args:
-        store: the checkpoints in a folder.
+        path: the folder of the checkpoints; it may be missing.
         space: the space of the unknowns.
         keep: the number of checkpoints that are kept.
     """
 
-    def __init__(self, store: CheckpointStore, space: Space, keep: int = 2) -> None:
+    def __init__(self, path: Path, space: Space, keep: int = 2) -> None:
         self._space = space
-        self._files = FieldCheckpoints(store, space.box, keep)
+        self._files = FieldCheckpoints(CheckpointStore(path, "iteration"), space.box, keep)
 
     def save(self, progress: IterationState, memory: Memory) -> None:
         """Writes a checkpoint. Must be called on all ranks together.

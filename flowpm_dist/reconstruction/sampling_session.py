@@ -95,7 +95,7 @@ class SamplingSession:
             settings.method.sampler(),
             warm_up=warm_up(self.posterior, settings.warm_up, easy=settings.start == "prior"),
             draws=settings.draws,
-            checkpoints=PointCheckpoints(folder.chains, self.posterior.space),
+            checkpoints=PointCheckpoints(folder.chains.path, self.posterior.space),
             every=settings.checkpoint_every,
         )
         self._stop = StopRequest(mesh, folder, "move", progress.say)

@@ -103,7 +103,9 @@ class SearchSession:
             stages,
             seed=settings.seed,
             tolerance=settings.tolerance,
-            checkpoints=PointCheckpoints(folder.checkpoints, self.posterior.space, settings.keep),
+            checkpoints=PointCheckpoints(
+                folder.checkpoints.path, self.posterior.space, settings.keep
+            ),
             every=settings.checkpoint_every,
         )
         self._stop = StopRequest(mesh, folder, "iteration", progress.say)

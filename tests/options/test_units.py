@@ -40,6 +40,7 @@ CONVERTED: dict[str, tuple[Any, float]] = {
     "sr": (u.mrad**2, 1e6),
     "1/arcmin^2": (1 / u.deg**2, 3600),
     "K": (u.mK, 1e3),
+    "eV": (u.meV, 1e3),
 }
 """Unit of an argument -> another unit that is converted to it, and how many of them are one."""
 REFUSED = {

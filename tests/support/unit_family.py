@@ -161,9 +161,10 @@ def of_cosmology() -> Iterator[Argument]:
     yield from methods("Distances", distances, "widest", chi=("Mpc/h", 500.0))
     k = ("h/Mpc", np.array([0.1, 0.2]))
     halofit = functools.cache(lambda: cosmology.Halofit(linear()))
-    yield from methods("LinearPower", linear, "__call__", k=k, a=("", A))
-    yield from methods("LinearPower", linear, "without_growth potential", k=k)
-    yield from methods("LinearPower", linear, "sigma8", a=("", 0.5))
+    yield from methods("LinearPower", linear, "__call__ cb", k=k, a=("", A))
+    yield from methods("LinearPower", linear, "without_growth", k=k, a=("", A))
+    yield from methods("LinearPower", linear, "potential", k=k)
+    yield from methods("LinearPower", linear, "sigma8 sigma8_cb", a=("", 0.5))
     yield from methods("Halofit", halofit, "__call__", k=k, a=("", A))
     yield from methods("TabulatedPower", table, "__call__", k=k, a=("", A))
     made = cosmology.TabulatedPower
