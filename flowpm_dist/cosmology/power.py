@@ -127,7 +127,7 @@ class LinearPower:
 
         It depends on the scale factor a where growth depends on the wavenumber.
         """
-        k = as_array(k, "k", "h/Mpc")
+        k, a = as_array(k, "k", "h/Mpc"), as_array(a, "a")
         positive = k > 0
         # A wavenumber of 1 in place of 0 keeps infinities out of the derivatives as well.
         power = self._amplitude * self._shape(where(positive, k, ones_like(k)))

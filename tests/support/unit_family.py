@@ -140,7 +140,7 @@ def of_cosmology() -> Iterator[Argument]:
         yield from arguments(name, getattr(fpm, name), **STEPS)
     yield from arguments("growth_steps", functools.partial(fpm.growth_steps, universe()), **STEPS)
     background = functools.cache(lambda: cosmology.Background(universe()))
-    names = "e e2 a3_e2 dlne_dlna omega_m omega_de w"
+    names = "e e2 a3_e2 dlne_dlna omega_m clustering omega_de w"
     yield from methods("Background", background, names, a=("", A))
     shares = functools.partial(lambda a: background().shares(a)[0][1])
     yield from arguments("Background.shares", shares, a=("", A))
