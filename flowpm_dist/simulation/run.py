@@ -443,9 +443,12 @@ def _schedule(inputs: Inputs) -> Schedule:
             first = local.stack(rows)[..., tf.newaxis, :]
             operations = (Operation("velocity", edges[0], 1), *operations)
             factors = tf.concat([first, factors], axis=-2)
+    correction = inputs.options.force_correction
+    if correction is None and not local.by_scale:
+        return Schedule(operations, factors)
     mesh = inputs.box.finer(inputs.options.mesh_factor)
     cell, a = force_cell(mesh.size, mesh.grid), np.array([operation.a for operation in operations])
-    if (correction := inputs.options.force_correction) is not None:
+    if correction is not None:
         theta = replicated(inputs.box.mesh, as_float64(correction.theta))
         of = local.of_powers(lambda theory: correction.coefficients(theta, theory.power, cell, a))
         factors = tf.concat([factors, local.stack(of)], axis=-1)
