@@ -50,6 +50,11 @@ _CONVEX = 0.05  # root of a scale factor in the era of matter
 _NEWTON = 10  # steps; each doubles the number of right digits, and the third has six
 
 
+def expansion_parameters(*, radiation: bool) -> tuple[str, ...]:
+    """Returns the names of the parameters that E(a) and growth depend on."""
+    return affecting("background", "growth") if radiation else GROWTH
+
+
 @dataclasses.dataclass(frozen=True)
 class Fluid:
     """A part of the universe that expands with it and does not cluster.

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmology.background import Background
-from flowpm_dist.cosmology.neutrinos import SPECIES
+from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
 from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, affecting
 
 K_MAX = 20.0
@@ -127,7 +126,7 @@ def camb_power_table(
         raise ValueError(
             f'Omega_b = {p["Omega_b"]:g}: transfer="camb" needs baryons; or use "eisenstein-hu"'
         )
-    omnuh2 = _neutrino_density(p)
+    omnuh2 = _neutrino_density(p) if p["m_nu"] > 0 else 0.0
     run = camb.CAMBparams()
     run.set_dark_energy(w=p["w0"], wa=p["wa"], dark_energy_model="ppf")
     massive = {"num_massive_neutrinos": SPECIES, "standard_neutrino_neff": p["N_eff"]}
@@ -156,7 +155,6 @@ def camb_power_table(
 
 def _neutrino_density(parameters: Mapping[str, Any]) -> float:
     """Returns Omega h^2 of massive neutrinos."""
-    neutrinos = Background({**parameters, "radiation": True}).neutrinos
-    if neutrinos is None:
-        return 0.0
+    names = ("m_nu", "N_eff", "T_cmb", "h", "Omega_m")
+    neutrinos = Neutrinos(**{name: parameters[name] for name in names})
     return float(neutrinos.Omega_matter * parameters["h"] ** 2)

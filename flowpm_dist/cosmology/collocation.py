@@ -91,7 +91,7 @@ def tail(coefficients: Any) -> float | None:
     """Returns the last coefficients over the largest one; None if they are not known yet.
 
     Args:
-        coefficients: of several series, [nodes, series].
+        coefficients: the coefficients of several series, [nodes, series].
     """
     numbers = known(coefficients)
     if numbers is None:

@@ -184,7 +184,7 @@ class Growth:
 class GrowthByScale(Growth):
     """Growth with massive neutrinos, whose D1 depends on the wavenumber.
 
-    Without a wavenumber, the methods are those of k -> 0, where neutrinos cluster as all matter
+    Without a wavenumber, the methods return growth at k -> 0, where neutrinos cluster as all matter
     does. The dependence on ln k is a Chebyshev series, accurate to 1e-9.
     """
 

@@ -38,9 +38,9 @@ from flowpm_dist.cosmology.arrays import (
     transposed,
     zeros_like,
 )
-from flowpm_dist.cosmology.background import A_MAX, GROWTH, Background
+from flowpm_dist.cosmology.background import A_MAX, Background, expansion_parameters
 from flowpm_dist.cosmology.collocation import Collocation, Solution, collocation
-from flowpm_dist.cosmology.parameters import affecting, is_compiled
+from flowpm_dist.cosmology.parameters import is_compiled
 
 Term = Literal[1, 2, "3a", "3b", "3c"]
 
@@ -66,7 +66,7 @@ IN_RADIATION: dict[Term, tuple[float, float, float]] = {
 """D over (2/3 a_eq)^order of each term at a << a_eq, as coefficients of powers of a / a_eq."""
 
 WAVENUMBERS = 1e-5, 1e3
-"""The wavenumbers [h/Mpc] between which growth depends on them; beyond, it is that at these."""
+"""The wavenumbers [h/Mpc] between which growth depends on them; beyond, it stays the same."""
 
 SCALES = 64
 """The number of nodes in ln k."""
@@ -102,7 +102,7 @@ def coefficients(background: Background, nodes: int) -> Any:
 
 
 def coefficients_by_scale(background: Background, nodes: int) -> Any:
-    """Returns those of D1 and dD1/dlna over a in ln a and ln k, [nodes, 2 SCALES]."""
+    """Returns the coefficients of D1 and dD1/dlna over a, in ln a and ln k, [nodes, 2 SCALES]."""
     grid, along_k = grid_of(nodes), scales()
     with arrays_within():
         (start, slope), k = _early_times(background)[1], np.exp(along_k.x)[:, np.newaxis]
@@ -125,7 +125,7 @@ def _compiled(values: Mapping[str, Any], nodes: int, function: Coefficients) -> 
 
 def solved(background: Background, nodes: int, function: Coefficients) -> Any:
     """Returns the coefficients of a background; coefficients of plain numbers are kept."""
-    names = affecting("background", "growth") if background.has_radiation else GROWTH
+    names = expansion_parameters(radiation=background.has_radiation)
     values = {name: background.values[name] for name in names}
     radiation = {"radiation": background.has_radiation}
     if type(background) is not Background:

@@ -25,14 +25,13 @@ from flowpm_dist.cosmology.arrays import ones_like, sqrt, square, total, where
 PHOTONS = 2.4729753e-5 / 2.7255**4
 """Omega h^2 of photons, over the fourth power of their temperature [1/K^4]."""
 
-_LARGEST = 1e-30  # wavenumber in place of 0 [h/Mpc]
-
 SPECIES = 3
 """The number of neutrino species."""
 
 MASSLESS = 7 / 8 * (4 / 11) ** (4 / 3)
-"""The density of a massless species over that of photons [1]."""
+"""The density of a massless species over the density of photons [1]."""
 
+_SMALLEST = 1e-30  # wavenumber in place of 0 [h/Mpc]
 _KELVIN = 8.617333262e-5  # [eV]
 _ZETA3 = 1.2020569031595942
 _HEAVY = 180 * _ZETA3 / (7 * math.pi**4)  # density over massless, by mass over temperature
@@ -110,19 +109,21 @@ class Neutrinos:
 
     def a3_density(self, a: Any) -> Any:
         """Density times a^3 over the critical density today [1]."""
-        mass = (self._mass * a)[..., np.newaxis]
-        return self.Omega_massless * total(_WEIGHTS * sqrt(_MOMENTA**2 + square(mass))) / a
+        return self.Omega_massless * total(_WEIGHTS * self._energies(a)) / a
 
     def a3_clustering(self, a: Any) -> Any:
         """Density less three times the pressure, times a^3, over the critical density today [1]."""
-        mass = (self._mass * a)[..., np.newaxis]
-        heavy = square(mass) / sqrt(_MOMENTA**2 + square(mass))
+        heavy = square((self._mass * a)[..., np.newaxis]) / self._energies(a)
         return self.Omega_massless * total(_WEIGHTS * heavy) / a
 
     def w(self, a: Any) -> Any:
         """Pressure over density [1]."""
-        energy = sqrt(_MOMENTA**2 + square((self._mass * a)[..., np.newaxis]))
+        energy = self._energies(a)
         return total(_WEIGHTS * _MOMENTA**2 / energy) / (3.0 * total(_WEIGHTS * energy))
+
+    def _energies(self, a: Any) -> Any:
+        """Returns the energies at the nodes of the quadrature over the temperature, [..., node]."""
+        return sqrt(_MOMENTA**2 + square((self._mass * a)[..., np.newaxis]))
 
     def fraction(self, a: Any) -> Any:
         """Returns f_nu, their part of what clusters at large scales [1]."""
@@ -135,7 +136,7 @@ class Neutrinos:
         return sqrt(1.5 * self.Omega_m * a) * self._mass / speed
 
     def matter(self, k: Any, a: Any) -> Any:
-        """Returns F, the overdensity of all matter over that of cold matter and baryons [1]."""
+        """Returns F: the overdensity of all matter, over the overdensity of cb [1]."""
         scale, fraction = self.free_streaming(a), self.fraction(a)
-        k = where(k > 0, k, _LARGEST * ones_like(k))  # where a mass of 0 would give 0 / 0
+        k = where(k > 0, k, _SMALLEST * ones_like(k))  # where a mass of 0 would give 0 / 0
         return (1.0 - fraction) / (1.0 - fraction * square(scale / (scale + k)))

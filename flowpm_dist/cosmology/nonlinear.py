@@ -33,8 +33,8 @@ class Halofit:
     gradients. CAMB's halofit (`NonlinearPower`) is the same fit with CAMB's growth, which includes
     radiation. CAMB's halofit has no gradients.
 
-    In a curved universe powers of Omega_m(a) are interpolated, as in CAMB, between those of open
-    universes without dark energy and of flat ones (Smith and others 2003, equation C17 and before).
+    In a curved universe powers of Omega_m(a) are interpolated, as in CAMB, between open universes
+    without dark energy and flat universes (Smith and others 2003, equation C17 and before).
 
     If the fluctuations are below 1 on all scales above 3 kpc/h, the result is the linear power.
 
@@ -149,8 +149,8 @@ class Halofit:
 class NonlinearPower:
     """The non-linear power P(k, a) of CAMB as a table: `power(k, a)`, for 0 <= z <= 4.
 
-    CAMB includes radiation, which slows the growth by about 1e-3. There are
-    no gradients by the cosmology, and computing one raises LookupError; `Halofit` has gradients.
+    CAMB includes radiation, which slows the growth by about 1e-3. There are no gradients by the
+    cosmology, and computing one raises LookupError; `Halofit` has gradients.
 
     Args:
         cosmology: the parameters; its `transfer` is ignored.

@@ -12,14 +12,13 @@ from pydantic import Field, create_model
 from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
-from flowpm_dist.cosmology.background import A_MAX, GROWTH, Background
+from flowpm_dist.cosmology.background import A_MAX, Background, expansion_parameters
 from flowpm_dist.cosmology.parameters import (
     AMPLITUDES,
     PARAMETERS,
     VARIABLE,
     ParameterRow,
     Transfer,
-    affecting,
     conflicts,
 )
 from flowpm_dist.options import Options, Pair, Problem, in_unit, limits
@@ -29,6 +28,22 @@ KEYS = tuple(name for name, row in PARAMETERS.items() if row.in_run_files)
 
 REQUIRED = tuple(name for name in KEYS if PARAMETERS[name].required)
 """Those without a default: a run file fixes them or gives them a prior."""
+
+
+def extremes(cosmology: PartialCosmologyOptions, priors: Any = None) -> list[Background]:
+    """Returns the backgrounds of all combinations of the ends of priors; empty if one is unknown.
+
+    Args:
+        cosmology: the parameters that are fixed.
+        priors: (lowest, highest) value of each parameter that varies, as attributes.
+    """
+    radiation = cosmology.radiation
+    names = [name for name in expansion_parameters(radiation=radiation) if name in KEYS]
+    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
+    corners = itertools.product(*ends) if (None,) not in ends else ()
+    with arrays_within():
+        values = [dict(zip(names, each, strict=True)) for each in corners]
+        return [Background({**each, "radiation": radiation}) for each in values]
 
 
 def universe_problems(
@@ -53,15 +68,8 @@ def universe_problems(
 
     wrong = list(conflicts(ends, cosmology.radiation))
     yield from (problem(name, message) for name, message in wrong)
-    names = (
-        [n for n in affecting("background", "growth") if n in ends]
-        if cosmology.radiation
-        else GROWTH
-    )
-    corners = [] if wrong else list(itertools.product(*(ends[name] for name in names)))
-    a, radiation = np.linspace(0.02, A_MAX, 100), {"radiation": cosmology.radiation}
+    a, worlds = np.linspace(0.02, A_MAX, 100), [] if wrong else extremes(cosmology, priors)
     with arrays_within():
-        worlds = [Background(dict(zip(names, each, strict=True)) | radiation) for each in corners]
         if any(np.any(world.a3_e2(a) <= 0) for world in worlds):
             message = f"with the other parameters the expansion would end before a = {A_MAX:g}"
             yield problem("Omega_k", message)

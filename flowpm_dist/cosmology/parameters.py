@@ -41,8 +41,6 @@ distributed, with this spectrum."""
 WITHOUT_RADIATION = "needs radiation = true, because neutrinos are radiation at early times"
 NEEDS_RADIATION = ("m_nu",)
 """Parameters that have an effect with radiation only."""
-GIVE_NEUTRINOS = "N_eff", "T_cmb"
-"""Parameters of the number and the temperature of neutrinos."""
 
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
@@ -126,10 +124,10 @@ class Cosmology:
         k_pivot: pivot wavenumber of `A_s` and `n_s` [1/Mpc].
         Omega_k: curvature of space today [1], above 0 in an open universe. It changes expansion,
             growth, and the angles under which lengths are seen.
-        N_eff: effective number of neutrino species [1]. It changes CAMB's transfer function and,
-            with `radiation`, the expansion.
+        N_eff: effective number of neutrino species [1]. It changes the transfer function and, with
+            `radiation`, the expansion.
         m_nu: sum of the masses of three equal neutrinos [eV]; above 0 it needs `radiation`.
-            `Omega_m` and `sigma8` are those of all matter, neutrinos included.
+            `Omega_m` and `sigma8` count all matter, neutrinos included.
         f_NL: local primordial non-Gaussianity [1]; above 0 for a density skewed towards peaks. It
             changes the initial conditions alone, see `flowpm_dist.initial.non_gaussianity`.
         transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
@@ -225,12 +223,12 @@ class Cosmology:
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
         if not isinstance(self.radiation, bool | np.bool_):
             raise TypeError(f"radiation must be True or False, got {self.radiation!r}")
-        given = [n for n in PARAMETERS if n not in AMPLITUDES or getattr(self, n) is not None]
-        for name in given:
+        names = [n for n in PARAMETERS if n not in AMPLITUDES or getattr(self, n) is not None]
+        for name in names:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
         if not self.radiation and is_tensor(self.m_nu):
             raise ValueError(f"m_nu, a tensor: {WITHOUT_RADIATION}")
-        numbers = {name: known_value(getattr(self, name)) for name in given}
+        numbers = {name: known_value(getattr(self, name)) for name in names}
         for name, number in numbers.items():
             if number is not None and not PARAMETERS[name].holds(number):
                 raise ValueError(f"{name} must be {PARAMETERS[name].range_text}; got {number:g}")
@@ -253,10 +251,9 @@ class Cosmology:
     def from_astropy(cls, cosmology: Any, **parameters: Any) -> Cosmology:
         """The matter and dark energy of an `astropy.cosmology` object.
 
-        Radiation and neutrinos are left out, unless `radiation=True` is given. Their share of the
-        density is then added to dark energy, so that the curvature stays. A warning says how large
-        this share was. With `radiation=True`, N_eff and the sum of the neutrinos' masses are taken,
-        too, and Omega_m has astropy's Om0 and the neutrinos.
+        Radiation and neutrinos are left out: their share of the density is added to dark energy, so
+        that the curvature stays, and a warning says how large it was. With `radiation=True` they
+        are taken, with N_eff and the sum of the masses; Omega_m is astropy's Om0 and the neutrinos.
 
         Args:
             cosmology: LambdaCDM, wCDM, w0waCDM, or FlatLambdaCDM, FlatwCDM, Flatw0waCDM.
@@ -390,7 +387,7 @@ def conflicts(ends: Mapping[str, tuple[float, ...]], radiation: bool) -> Iterato
     if masses and max(masses) > 0 and not radiation:
         yield "m_nu", WITHOUT_RADIATION
     numbers, temperatures = (
-        ends.get(name) or (PARAMETERS[name].default,) for name in GIVE_NEUTRINOS
+        ends.get(name) or (PARAMETERS[name].default,) for name in ("N_eff", "T_cmb")
     )
     if masses and max(masses) > 0 and min(numbers) <= 0:
         yield "N_eff", f"must be above 0 with massive neutrinos, m_nu = {shown('m_nu')}"

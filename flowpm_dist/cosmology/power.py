@@ -138,7 +138,7 @@ class LinearPower:
 
     @property
     def _matter(self) -> Callable[[Any, Any], Any] | None:
-        """The overdensity of all matter over that of cb, of k and a; None where they are one."""
+        """Of k and a, all matter's overdensity over the overdensity of cb; None if all is cb."""
         neutrinos = self.growth.background.neutrinos
         return None if neutrinos is None else neutrinos.matter
 
@@ -195,7 +195,7 @@ class _EisensteinHuShape:
 
     k^3 P / (2 pi^2) = 4/25 A_s (k/k_pivot)^(n_s - 1) (c k/H0)^4 (T D1 / Omega_m)^2,
 
-    for the parameters by name as arrays or tensors, where `Omega_m` is that of cb.
+    The values are arrays or tensors by name; `Omega_m` among them counts cb alone.
 
     The transfer function T(k), 1 at k -> 0, has baryons and their wiggles. It is differentiable by
     all parameters. Eisenstein and Hu 1998, "Baryonic features in the matter transfer function",
@@ -316,7 +316,8 @@ class _CambShape:
         self._tilt = as_array(parameters.pop("n_s")) - 1.0
         self._ln_pivot = np.log(values["k_pivot"] / values["h"])
         self._guard = without_gradient(parameters)
-        self._growth = growth
+        self._growth = growth if growth.by_scale else None
+        self._today = None if growth.by_scale else growth.d1(1.0) ** 2
 
     def __call__(self, k: Any) -> Any:
         ln_k = log(k)
@@ -330,7 +331,8 @@ class _CambShape:
         end_slope = c[..., 1] + u * (2.0 * c[..., 2] + 3.0 * u * c[..., 3])
         ln_power += (position - inside) * end_slope
         tilted = exp(ln_power + self._tilt * (ln_k - self._ln_pivot))
-        return tilted * self._guard / self._growth.d1(1.0, k) ** 2
+        today = self._today if self._growth is None else self._growth.d1(1.0, k) ** 2
+        return tilted * self._guard / today
 
 
 def known_number(name: str, parameter: object) -> float:

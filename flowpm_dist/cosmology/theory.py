@@ -74,11 +74,11 @@ class Theory:
         if type(self) is not Theory or type(other) is not Theory:
             return
         mine, others = self.cosmology, other.cosmology
+        if mine.radiation != others.radiation:
+            return
         names = {*mine.names, *others.names}
         differ = [n for n in names if getattr(mine, n, None) is not getattr(others, n, None)]
         effects = frozenset().union(*(PARAMETERS[name].affects for name in differ))
-        if mine.radiation != others.radiation:
-            return
         if effects.isdisjoint(("background", "growth")):
             self.__dict__.update(background=other.background, growth=other.growth)
         same = (mine.names, mine.transfer) == (others.names, others.transfer)

@@ -120,8 +120,8 @@ def linear_amplitude(box: Box, power: LinearPower, a: float | None = None) -> tf
 
     Args:
         box: the grid and the size of each universe.
-        power: the power; its `without_growth(k)` is used [(Mpc/h)^3]; or
-        a: scale factor, for `without_growth(k, a)`, where growth depends on the wavenumber.
+        power: the power; its `without_growth(k)` is used [(Mpc/h)^3].
+        a: scale factor of `without_growth(k, a)`, used where growth depends on the wavenumber.
 
     Returns:
         [kz, ky, kx] in the box's dtype.
@@ -312,7 +312,7 @@ class InitialConditions:
             noise: white noise, block [..., x, y, z].
             amplitude: the amplitude of each mode, see `linear_amplitude`.
             factors: the factors of displacement and velocity, [..., 2, terms]; see `lpt_function`.
-            *excess: that of the first velocity, where growth depends on the wavenumber.
+            *excess: the excess of the first velocity, where growth depends on the wavenumber.
         """
         order, by_scale = self.options.lpt_order, bool(excess)
         function = lpt_function(self.box, order, fields=self.lpt_fields, by_scale=by_scale)

@@ -112,7 +112,7 @@ def _second(
 
 
 def _component_of(k: Wavenumbers, direction: tf.Tensor) -> tf.Tensor:
-    """Returns k along a direction [3]; the same code serves all directions, compiled once."""
+    """Returns k along a direction [3]: one function for all directions, compiled once."""
     return sum(k[i] * direction[i] for i in range(3))
 
 

@@ -27,7 +27,7 @@ class Response(Hashable, Protocol):
 
 @dataclass(frozen=True)
 class NeutrinoResponse:
-    """The overdensity of all matter over that of the particles, see `cosmology.neutrinos`.
+    """The overdensity of all matter over the particles' overdensity, see `cosmology.neutrinos`.
 
     Its coefficients are the neutrinos' fraction of matter, and their free-streaming wavenumber over
     the Nyquist wavenumber of the force mesh.

@@ -205,7 +205,7 @@ def compiled_solver(box: Box, options: SolverOptions, *, neutrinos: bool = False
 
     Args:
         box: the box of one universe, or of a batch.
-        options: of the simulation.
+        options: the simulation's options.
         neutrinos: whether neutrinos that have a mass add to the force.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)

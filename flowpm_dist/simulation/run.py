@@ -80,16 +80,16 @@ class Start:
 
         Args:
             cosmology: the simulation's own.
-            held: that of a `State`; None for arrays, which are taken to be Gaussian.
+            held: the cosmology of a `State`; None for arrays, which are taken to be Gaussian.
 
         Raises:
             ValueError: they are.
         """
         several = cosmology if self.cosmology is None else self.cosmology
+        f_NL = 0.0 if held is None else held.f_NL
         for each in [several] if isinstance(several, Cosmology) else several:
-            same = each.is_gaussian if held is None else each.f_NL is held.f_NL
-            if held is not None and not (is_tensor(each.f_NL) or is_tensor(held.f_NL)):
-                same = each.f_NL == held.f_NL
+            known = not (is_tensor(each.f_NL) or is_tensor(f_NL))
+            same = each.f_NL == f_NL if known else each.f_NL is f_NL
             if self.particles is not None and not same:
                 raise ValueError(
                     f"f_NL = {each.facts()['f_NL']} is for initial conditions that the run makes: "
@@ -462,7 +462,7 @@ def _of_neutrinos(background: Background, a: np.ndarray, cell: float) -> tf.Tens
     """Returns the coefficients of `NeutrinoResponse` at scale factors, float64 [times, 2].
 
     Args:
-        background: of the universe; coefficients without massive neutrinos are 0.
+        background: the universe's background; without massive neutrinos the coefficients are 0.
         a: scale factors [times].
         cell: the side of a cell of the force mesh [Mpc/h].
     """

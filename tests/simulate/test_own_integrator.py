@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flowpm_here
+from run_files import ROUND_NUMBERS
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import ADJOINTS
@@ -33,16 +34,11 @@ class Twin(DirectAdjoint):
 class Clash(FastPM):
     steps: int = 7
 """
-RUN = """
+RUN = f"""
 [box]
 grid = 8
 size = 16.0
-[cosmology]
-Omega_m = 0.3
-Omega_b = 0.05
-h = 0.7
-n_s = 0.96
-sigma8 = 0.8
+{ROUND_NUMBERS}
 [initial]
 seed = 3
 [evolution]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import flowpm_here
+from run_files import ROUND_NUMBERS
 
 import flowpm_dist as fpm
 from flowpm_dist.posteriors import measured
@@ -14,16 +15,11 @@ from flowpm_dist.simulate.options import ResultsOptions
 from flowpm_dist.statistics import STATISTICS
 from flowpm_dist.studies.measures import measured as measured_run
 
-RUN = """
+RUN = f"""
 [box]
 grid = 8
 size = 16.0
-[cosmology]
-Omega_m = 0.3
-Omega_b = 0.05
-h = 0.7
-n_s = 0.96
-sigma8 = 0.8
+{ROUND_NUMBERS}
 [initial]
 seed = 3
 [evolution]

@@ -143,7 +143,7 @@ class Geometry(abc.ABC):
         return Nodes(chi, moments / chi, edges)
 
     def widening(self, theory: Theory) -> tf.Tensor:
-        """Returns the ratio of lengths across the sky to those of flat space, at `nodes` [node]."""
+        """Returns lengths across the sky over lengths in flat space, at `nodes` [node]."""
         return tf.ones(self.nodes().chi.shape, tf.float64)
 
     @abc.abstractmethod

@@ -6,7 +6,6 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -14,9 +13,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
-from flowpm_dist.cosmology.background import GROWTH, Background, Distances
-from flowpm_dist.cosmology.options import KEYS, CosmologyOptions, PartialCosmologyOptions
-from flowpm_dist.cosmology.parameters import affecting
+from flowpm_dist.cosmology.background import Distances
+from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions, extremes
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.observables.lensing.options import (
     AlignmentOptions,
@@ -230,15 +228,13 @@ def distance_of(
         priors: (lowest, highest) value of each parameter that varies, as attributes. The result is
             then the largest distance.
         across: to return the largest f_K up to there, see `Distances.widest`.
+
+    Raises:
+        ValueError: a parameter is neither fixed nor has a prior.
     """
-    radiation, names = {"radiation": cosmology.radiation}, GROWTH
-    if cosmology.radiation:
-        names = tuple(name for name in KEYS if name in affecting("background", "growth"))
-    ends = [getattr(priors, name, None) or (getattr(cosmology, name),) for name in names]
-    corners = [
-        Distances(Background(dict(zip(names, each, strict=True)) | radiation))
-        for each in product(*ends)
-    ]
+    corners = [Distances(background) for background in extremes(cosmology, priors)]
+    if not corners:
+        raise ValueError("a parameter of its distances is missing")
     with arrays_within():
         reaches = [float(distances.comoving(1 / (1 + z))) for distances in corners]
         if across:
