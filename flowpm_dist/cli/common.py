@@ -25,11 +25,12 @@ import typer
 
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.errors import UserError, WorkError
-from flowpm_dist.io.files import UnreadableError, WriteError, human_size
+from flowpm_dist.io.files import UnreadableError, WriteError
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.jobs.job import JOBS, job_class
 from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
 from flowpm_dist.jobs.run_file import completions
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.demand import OVERRIDE, Demand, Estimate
 from meshimpl import launch
 from meshimpl.imports import import_tensorflow

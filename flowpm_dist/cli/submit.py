@@ -15,10 +15,11 @@ import typer
 
 from flowpm_dist.cli import batch, common
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import WriteError, human_size, write_text
+from flowpm_dist.io.files import WriteError, write_text
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
 from flowpm_dist.jobs.run_file import Settings, write_run_file
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.cost import process_bytes
 from flowpm_dist.simulation.demand import Estimate, human_time
 from flowpm_dist.studies.rows import Rows

@@ -14,7 +14,6 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 
 from flowpm_dist.io.errors import UserError, WorkError
 from flowpm_dist.io.particle_formats import particle_folders
+from flowpm_dist.options.regular_files import check_regular, read_text
 
 GENERATOR = "flowpm-dist"
 PACKAGES = (
@@ -41,7 +41,6 @@ ABOUT = "flowpm-dist.json"
 """The file with the attributes of a snapshot in a format of particles; it is written last."""
 _ASIDE = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 """Names of the temporary files of `written_whole`."""
-_ONLY_IN: ContextVar[Path | None] = ContextVar("_ONLY_IN", default=None)
 
 
 class UnreadableError(WorkError, ValueError):
@@ -76,41 +75,6 @@ def snapshot_attributes(path: Path) -> dict[str, object] | None:
     return attributes if ours else None
 
 
-def is_inside(folder: Path, path: Path) -> bool:
-    """Returns whether a path is in a folder, and no symbolic link leads out of the folder."""
-    # Unlike Path.resolve, it takes links that lead in a circle.
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
-@contextmanager
-def only_in(folder: Path | None) -> Iterator[None]:
-    """Inside, all files that lie elsewhere are missing to `check_regular` and those that call it.
-
-    So what is read of a folder can be published: a link in it may lead to any file of the user's.
-
-    Args:
-        folder: the folder; None for all files, within such a context.
-    """
-    before = _ONLY_IN.set(folder)
-    try:
-        yield
-    finally:
-        _ONLY_IN.reset(before)
-
-
-def check_regular(path: Path) -> None:
-    """Checks that a path, if it exists, is a regular file: a device has no end, and a pipe waits.
-
-    Raises:
-        FileNotFoundError: it lies elsewhere, see `only_in`.
-        OSError: it is a folder, a device or a pipe.
-    """
-    if (folder := _ONLY_IN.get()) is not None and not is_inside(folder, path):
-        raise FileNotFoundError(errno.ENOENT, f"it is not in {folder}", str(path))
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "must be a regular file", str(path))
-
-
 def check_regular_files(folder: Path) -> None:
     """Checks that a folder, and the folders in it, hold nothing but regular files and folders.
 
@@ -128,39 +92,6 @@ def check_regular_files(folder: Path) -> None:
         for name in names:
             if not os.path.isfile(path := os.path.join(place, name)):
                 raise OSError(errno.EINVAL, "must be a regular file", path)
-
-
-def read_bytes(path: Path, most: int = 2**24) -> bytes:
-    """Returns the contents of a regular file.
-
-    Args:
-        path: the file.
-        most: the largest size that is read [bytes].
-
-    Raises:
-        OSError: it cannot be read, or is no regular file, or larger.
-    """
-    check_regular(path)
-    with path.open("rb") as file:
-        large = os.fstat(file.fileno()).st_size > most
-        data = b"" if large else file.read(most + 1)
-    if large or len(data) > most:
-        raise OSError(errno.EFBIG, f"must have at most {human_size(most)}", str(path))
-    return data
-
-
-def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
-    """Returns the text of a regular file.
-
-    Args:
-        path, most: see `read_bytes`.
-        encoding: encoding of the file.
-
-    Raises:
-        OSError: see `read_bytes`.
-        UnicodeDecodeError: it is not text of this encoding.
-    """
-    return read_bytes(path, most).decode(encoding)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -356,14 +287,6 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         check_regular(path)
         with np.load(path) as archive:
             return {name: archive[name] for name in archive.files}
-
-
-def human_size(count: int) -> str:
-    """Returns a number of bytes as readable text, such as "1.5 GiB"."""
-    if count < 1024:
-        return f"{count} bytes"
-    power = min(4, (count.bit_length() - 1) // 10)
-    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
 
 
 def checksum(array: Any) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from flowpm_dist.io.files import UnreadableError, check_regular, check_regular_files, reading
+from flowpm_dist.io.files import UnreadableError, check_regular_files, reading
+from flowpm_dist.options.regular_files import check_regular
 
 if TYPE_CHECKING:
     import h5py

@@ -17,20 +17,14 @@ import numpy as np
 
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
-from flowpm_dist.io.files import (
-    SNAPSHOT,
-    UnreadableError,
-    check_regular,
-    read_text,
-    reading,
-    snapshot_attributes,
-)
+from flowpm_dist.io.files import SNAPSHOT, UnreadableError, reading, snapshot_attributes
 from flowpm_dist.io.formats import DARK_MATTER, NAMES, UNITS
 from flowpm_dist.io.opening import check_numbers, number_type, open_hdf5
 from flowpm_dist.io.particle_formats import particle_folders
 from flowpm_dist.io.particles import HUBBLE, SLAB, ParticleSlab
 from flowpm_dist.io.snapshot import SnapshotError, check_attributes
 from flowpm_dist.options import in_unit
+from flowpm_dist.options.regular_files import check_regular, read_text
 
 if TYPE_CHECKING:
     from flowpm_dist.grid.box import Box

@@ -16,14 +16,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
-from flowpm_dist.io.files import (
-    ABOUT,
-    GENERATOR,
-    UnreadableError,
-    WriteError,
-    reading,
-    write_json,
-)
+from flowpm_dist.io.files import ABOUT, GENERATOR, UnreadableError, WriteError, reading, write_json
 from flowpm_dist.io.opening import not_finite
 
 HUBBLE = 100.0

@@ -14,15 +14,10 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import (
-    SNAPSHOT,
-    check_regular,
-    check_regular_files,
-    reading,
-    snapshot_attributes,
-)
+from flowpm_dist.io.files import SNAPSHOT, check_regular_files, reading, snapshot_attributes
 from flowpm_dist.io.opening import hdf5_file, not_finite
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
+from flowpm_dist.options.regular_files import check_regular
 from meshimpl import launch
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5")

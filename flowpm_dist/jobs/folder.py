@@ -17,7 +17,6 @@ from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import (
     GENERATOR,
     WriteError,
-    human_size,
     links_in,
     read_json,
     remove,
@@ -28,6 +27,7 @@ from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.locks import TRIES, Lock, is_locked
 from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import settings_in
+from flowpm_dist.options.regular_files import human_size
 
 CHECKSUMS = "checksums.json"
 REPORT, PROVENANCE = "report.html", "provenance.json"

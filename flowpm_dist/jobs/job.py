@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.io.files import only_in
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES, JobFolder
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, Settings
 from flowpm_dist.options import Problem
+from flowpm_dist.options.regular_files import only_in
 from flowpm_dist.simulation.cost import STARTER
 from flowpm_dist.simulation.demand import Demand, Estimate
 from flowpm_dist.simulation.speeds import Pieces

@@ -23,23 +23,14 @@ from typing import Any
 
 import flowpm_dist
 from flowpm_dist.io.errors import UserError, decoration
-from flowpm_dist.io.files import (
-    GENERATOR,
-    is_inside,
-    only_in,
-    read_bytes,
-    read_json,
-    read_text,
-    versions,
-    write_json,
-    write_text,
-)
+from flowpm_dist.io.files import GENERATOR, read_json, versions, write_json, write_text
 from flowpm_dist.jobs.folder import PROVENANCE, REPORT, OutputError
 from flowpm_dist.jobs.html import MARK, bars, card, in_groups, note, rows_of, whole_page
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord
 from flowpm_dist.options import as_written
 from flowpm_dist.options.html import Html, element, png_source
+from flowpm_dist.options.regular_files import is_inside, only_in, read_bytes, read_text
 from meshimpl import launch
 
 ROWS = 16

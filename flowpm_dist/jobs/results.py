@@ -14,7 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from flowpm_dist.io.files import WriteError, read_text, written_whole
+from flowpm_dist.io.files import WriteError, written_whole
+from flowpm_dist.options.regular_files import read_text
 
 MOST_TABLE = 2**28
 """Largest table that is read [bytes]."""

@@ -36,7 +36,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import read_text, write_text
+from flowpm_dist.io.files import write_text
 from flowpm_dist.options import (
     Options,
     Problem,
@@ -48,6 +48,7 @@ from flowpm_dist.options import (
     problems_of,
 )
 from flowpm_dist.options.base import flat_variants
+from flowpm_dist.options.regular_files import read_text
 
 
 class ConfigError(UserError):

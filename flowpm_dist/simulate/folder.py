@@ -25,9 +25,7 @@ from flowpm_dist.io.files import (
     LIGHT_CONE,
     SNAPSHOTS,
     WriteError,
-    only_in,
     read_json,
-    read_text,
     remove,
     remove_unfinished,
     snapshot_attributes,
@@ -37,6 +35,7 @@ from flowpm_dist.jobs.folder import JobFolder, OutputError, check_foreign
 from flowpm_dist.jobs.locks import Lock, is_locked
 from flowpm_dist.jobs.results import RunRecord, changed
 from flowpm_dist.jobs.run_file import settings_in
+from flowpm_dist.options.regular_files import only_in, read_text
 from flowpm_dist.statistics.register import short_name
 from meshimpl import launch
 

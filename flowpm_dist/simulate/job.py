@@ -13,18 +13,14 @@ from typing_extensions import override
 
 from flowpm_dist.cosmology.camb_tables import camb_in_background
 from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
-from flowpm_dist.io.files import (
-    CONE_PARTICLES,
-    LIGHT_CONE,
-    WriteError,
-    human_size,
-)
+from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, WriteError
 from flowpm_dist.io.particles import ID_BYTES
 from flowpm_dist.io.snapshot import VECTORS, snapshot_bytes, snapshot_name
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.job import Command, Costs, Job, Request, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.plan import particle_bytes
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulate.folder import SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.cost import field_bytes, process_bytes, simulation_bytes, writing_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.cost import SHARED
 from meshimpl import launch
 

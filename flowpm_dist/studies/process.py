@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from flowpm_dist.io.files import check_regular, human_size, no_link
+from flowpm_dist.io.files import no_link
 from flowpm_dist.jobs.locks import Lock
+from flowpm_dist.options.regular_files import check_regular, human_size
 from flowpm_dist.studies.workers import LOOK_SECONDS
 from meshimpl import launch
 

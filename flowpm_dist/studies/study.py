@@ -16,13 +16,14 @@ from typing_extensions import override
 
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import UserError, decoration
-from flowpm_dist.io.files import human_size, write_text
+from flowpm_dist.io.files import write_text
 from flowpm_dist.jobs.folder import CHECKSUMS, FIGURES_AND_TABLES, WorkFolder, check_room
 from flowpm_dist.jobs.job import Command, Costs, Job, StopError
 from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.results import RunRecord, write_rows
 from flowpm_dist.jobs.run_file import write_run_file
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.demand import OVERRIDE
 from flowpm_dist.studies import summary
 from flowpm_dist.studies.measures import STEP, measured

@@ -18,11 +18,12 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import UnreadableError, read_bytes, remove, write_json
+from flowpm_dist.io.files import UnreadableError, remove, write_json
 from flowpm_dist.io.opening import first_problem
 from flowpm_dist.jobs.job import JOBS, PROGRAM, Job, Request, command_of, job_class
 from flowpm_dist.jobs.run_file import RunFile, Settings, flat, read_table
 from flowpm_dist.options import AnyPath, Options, Problem, ProblemsError, as_written
+from flowpm_dist.options.regular_files import read_bytes
 from flowpm_dist.studies.process import Outcome, run
 from meshimpl import launch
 

@@ -27,7 +27,6 @@ from flowpm_dist.io.figures import save_figure
 from flowpm_dist.io.files import (
     SNAPSHOT,
     WriteError,
-    human_size,
     snapshot_attributes,
     write_text,
     written_whole,
@@ -45,6 +44,7 @@ from flowpm_dist.jobs.progress import (
     output_columns,
     terminal_environment,
 )
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulate.folder import FILES, PARTIAL, SimulationFolder
 from flowpm_dist.simulate.session import write_power_spectrum
 

@@ -19,9 +19,9 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, read_training
 from flowpm_dist.cosmoflow.volumes.arrays import file_and_name
 from flowpm_dist.grid.decomposition import parse_mesh
-from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.job import Command, Costs, Job
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.speeds import Pieces
 
 if TYPE_CHECKING:

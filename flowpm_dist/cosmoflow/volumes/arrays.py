@@ -23,10 +23,11 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
 )
 from flowpm_dist.cosmoflow.volumes.records import Dataset, Sample
-from flowpm_dist.io.files import read_text, reading
+from flowpm_dist.io.files import reading
 from flowpm_dist.io.opening import hdf5_file
 from flowpm_dist.io.volume import HDF5, mapped_array
 from flowpm_dist.observables.observations import REASON
+from flowpm_dist.options.regular_files import read_text
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.data_options import ArrayData

@@ -34,9 +34,10 @@ from pydantic import ConfigDict, NonNegativeInt
 from typing_extensions import TypedDict
 
 from flowpm_dist.cosmoflow.volumes.tfrecords import RecordError, record_bounds
-from flowpm_dist.io.files import UnreadableError, read_text, write_json
+from flowpm_dist.io.files import UnreadableError, write_json
 from flowpm_dist.io.opening import checked
 from flowpm_dist.options import keep_in_units
+from flowpm_dist.options.regular_files import read_text
 
 if TYPE_CHECKING:
     from meshimpl.process_mesh import ProcessMesh

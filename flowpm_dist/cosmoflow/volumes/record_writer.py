@@ -30,9 +30,10 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     split_files,
 )
 from flowpm_dist.cosmoflow.volumes.tfrecords import MESSAGE_LIMIT, is_packed, packed_size
-from flowpm_dist.io.files import WriteError, human_size, written_whole
+from flowpm_dist.io.files import WriteError, written_whole
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.options import in_unit
+from flowpm_dist.options.regular_files import human_size
 from meshimpl import launch
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from flowpm_dist.io.errors import WorkError
-from flowpm_dist.io.files import check_regular
+from flowpm_dist.options.regular_files import check_regular
 
 FRAME = 16
 """Bytes around the data of a record: its length, the length's checksum and the data's checksum."""

@@ -23,8 +23,9 @@ from pydantic import BaseModel, FiniteFloat
 from typing_extensions import override
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
-from flowpm_dist.io.files import read_text, reading, write_json
+from flowpm_dist.io.files import reading, write_json
 from flowpm_dist.io.opening import checked
+from flowpm_dist.options.regular_files import read_text
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import read_text
+from flowpm_dist.options.regular_files import read_text
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 """Quadrature between each two edges of n(z)."""

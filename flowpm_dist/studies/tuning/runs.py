@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import human_size
 from flowpm_dist.jobs.job import Job
 from flowpm_dist.jobs.locks import Lock
 from flowpm_dist.jobs.progress import Progress
+from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.demand import TooLargeError
 from flowpm_dist.studies.process import COMPLETE, FAILED, NO_MEMORY, STOPPED, Outcome
 from flowpm_dist.studies.subject import RUN, Values, read_result, write_result
