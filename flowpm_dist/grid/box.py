@@ -349,13 +349,13 @@ class FunctionAtSize:
     """
 
     def __init__(self, function: MeshFunction, size: Sequence[float]) -> None:
-        self._function, self._size = function, size
+        self._function = function
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._size = tf.constant(size, tf.float64)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the function, see `MeshFunction`."""
-        with tf.device("CPU:0"):
-            size = tf.constant(self._size, tf.float64)
-        return self._function(*args, **kwargs, box_size=size)
+        return self._function(*args, **kwargs, box_size=self._size)
 
     def gather(self, block: Any, output: int = 0) -> np.ndarray:
         """Returns the whole array of an output, see `MeshFunction.gather`."""
