@@ -116,6 +116,8 @@ setup(
     extras_require={
         **MESHIMPL["optional-dependencies"],
         "docs": DOCS,
+        # transfer = "class", which is compiled at its installation.
+        "class": ["classy>=3.2"],
         # The example examples/brain_imaging: the template of the brain, scores, a classical method.
         "brain": ["nilearn>=0.10", "scikit-image>=0.22", "sigpy>=0.1.26"],
         # Tables, labelled arrays and progress bars of notebooks.

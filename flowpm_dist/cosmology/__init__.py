@@ -11,6 +11,7 @@ _HOMES = {
     "Halofit": "nonlinear",
     "LinearPower": "power",
     "NonlinearPower": "nonlinear",
+    "PowerTable": "power_table",
     "TabulatedPower": "nonlinear",
     "Theory": "theory",
     "lensing_weight": "line_of_sight",

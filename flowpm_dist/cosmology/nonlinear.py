@@ -157,14 +157,16 @@ class NonlinearPower:
         model: one of `MODELS`.
 
     Raises:
-        ValueError: the model is unknown, or the parameters have no values yet (inside a
-            tf.function).
+        ValueError: the model is unknown, the cosmology has a table of power, or the parameters have
+            no values yet (inside a tf.function).
         ImportError: the package camb is missing.
     """
 
     def __init__(self, cosmology: Cosmology, model: str = "takahashi") -> None:
         if model not in MODELS:
             raise ValueError(f"model {model!r}: one of {', '.join(map(repr, MODELS))}")
+        if cosmology.power is not None:
+            raise ValueError(f"CAMB does not take {cosmology.power}: use Halofit")
         self.cosmology, self.model = cosmology, model
         numbers: dict[str, Any] = {
             name: known_number(name, getattr(cosmology, name)) for name in SHAPE

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
-from pydantic import Field, create_model
+from pydantic import BeforeValidator, Field, create_model
 from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.cosmology.background import A_MAX, Background, expansion_parameters
 from flowpm_dist.cosmology.parameters import (
     AMPLITUDES,
+    NOT_IN_TABLES,
     PARAMETERS,
+    SHAPE,
     VARIABLE,
     ParameterRow,
     Transfer,
     conflicts,
 )
-from flowpm_dist.options import Options, Pair, Problem, in_unit, limits
+from flowpm_dist.cosmology.power_table import LATEST, LengthUnit, Part, PowerTable
+from flowpm_dist.options import (
+    AnyPath,
+    Options,
+    Pair,
+    Problem,
+    Unit,
+    either,
+    in_unit,
+    limits,
+    listed,
+)
+from flowpm_dist.options.base import table_of
 
 KEYS = tuple(name for name, row in PARAMETERS.items() if row.in_run_files)
 """The parameters that run files have."""
@@ -66,6 +81,7 @@ def universe_problems(
         shown = list(ends[name]) if len(ends[name]) > 1 else ends[name][0]
         return Problem(f"{sections[name]}.{name}", f"= {shown}: {message}")
 
+    yield from _of_tables(cosmology, {n for n, section in sections.items() if section == "priors"})
     wrong = list(conflicts(ends, cosmology.radiation))
     yield from (problem(name, message) for name, message in wrong)
     a, worlds = np.linspace(0.02, A_MAX, 100), [] if wrong else extremes(cosmology, priors)
@@ -73,18 +89,92 @@ def universe_problems(
         if any(np.any(world.a3_e2(a) <= 0) for world in worlds):
             message = f"with the other parameters the expansion would end before a = {A_MAX:g}"
             yield problem("Omega_k", message)
-    if ends["Omega_b"] and min(ends["Omega_b"]) == 0 and cosmology.transfer == "camb":
-        message = 'transfer = "camb" needs baryons, above 0; or use transfer = "eisenstein-hu"'
+    code = cosmology.transfer
+    if ends["Omega_b"] and min(ends["Omega_b"]) == 0 and code != "eisenstein-hu":
+        message = f'transfer = "{code}" needs baryons, above 0; or use transfer = "eisenstein-hu"'
         yield problem("Omega_b", message)
+
+
+def _of_tables(cosmology: PartialCosmologyOptions, drawn: Collection[str]) -> Iterator[Problem]:
+    """Yields what does not go with a table of power, which is of one universe.
+
+    Args:
+        cosmology: the section [cosmology].
+        drawn: names of the parameters that have a prior.
+    """
+    if cosmology.power is None:
+        return
+    for name in ("A_s", "f_NL"):
+        if name in drawn or getattr(cosmology, name) not in (None, 0.0):
+            section = "priors" if name in drawn else "cosmology"
+            yield Problem(f"{section}.{name}", NOT_IN_TABLES[name])
+    for name in (each for each in SHAPE if each in drawn):
+        reason = "goes without power, which is of one universe: of the parameters, sigma8 can vary"
+        yield Problem(f"priors.{name}", reason)
+
+
+_Column = Annotated[int, Field(ge=0)]
+
+
+class PowerFile(Options):
+    """A file with the linear power of one redshift, see `PowerTable`."""
+
+    file: AnyPath = Field(description="a text file with columns k, P")
+    columns: Annotated[tuple[_Column, _Column], BeforeValidator(listed)] = Field(
+        default=(0, 1), description="two whole numbers: the columns of k and P, from 0"
+    )
+    redshift: Annotated[float, Unit("redshift"), Field(ge=0, le=LATEST)] = Field(
+        default=0.0, description=f"a redshift from 0 to {LATEST:g}"
+    )
+    of: Part = Field(default="matter", description=either(get_args(Part)))
+    unit: LengthUnit = Field(default="Mpc/h", description=either(get_args(LengthUnit)))
+
+    @override
+    def problems(self) -> Iterator[Problem]:
+        try:
+            self.table  # noqa: B018
+        except (OSError, ValueError) as error:
+            reason = error.__cause__ or error  # without the path
+            yield self.problem("file", str(getattr(reason, "strerror", None) or reason))
+
+    @functools.cached_property
+    def table(self) -> PowerTable:
+        """The table as first read.
+
+        Raises:
+            OSError, ValueError: see `PowerTable.read`.
+        """
+        return PowerTable.read(self.file, self.columns, self.redshift, of=self.of, unit=self.unit)
+
+
+def _file_alone(value: Any) -> Any:
+    return {"file": value} if isinstance(value, str) else value
+
+
+class _Chosen(Options):
+    """What is chosen besides the parameters."""
+
+    transfer: Transfer = Field(default="eisenstein-hu", description=either(get_args(Transfer)))
+    radiation: bool = Field(default=False, description="true or false")
+    power: Annotated[PowerFile | None, table_of(PowerFile), BeforeValidator(_file_alone)] = Field(
+        default=None,
+        description='a file with columns k, P; or { file = "pk.txt", redshift = 0.0 } and more',
+    )
+
+    @override
+    def idle(self) -> dict[str, str]:
+        return {} if self.power is None else {"transfer": "parameters, not with power"}
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `Cosmology` by name, as far as they are given."""
+        given = self.model_dump(exclude_none=True, exclude={"power"})
+        return given if self.power is None else {**given, "power": self.power.table}
 
 
 if TYPE_CHECKING:  # the keys follow from the table of parameters
 
-    class PartialCosmologyOptions(Options):
+    class PartialCosmologyOptions(_Chosen):
         """Parameters that the universes of a training share."""
-
-        transfer: Transfer
-        radiation: bool
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -120,14 +210,8 @@ else:
         rows = {name: PARAMETERS[name] for name in names}
         return {n: (Pair[_number(row)] | None, limits(row.range_text)) for n, row in rows.items()}
 
-    _TRANSFER = Field(default="eisenstein-hu", description='"eisenstein-hu" or "camb"')
-    _RADIATION = Field(default=False, description="true or false")
     PartialCosmologyOptions = create_model(
-        "PartialCosmologyOptions",
-        __base__=Options,
-        **_keys(complete=False),
-        transfer=(Transfer, _TRANSFER),
-        radiation=(bool, _RADIATION),
+        "PartialCosmologyOptions", __base__=_Chosen, **_keys(complete=False)
     )
     _Complete = create_model("_Complete", __base__=PartialCosmologyOptions, **_keys(complete=True))
     ParameterRanges = create_model("ParameterRanges", __base__=Options, **_priors(VARIABLE))
@@ -139,7 +223,8 @@ class CosmologyOptions(_Complete):
 
     @override
     def problems(self) -> Iterator[Problem]:
-        yield from self.exactly_one(*AMPLITUDES)
+        if self.power is None or all(map(self.is_given, AMPLITUDES)):
+            yield from self.exactly_one(*AMPLITUDES)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.arrays import as_array, as_float64, is_tensor, known
 from flowpm_dist.cosmology.neutrinos import Neutrinos
+from flowpm_dist.cosmology.power_table import PowerTable, power_table
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Parameter: TypeAlias = "float | tf.Tensor | tf.Variable"
 """A number, or a scalar floating tensor when gradients are wanted."""
 
-Transfer = Literal["eisenstein-hu", "camb"]
+Transfer = Literal["eisenstein-hu", "camb", "class"]
 """Where the transfer function comes from."""
 
 Effect = Literal["background", "growth", "transfer", "primordial", "amplitude", "gaussianity"]
@@ -41,6 +42,13 @@ distributed, with this spectrum."""
 WITHOUT_RADIATION = "needs radiation = true, because neutrinos are radiation at early times"
 NEEDS_RADIATION = ("m_nu",)
 """Parameters that have an effect with radiation only."""
+
+NOT_IN_TABLES = {
+    "A_s": "goes without power, which has its own amplitude; sigma8 rescales it",
+    "f_NL": "goes without power, which does not tell the primordial power",
+    "transfer": "goes without power, which is in its place",
+}
+"""Why a table of power does not go with other choices."""
 
 LATEST_DARK_ENERGY = -0.2
 """Upper limit of w0 + wa: dark energy must be negligible early for the normalisation D1 -> a."""
@@ -117,7 +125,8 @@ class Cosmology:
         h: Hubble constant [100 km/s/Mpc].
         n_s: tilt of the primordial scalar spectrum [1].
         A_s: amplitude of the primordial scalar spectrum at `k_pivot` [1]; or
-        sigma8: rms linear overdensity in spheres of 8 Mpc/h today [1]. Exactly one of the two.
+        sigma8: rms linear overdensity in spheres of 8 Mpc/h today [1]. Exactly one of the two; with
+            `power`, sigma8 rescales it, and neither leaves it as it is.
         w0, wa: dark energy equation of state w(a) = w0 + wa (1 - a) [1].
         T_cmb: temperature of the microwave background today [K]. It changes the transfer function
             and, with `radiation`, the expansion.
@@ -130,13 +139,17 @@ class Cosmology:
             `Omega_m` and `sigma8` count all matter, neutrinos included.
         f_NL: local primordial non-Gaussianity [1]; above 0 for a density skewed towards peaks. It
             changes the initial conditions alone, see `flowpm_dist.initial.non_gaussianity`.
-        transfer: "eisenstein-hu" (differentiable) or "camb" (tables, needs the package camb).
+        transfer: "eisenstein-hu" (differentiable), or tables of "camb" or "class", which need the
+            package camb or classy.
         radiation: whether photons and neutrinos are part of expansion and growth.
+        power: linear power in place of a transfer function and `n_s`: a `PowerTable`, or what
+            `power_table` takes. Other parameters then change expansion and growth alone.
 
     In most of the ranges growth functions are resolved; `growth.Growth` refuses the others.
 
     Raises:
-        ValueError: a value out of its range, or not exactly one amplitude.
+        ValueError: a value out of its range, not exactly one amplitude, or an A_s, f_NL or transfer
+            with a `power`, which does not tell them.
         TypeError: a value that is neither a number nor a scalar floating tensor.
     """
 
@@ -210,14 +223,17 @@ class Cosmology:
     )  # fmt: skip
     transfer: Transfer = "eisenstein-hu"
     radiation: bool = field(default=False, kw_only=True)
+    power: PowerTable | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         amplitudes = [name for name in AMPLITUDES if getattr(self, name) is not None]
-        if len(amplitudes) != 1:
+        if len(amplitudes) != 1 and (amplitudes or self.power is None):
             raise ValueError(
                 "exactly one of A_s and sigma8 must be given, got "
                 + ("both" if amplitudes else "neither")
             )
+        if self.power is not None:
+            object.__setattr__(self, "power", power_table(self.power, vars(self)))
         if self.transfer not in get_args(Transfer):
             choices = ", ".join(map(repr, get_args(Transfer)))
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
@@ -235,6 +251,11 @@ class Cosmology:
         ends = {n: () if v is None else (v,) for n, v in numbers.items()}
         for name, rule in conflicts(ends, self.radiation):
             raise ValueError(f"{name} = {numbers[name]:g}: {rule}")
+        if self.power is not None:
+            for name, rule in NOT_IN_TABLES.items():
+                choice = getattr(self, name)
+                if is_tensor(choice) or choice != type(self).__dataclass_fields__[name].default:
+                    raise ValueError(f"{name} = {choice}: {rule}")
 
     @classmethod
     def planck18(cls) -> Cosmology:
@@ -266,11 +287,11 @@ class Cosmology:
         """
         from flowpm_dist.cosmology.astropy_bridge import parameters_from_astropy
 
-        if "n_s" not in parameters or not any(name in parameters for name in AMPLITUDES):
+        if "n_s" not in parameters or not any(n in parameters for n in (*AMPLITUDES, "power")):
             names = ", ".join(parameters) or "neither"
             raise ValueError(
-                "astropy's cosmologies have no spectrum of initial fluctuations: give n_s, and A_s "
-                f"or sigma8, as keywords (given: {names})"
+                "astropy's cosmologies have no spectrum of initial fluctuations: give n_s, and "
+                f"A_s, sigma8 or power, as keywords (given: {names})"
             )
         radiation = bool(parameters.get("radiation", False))
         there = parameters_from_astropy(cosmology, parameters, radiation=radiation)
@@ -291,8 +312,9 @@ class Cosmology:
 
     @property
     def choices(self) -> dict[str, Any]:
-        """What is chosen besides the parameters: transfer and radiation."""
-        return {"transfer": self.transfer, "radiation": bool(self.radiation)}
+        """What is chosen besides the parameters: power or transfer, and radiation."""
+        of = {"transfer": self.transfer} if self.power is None else {"power": self.power}
+        return {**of, "radiation": bool(self.radiation)}
 
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
@@ -305,7 +327,8 @@ class Cosmology:
     def numbers(self) -> dict[str, Any]:
         """Returns plain numbers that make the same cosmology, as `Cosmology(**numbers)`."""
         values = {name: float(getattr(self, name)) for name in self.names}
-        return {**values, **self.choices}
+        table = {} if self.power is None else {"power": self.power.numbers()}
+        return {**values, **self.choices, **table}
 
     def facts(self) -> dict[str, str]:
         """Returns the parameters as texts by name, for notebooks."""

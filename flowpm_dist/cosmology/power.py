@@ -1,11 +1,12 @@
-"""Linear power: Eisenstein and Hu's fit or CAMB's tables, normalised by A_s or by sigma8."""
+"""Linear power: Eisenstein and Hu's fit, CAMB's, CLASS's or a user's tables; its amplitude."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from flowpm_dist.cosmology.arrays import (
     zeros_like,
 )
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Background
-from flowpm_dist.cosmology.camb_tables import camb_spline
+from flowpm_dist.cosmology.boltzmann_tables import boltzmann_spline
 from flowpm_dist.cosmology.growth import Growth, growth_of
 from flowpm_dist.cosmology.neutrinos import MASSLESS
 from flowpm_dist.cosmology.parameters import (
@@ -43,6 +44,7 @@ from flowpm_dist.cosmology.parameters import (
     is_compiled,
     known_value,
 )
+from flowpm_dist.cosmology.power_table import ON_THE_PEAK, PowerTable, Spline
 
 SIGMA8_RADIUS = 8.0
 """Radius of the spheres that define sigma8 [Mpc/h]."""
@@ -55,12 +57,13 @@ class LinearPower:
     which the particles of a simulation have. It is scaled back by the growth of each wavenumber.
 
     It is evaluated element by element for k [h/Mpc] of any shape, eagerly or in a graph, in
-    float64; P(0) = 0. It is differentiable with respect to the parameters; with transfer="camb",
-    only with respect to A_s, sigma8 and n_s: for other parameters LookupError is raised.
+    float64; P(0) = 0. It is differentiable with respect to the parameters; with transfer="camb"
+    or "class", only with respect to A_s, sigma8 and n_s, and with a table of power only with
+    respect to sigma8: for other parameters LookupError is raised.
 
-    CAMB's table covers about 1e-5 h/Mpc to 20/Mpc. Outside this range the power is a power law,
-    with the slope at the nearer end of the table. Dark energy is CAMB's PPF. The power of cb today
-    is CAMB's own, whatever `growth` is.
+    CAMB's and CLASS's tables cover about 1e-5 h/Mpc to 20/Mpc. Outside a table the power is a power
+    law, with the slope at the nearer end. Their dark energy is PPF. The power of cb today is their
+    own, whatever `growth` is; a `PowerTable` gives it at its redshift.
 
     The fit of Eisenstein and Hu has the density of cb: neutrinos are radiation when matter begins
     to dominate. What they change later is in the growth.
@@ -70,8 +73,8 @@ class LinearPower:
         growth: the growth of the cosmology, if it exists already.
 
     Raises:
-        ImportError: transfer="camb", and the package camb is missing.
-        ValueError: transfer="camb", and parameters that only a graph knows (inside a tf.function).
+        ImportError: transfer="camb" or "class", and the package camb or classy is missing.
+        ValueError: a table, and parameters that only a graph knows (inside a tf.function).
     """
 
     def __init__(self, cosmology: Cosmology, growth: Growth | None = None) -> None:
@@ -79,7 +82,7 @@ class LinearPower:
         self.growth = growth_of(Background(cosmology)) if growth is None else growth
         with arrays_within():
             self._shape = self._shape_of(cosmology)
-            self._unit_today = None if cosmology.A_s is not None else self._unit_sigma8(1.0)
+            self._unit_today = None if cosmology.sigma8 is None else self._unit_sigma8(1.0)
             self._amplitude = self._amplitude_of(cosmology)
 
     def __repr__(self) -> str:
@@ -87,13 +90,68 @@ class LinearPower:
 
     def _shape_of(self, cosmology: Cosmology) -> Callable[[Any], Any]:
         """Returns the power for A_s = 1 and D1 = 1 as a function of k > 0 [h/Mpc]."""
-        if cosmology.transfer == "camb":
-            return _CambShape(cosmology, self.growth)
+        if cosmology.power is not None:
+            return self._shape_of_table(cosmology.power)
+        if cosmology.transfer != "eisenstein-hu":
+            return self._shape_of_code(cosmology)
         values = {**cosmology.values(), "Omega_m": self.growth.background.Omega_cb}
         if is_compiled(values):
             parameters = {name: as_float64(value) for name, value in values.items()}
             return lambda k: _compiled_shape(parameters, as_float64(k))
         return _EisensteinHuShape(values)
+
+    def _shape_of_code(self, cosmology: Cosmology) -> Callable[[Any], Any]:
+        """Returns the power of cb as CAMB or CLASS have it, with the tilt of this n_s."""
+        parameters = {name: getattr(cosmology, name) for name in SHAPE}
+        code = cosmology.transfer.upper()
+        values = {name: known_number(name, each, code) for name, each in parameters.items()}
+        spline = boltzmann_spline(cosmology.transfer, **values)
+        tilt = as_array(parameters.pop("n_s")) - 1.0
+        guard = without_gradient(parameters, code)
+        shape = _TableShape(spline, self._growth_from(1.0), guard)
+        ln_pivot = np.log(values["k_pivot"] / values["h"])
+        return lambda k: shape(k) * exp(tilt * (log(k) - ln_pivot))
+
+    def _shape_of_table(self, table: PowerTable) -> Callable[[Any], Any]:
+        """Returns the power of cb as a table of one redshift has it; may warn of its unit."""
+        parameters = {name: getattr(self.cosmology, name) for name in SHAPE}
+        source = "a table of power"
+        h = known_number("h", parameters["h"], source) if table.unit == "Mpc" else 1.0
+        a = 1.0 / (1.0 + table.redshift)
+        growth = self._growth_from(a, with_neutrinos=table.of == "matter")
+        on_peak = {n: x for n in ON_THE_PEAK if (x := known_value(parameters[n])) is not None}
+        if len(on_peak) == len(ON_THE_PEAK) and (doubt := table.doubt(**on_peak)):
+            warnings.warn(f"power: {doubt}", stacklevel=2)
+        return _TableShape(table.spline(h), growth, without_gradient(parameters, source))
+
+    def _growth_from(self, a: float, *, with_neutrinos: bool = False) -> Callable[[Any], Any]:
+        """Returns, as a function of k, the overdensity at a for a linear overdensity D1 = 1 of cb.
+
+        Args:
+            a: scale factor.
+            with_neutrinos: whether it is the overdensity of all matter, not of cb.
+        """
+        matter = self._matter if with_neutrinos else None
+        if not self.growth.by_scale and matter is None:
+            of_all_scales = self.growth.d1(a)
+            return lambda k: of_all_scales
+        return lambda k: self.growth.d1(a, k) * (1.0 if matter is None else matter(k, a))
+
+    def check_box(self, size: Sequence[float], grid: Sequence[int]) -> None:
+        """Checks that a table of power has the wavenumbers of a box.
+
+        Args:
+            size: the side lengths [Mpc/h].
+            grid: particles along each side.
+
+        Raises:
+            ValueError: it ends within them.
+        """
+        if (table := self.cosmology.power) is None:
+            return
+        h = known_number("h", self.cosmology.h, "a table of power") if table.unit == "Mpc" else 1.0
+        if lacking := table.lacking(size, grid, h):
+            raise ValueError(lacking)
 
     def rescaled(self, cosmology: Cosmology) -> LinearPower:
         """Returns the power of a cosmology that differs in A_s, sigma8 or f_NL only."""
@@ -103,7 +161,12 @@ class LinearPower:
 
     @property
     def A_s(self) -> tf.Tensor:
-        """The amplitude of the primordial spectrum, as given or as sigma8 implies it."""
+        """The amplitude of the primordial spectrum, as given or as sigma8 implies it.
+
+        Raises:
+            ValueError: the power is a table, which does not tell it.
+        """
+        self._check_primordial("A_s")
         return as_float64(self._amplitude)
 
     @gives_tensor
@@ -150,6 +213,7 @@ class LinearPower:
         The linear overdensity before growth is M phi with M^2 = without_growth(k) / potential(k).
         Here M = 2/3 k^2 T(k) c^2 / (Omega_m H0^2) for D1 -> a at early times.
         """
+        self._check_primordial("the potential")
         k = as_array(k, "k", "h/Mpc")
         n_s, k_pivot, h = (as_array(getattr(self.cosmology, n)) for n in ("n_s", "k_pivot", "h"))
         positive = k > 0
@@ -168,9 +232,14 @@ class LinearPower:
         """Returns the same of cold dark matter and baryons [1]."""
         return sqrt(self._amplitude) * self._unit_sigma8(a, of_cb=True)
 
+    def _check_primordial(self, what: str) -> None:
+        if self.cosmology.power is not None:
+            raise ValueError(f"{self.cosmology.power} does not tell {what}: no primordial power")
+
     def _amplitude_of(self, cosmology: Cosmology) -> Any:
-        if cosmology.A_s is not None:
-            return as_array(cosmology.A_s)
+        """Returns A_s; with a table, the factor of its power."""
+        if cosmology.sigma8 is None:
+            return as_array(1.0 if cosmology.A_s is None else cosmology.A_s)
         return (as_array(cosmology.sigma8) / self._unit_today) ** 2
 
     def _unit_sigma8(self, a: Any, *, of_cb: bool = False) -> Any:
@@ -306,18 +375,18 @@ def _power(x: Any, exponent: float) -> Any:
     return exp(exponent * log(x))
 
 
-class _CambShape:
-    """The power for A_s = 1 and D1 = 1: CAMB's power today, log-log cubic in k, over D1(1, k)^2."""
+class _TableShape:
+    """The power of cb for D1 = 1, from a table at one redshift: a spline of ln P in ln k.
 
-    def __init__(self, cosmology: Cosmology, growth: Growth) -> None:
-        parameters = {name: getattr(cosmology, name) for name in SHAPE}
-        values = {name: known_number(name, parameter) for name, parameter in parameters.items()}
-        self._start, self._step, self._coefficients = camb_spline(**values)
-        self._tilt = as_array(parameters.pop("n_s")) - 1.0
-        self._ln_pivot = np.log(values["k_pivot"] / values["h"])
-        self._guard = without_gradient(parameters)
-        self._growth = growth if growth.by_scale else None
-        self._today = None if growth.by_scale else growth.d1(1.0) ** 2
+    Args:
+        spline: see `log_spline`.
+        growth: the overdensity at the table's redshift for D1 = 1, a function of k [h/Mpc].
+        guard: a factor, see `without_gradient`.
+    """
+
+    def __init__(self, spline: Spline, growth: Callable[[Any], Any], guard: Any) -> None:
+        self._start, self._step, self._coefficients = spline
+        self._growth, self._guard = growth, guard
 
     def __call__(self, k: Any) -> Any:
         ln_k = log(k)
@@ -330,17 +399,15 @@ class _CambShape:
         ln_power = c[..., 0] + u * (c[..., 1] + u * (c[..., 2] + u * c[..., 3]))
         end_slope = c[..., 1] + u * (2.0 * c[..., 2] + 3.0 * u * c[..., 3])
         ln_power += (position - inside) * end_slope
-        tilted = exp(ln_power + self._tilt * (ln_k - self._ln_pivot))
-        today = self._today if self._growth is None else self._growth.d1(1.0, k) ** 2
-        return tilted * self._guard / today
+        return exp(ln_power) * self._guard / square(self._growth(k))
 
 
-def known_number(name: str, parameter: object) -> float:
+def known_number(name: str, parameter: object, source: str = "CAMB") -> float:
     """Returns a parameter as a number, or raises ValueError if only a graph knows it."""
     known = known_value(parameter)
     if known is None:
         raise ValueError(
-            f"CAMB needs the number of {name}, which is not known inside a tf.function: make "
+            f"{source} needs the number of {name}, which is not known inside a tf.function: make "
             'the LinearPower outside of it, or use transfer="eisenstein-hu"'
         )
     return known
@@ -348,6 +415,7 @@ def known_number(name: str, parameter: object) -> float:
 
 def without_gradient(
     parameters: Mapping[str, object],
+    source: str = "CAMB",
     power: str = "linear power",
     instead: str = 'transfer="eisenstein-hu"',
 ) -> Any:
@@ -355,15 +423,16 @@ def without_gradient(
 
     Args:
         parameters: the parameters by name.
-        power: what CAMB computes, for the message.
+        source: what has computed it, for the message.
+        power: what it is, for the message.
         instead: what has the gradients, for the message.
     """
     guard = np.float64(1.0)
     for name, parameter in parameters.items():
         if is_tensor(parameter):
             message = (
-                f"CAMB gives no derivative of the {power} by {name}: use {instead} for gradients "
-                "by it"
+                f"{source} gives no derivative of the {power} by {name}: use {instead} for "
+                "gradients by it"
             )
             barrier = tf.raw_ops.PreventGradient(input=as_float64(parameter), message=message)
             guard += 0.0 * barrier

@@ -81,7 +81,7 @@ class Theory:
         effects = frozenset().union(*(PARAMETERS[name].affects for name in differ))
         if effects.isdisjoint(("background", "growth")):
             self.__dict__.update(background=other.background, growth=other.growth)
-        same = (mine.names, mine.transfer) == (others.names, others.transfer)
+        same = (mine.names, mine.choices) == (others.names, others.choices)
         if same and effects <= {"amplitude", "gaussianity"}:
             self.__dict__["power"] = other.power.rescaled(mine)
 

@@ -102,7 +102,7 @@ class EmulationSession:
     def _truth(self) -> tuple[list[Pair], float | None]:
         """Returns the universes, and the seconds of a converged run if one was made."""
         options = self.options
-        cosmologies = [Cosmology(**c.model_dump(exclude_none=True)) for c in options.cosmologies()]
+        cosmologies = [Cosmology(**c.arguments()) for c in options.cosmologies()]
         simulations = {
             size: options.of_size(size).simulation(cosmologies[0], mesh=self.mesh)
             for size in dict.fromkeys(options.sizes())

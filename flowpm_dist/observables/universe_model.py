@@ -240,8 +240,8 @@ class UniverseModel(abc.ABC):
         for a custom structure or with a correction, which may use it otherwise.
         """
         simulated = self.simulation.cosmology
-        name = next(name for name in AMPLITUDES if getattr(simulated, name) is not None)
         known = self.structure in STRUCTURES and self.simulation.options.correction is None
+        name = next((name for name in AMPLITUDES if getattr(simulated, name) is not None), "")
         if name not in parameters or not known:
             return parameters, None
         others = {key: value for key, value in parameters.items() if key != name}

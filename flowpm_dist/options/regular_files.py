@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+
+import numpy as np
 
 _ONLY_IN: ContextVar[Path | None] = ContextVar("_ONLY_IN", default=None)
 
@@ -78,6 +81,24 @@ def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
         UnicodeDecodeError: it is not text of this encoding.
     """
     return read_bytes(path, most).decode(encoding)
+
+
+def read_table(path: Path) -> np.ndarray:
+    """Returns the numbers of a text file [row, column]; blanks or commas separate its columns.
+
+    Args:
+        path: the file, in which `#` begins a comment.
+
+    Raises:
+        OSError: see `read_bytes`.
+        ValueError: it has anything but numbers, none at all, or rows of different lengths.
+    """
+    text = read_text(path).replace(",", " ")
+    with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
+        table = np.loadtxt(text.splitlines(), ndmin=2)
+    if not table.size:
+        raise ValueError("it has no rows of numbers")
+    return table
 
 
 def human_size(count: int) -> str:

@@ -16,6 +16,7 @@ UNITS = {
     "h/Mpc": ("1/Mpc", -1),
     "(Mpc/h)^3": ("Mpc3", 3),
     "1/Mpc": ("1/Mpc", 0),
+    "Mpc^3": ("Mpc3", 0),
     "deg": ("deg", 0),
     "rad": ("rad", 0),
     "sr": ("sr", 0),

@@ -54,7 +54,7 @@ def model_of(options: ReconstructionOptions, mesh: ProcessMesh) -> UniverseModel
     Raises:
         ObservationError: a custom structure or bias that cannot be used.
     """
-    cosmology = Cosmology(**options.cosmology.model_dump(exclude_none=True))
+    cosmology = Cosmology(**options.cosmology.arguments())
     simulation = options.simulation(cosmology, mesh=mesh)
     model = options.observation.forward_model(simulation, options.lightcone)
     model.hold_halo()

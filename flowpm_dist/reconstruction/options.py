@@ -267,8 +267,9 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
             elif value is not None and self.is_mock and not low <= value <= high:
                 reason = f"= {[low, high]}: must include the mock's own {name} = {value:g}"
                 yield Problem(f"priors.{name}", reason)
-            if name in affecting("transfer") and self.cosmology.transfer == "camb":
-                reason = f"is given, but with CAMB there is no gradient with respect to {name}"
+            if name in affecting("transfer") and self.cosmology.transfer != "eisenstein-hu":
+                code = self.cosmology.transfer.upper()
+                reason = f"is given, but with {code} there is no gradient with respect to {name}"
                 yield Problem(f"priors.{name}", f'{reason}: use transfer = "eisenstein-hu"')
 
     def _file_problems(self) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from flowpm_dist.cosmology.camb_tables import camb_in_background
+from flowpm_dist.cosmology.boltzmann_tables import power_in_background
 from flowpm_dist.grid.decomposition import Grid, default_mesh, parse_mesh
 from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, WriteError
 from flowpm_dist.io.particles import ID_BYTES
@@ -79,9 +79,9 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
     @override
     def while_loading(self) -> AbstractContextManager[None]:
         cosmology = self.options.cosmology
-        if cosmology.transfer != "camb":
+        if cosmology.transfer == "eisenstein-hu":
             return nullcontext()
-        return camb_in_background(cosmology.model_dump(exclude_none=True))
+        return power_in_background(cosmology.model_dump(exclude_none=True))
 
     @override
     def work(self, progress: Progress) -> Summary | None:

@@ -22,6 +22,7 @@ from flowpm_dist.cosmology.options import (
     universe_problems,
 )
 from flowpm_dist.cosmology.parameters import VARIABLE
+from flowpm_dist.cosmology.power_table import ON_THE_PEAK
 from flowpm_dist.cosmology.steps import SAME, StepOptions
 from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
 from flowpm_dist.grid.decomposition import (
@@ -118,6 +119,14 @@ class EvolutionOptions(StepOptions, DynamicsOptions):
             yield Problem("correction", "was made in Python: save it, and give its file")
 
 
+def _doubts(cosmology: PartialCosmologyOptions) -> Iterator[str]:
+    """Yields why the unit of a table of power seems to be another one."""
+    known = {name: getattr(cosmology, name) for name in ON_THE_PEAK}
+    if cosmology.power is not None and None not in known.values():
+        if doubt := cosmology.power.table.doubt(**known):
+            yield doubt
+
+
 class SimulatedRun(RunFile):
     """The sections that define a simulation, in the run files of all jobs that simulate.
 
@@ -196,16 +205,24 @@ class SimulatedRun(RunFile):
     @property
     @override
     def files(self) -> dict[str, Path | None]:
-        """Paths of the files that are read, by key; here the file of the correction."""
-        correction = self.evolution.correction
-        return {} if correction is None else {"evolution.correction": file_of(str(correction))}
+        """Paths of the files that are read, by key; here of the power and the correction."""
+        files: dict[str, Path | None] = {}
+        if self.cosmology.power is not None:
+            files["cosmology.power"] = self.cosmology.power.file
+        if (correction := self.evolution.correction) is not None:
+            files["evolution.correction"] = file_of(str(correction))
+        return files
 
     @override
     def checksums(self) -> dict[str, str]:
-        correction = self.evolution.correction
-        if correction is None:
-            return {}
-        return {"evolution.correction": checksum(correction.numbers())}
+        correction, power = self.evolution.correction, self.cosmology.power
+        checksums = {}
+        if power is not None:
+            columns = np.stack([power.table.k, power.table.power])
+            checksums["cosmology.power"] = checksum(columns)
+        if correction is not None:
+            checksums["evolution.correction"] = checksum(correction.numbers())
+        return checksums
 
     @property
     @override
@@ -220,7 +237,8 @@ class SimulatedRun(RunFile):
         shown = [*solver.warnings(self.box.size, self.box.grid, edges, values)]
         shown += solver.time_warnings(self.state_times)
         keys = {LatticeWarning: "deconvolve: ", CorrectionWarning: ""}
-        return tuple(f"evolution.{keys[type(each)]}{each}" for each in shown)
+        of_power = (f"cosmology.power: {text}" for text in _doubts(self.cosmology))
+        return (*of_power, *(f"evolution.{keys[type(each)]}{each}" for each in shown))
 
     def _correction_problems(self) -> Iterator[Problem]:
         """Yields the problems of a correction of states with what else is in the file."""
@@ -263,6 +281,9 @@ class SimulatedRun(RunFile):
     def problems(self) -> Iterator[Problem]:
         priors = self.parameter_ranges
         yield from universe_problems(self.cosmology, priors)
+        if (power := self.cosmology.power) is not None and self.cosmology.h is not None:
+            if lacking := power.table.lacking(self.box.size, self.box.grid, self.cosmology.h):
+                yield Problem("cosmology.power", f"= {power.file}: {lacking}")
         yield from self._correction_problems()
         steps, radiation = self.evolution, self.cosmology.radiation
         massive = max(getattr(priors, "m_nu", None) or (self.cosmology.m_nu,)) > 0

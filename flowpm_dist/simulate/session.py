@@ -265,7 +265,7 @@ class SimulationSession:
     ) -> None:
         self.options, self.folder, self.progress = options, folder, progress
         assert options.mesh.shape is not None
-        cosmology = Cosmology(**options.cosmology.model_dump(exclude_none=True))
+        cosmology = Cosmology(**options.cosmology.arguments())
         self.simulation = options.simulation(cosmology, mesh=options.mesh.shape)
         box = self.simulation.box
         self.checkpoints = FieldCheckpoints(folder.checkpoints, box, KEEP)

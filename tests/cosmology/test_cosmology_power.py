@@ -13,7 +13,7 @@ from flowpm_dist.cosmology import (
     Cosmology,
     Growth,
     LinearPower,
-    camb_tables,
+    boltzmann_tables,
     sigma8,
 )
 
@@ -148,9 +148,9 @@ def test_another_amplitude_of_the_same_shape(transfer, amplitude):
 def test_camb_computes_while_something_else_is_done(monkeypatch):
     """The next LinearPower uses its table."""
     parameters = {"Omega_m": 0.3123, "Omega_b": 0.05, "h": 0.7, "n_s": 0.96}
-    with camb_tables.camb_in_background({**parameters, "sigma8": 0.8, "transfer": "camb"}):
+    with boltzmann_tables.power_in_background({**parameters, "sigma8": 0.8, "transfer": "camb"}):
         pass
-    monkeypatch.delattr(camb_tables, "camb_power_table")
+    monkeypatch.delattr(boltzmann_tables, "camb_power_table")
     camb = Cosmology(**parameters, sigma8=0.8, transfer="camb")
     # Once for all tilts and amplitudes; `test_camb_is_cambs` has the values.
     for other in (camb, camb.replace(n_s=0.9, k_pivot=0.1), camb.replace(A_s=2e-9)):

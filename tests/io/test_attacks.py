@@ -169,6 +169,13 @@ def text_file(name: str, text: str) -> Callable[[Path], Path]:
     return made
 
 
+def of_own_power(folder: Path) -> Path:
+    rows = [f"{k} {2e4 * k / (1 + (k / 0.02) ** 2) ** 1.3}" for k in np.geomspace(1e-3, 20.0, 40)]
+    write_text(folder / "pk.txt", "\n".join(["# k P", *rows]))
+    write_text(folder / "run.toml", re.sub("A_s = .*", 'power = "pk.txt"', RUN))
+    return folder / "run.toml"
+
+
 def read_run_file(path: Path) -> None:
     from flowpm_dist.simulate.options import SimulationOptions
 
@@ -289,6 +296,7 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "run file": (text_file("run.toml", RUN), read_run_file),
     "table": (text_file("table.csv", TABLE), read_table),
     "n(z)": (text_file("n.txt", N_OF_Z), read_n_of_z),
+    "power": (of_own_power, read_run_file),
     "npy": (numpy_file, read_volume),
     "noise": (numpy_file, read_noise),
     "npz": (arrays, read_arrays),

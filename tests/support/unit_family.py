@@ -169,6 +169,9 @@ def of_cosmology() -> Iterator[Argument]:
     yield from methods("TabulatedPower", table, "__call__", k=k, a=("", A))
     made = cosmology.TabulatedPower
     nodes = ("h/Mpc", np.geomspace(0.01, 1.0, 5)), ("", np.linspace(0.2, 1.0, 5))
+    row = ("(Mpc/h)^3", np.ones(5))
+    nearer = ("redshift", 1.0)
+    yield from arguments("PowerTable", cosmology.PowerTable, k=nodes[0], power=row, redshift=nearer)
     values = ("(Mpc/h)^3", np.ones([5, 5]))
     yield from arguments("TabulatedPower", made, k=nodes[0], a=nodes[1], power=values)
     weight = functools.partial(cosmology.lensing_weight, universe())

@@ -81,7 +81,8 @@ def _of_parameters(plan: TrainingPlan) -> Iterator[Problem]:
             yield Problem(f"cosmology.{name}", f"{missing}[priors]")
     fixed_or_varied = [f"cosmology.{name}" for name in reversed(AMPLITUDES)]
     fixed_or_varied += [f"priors.{name}" for name in AMPLITUDES if name in VARIABLE]
-    yield from plan.exactly_one(*fixed_or_varied)
+    if plan.cosmology.power is None or sum(map(plan.is_given, fixed_or_varied)) > 1:
+        yield from plan.exactly_one(*fixed_or_varied)
 
 
 def _of_the_network(plan: TrainingPlan, channels: int) -> Iterator[Problem]:
@@ -156,7 +157,7 @@ def _of_maps(plan: TrainingPlan) -> Iterator[Problem]:
     if plan.data.augment is True:
         seam = 'maps have edges, where a shift leaves a seam: give "symmetries" or false'
         yield plan.problem("data.augment", seam)
-    if plan.cosmology.transfer == "camb":
+    if plan.cosmology.transfer != "eisenstein-hu":
         batched = 'maps are simulated for many cosmologies at once: use "eisenstein-hu"'
         yield plan.problem("cosmology.transfer", batched)
 

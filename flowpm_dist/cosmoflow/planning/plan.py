@@ -110,7 +110,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     @property
     def fixed_parameters(self) -> dict[str, Any]:
         """Arguments of `Cosmology` that are the same in all universes."""
-        values = self.cosmology.model_dump(exclude_none=True).items()
+        values = self.cosmology.arguments().items()
         return {name: value for name, value in values if name not in self.priors.drawn}
 
     @property

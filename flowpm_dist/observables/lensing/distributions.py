@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.options.regular_files import read_text
+from flowpm_dist.options.regular_files import read_table
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 """Quadrature between each two edges of n(z)."""
@@ -38,11 +37,7 @@ def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np
 def read_distributions(path: str | Path, column: int = 1) -> np.ndarray:
     """Reads all columns of such a file [row, column]; arguments and errors as above."""
     try:
-        text = read_text(Path(path)).replace(",", " ")
-        with warnings.catch_warnings(action="ignore"):  # of an empty file, refused below
-            table = np.loadtxt(text.splitlines(), ndmin=2)
-        if not table.size:
-            raise ValueError("it has no rows of numbers")
+        table = read_table(Path(path))
         if not 1 <= column < table.shape[1]:
             count = "1 column" if table.shape[1] == 1 else f"{table.shape[1]} columns"
             raise ValueError(f"it has {count}: n(z) cannot be column {column}")

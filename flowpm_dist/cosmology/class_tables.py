@@ -1,0 +1,68 @@
+"""Tables of CLASS's matter power. It imports classy only when needed, and never TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowpm_dist.cosmology.camb_tables import neutrino_density
+from flowpm_dist.cosmology.neutrinos import SPECIES
+from flowpm_dist.cosmology.power_table import power_table
+
+K_MAX = 20.0
+"""Largest wavenumber that CLASS computes [1/Mpc]."""
+
+
+def class_power_table(A_s: float, **parameters: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the linear power of cold dark matter and baryons today, with CLASS's own growth.
+
+    Args:
+        A_s: amplitude of the primordial spectrum [1].
+        **parameters: all parameters in `SHAPE`.
+
+    Returns:
+        Wavenumbers [k] [h/Mpc] and power [k] [(Mpc/h)^3].
+
+    Raises:
+        ImportError: the package classy is missing.
+    """
+    try:
+        import classy
+    except ImportError:
+        raise ImportError(
+            'transfer="class" needs the package classy: pip install classy, or use '
+            'transfer="eisenstein-hu"'
+        ) from None
+    p = parameters
+    massive = p["m_nu"] > 0
+    neutrinos = neutrino_density(p) / p["h"] ** 2 if massive else 0.0
+    settings: dict[str, Any] = {
+        "output": "mPk",
+        "P_k_max_1/Mpc": K_MAX,
+        "z_max_pk": 0.1,
+        "h": p["h"],
+        "Omega_b": p["Omega_b"],
+        "Omega_cdm": p["Omega_m"] - p["Omega_b"] - neutrinos,
+        "Omega_k": p["Omega_k"],
+        "T_cmb": p["T_cmb"],
+        "n_s": p["n_s"],
+        "A_s": A_s,
+        "k_pivot": p["k_pivot"],
+        "N_ur": p["N_eff"],
+    }
+    if (p["w0"], p["wa"]) != (-1.0, 0.0):
+        settings |= {"Omega_Lambda": 0.0, "w0_fld": p["w0"], "wa_fld": p["wa"], "use_ppf": "yes"}
+    if massive:
+        temperature = (4 / 11) ** (1 / 3) * (p["N_eff"] / SPECIES) ** 0.25  # over the photons'
+        settings |= {"N_ur": 0.0, "N_ncdm": 1, "deg_ncdm": SPECIES, "T_ncdm": temperature}
+        settings |= {"m_ncdm": p["m_nu"] / SPECIES}
+    run = classy.Class()
+    try:
+        run.set(settings)
+        run.compute()
+        table = power_table(run)
+        return table.k, table.power
+    finally:
+        run.struct_cleanup()
+        run.empty()

@@ -1,0 +1,302 @@
+"""Linear power as a table, in place of a transfer function. Without TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from flowpm_dist.cosmology.arrays import known
+from flowpm_dist.options import in_unit
+from flowpm_dist.options.regular_files import read_table
+
+Part = Literal["matter", "cb"]
+"""Whose power it is: all matter's, or that of cold dark matter and baryons alone."""
+LengthUnit = Literal["Mpc/h", "Mpc"]
+
+Spline: TypeAlias = tuple[float, float, np.ndarray]
+"""The first ln k, the step in ln k, and the coefficients [cell, 4] of the powers of u, which runs
+from 0 to 1 within a cell."""
+
+SAMPLED = (1e-5, 100.0, 2048)
+"""Where functions are sampled: the ends [h/Mpc], and how many wavenumbers, equal in ln k."""
+FEWEST = 4
+ON_THE_PEAK = ("Omega_m", "Omega_b", "h", "n_s")
+"""The parameters that tell where P is largest, see `PowerTable.doubt`."""
+
+LATEST = 1000.0
+"""The highest redshift of a table."""
+_SAMPLES = 4096
+_SAME = 1e-3
+_MOST_SPLINES = 16
+
+
+class PowerTable:
+    """The linear power of a universe at one redshift, for `Cosmology(power=...)`.
+
+    ln P is a cubic spline in ln k. Below and above the table's wavenumbers, P is a power law with
+    the slope at that end; a simulation whose box has such wavenumbers is refused.
+
+    Args:
+        k: wavenumbers, increasing, above 0 [row].
+        power: the power there, above 0 [row].
+        redshift: the redshift of the table; the growth of the simulation does the rest.
+        of: "matter" for the power of all matter, "cb" for cold dark matter and baryons alone;
+            without massive neutrinos they are the same.
+        unit: "Mpc/h" if k is in h/Mpc and P in (Mpc/h)^3, "Mpc" if k is in 1/Mpc and P in Mpc^3.
+
+    Attributes:
+        k, power: float64, as given [row].
+
+    Raises:
+        ValueError: fewer than four rows, another shape, wavenumbers that do not increase from above
+            0, a power that is not finite and above 0, or a redshift out of range.
+    """
+
+    def __init__(
+        self,
+        k: Any,
+        power: Any,
+        redshift: float = 0.0,
+        *,
+        of: Part = "matter",
+        unit: LengthUnit = "Mpc/h",
+    ) -> None:
+        per_length, volume = ("h/Mpc", "(Mpc/h)^3") if unit == "Mpc/h" else ("1/Mpc", "Mpc^3")
+        for name, value, choices in (("of", of, Part), ("unit", unit, LengthUnit)):
+            if value not in get_args(choices):
+                raise ValueError(f"{name} = {value!r}: must be one of {get_args(choices)}")
+        self.k = _column("k", in_unit("k", k, per_length))
+        self.power = _column("P", in_unit("power", power, volume))
+        self.redshift, self.of, self.unit = (
+            float(in_unit("redshift", redshift, "redshift")),
+            of,
+            unit,
+        )
+        if not 0 <= self.redshift <= LATEST:
+            raise ValueError(f"redshift = {self.redshift:g}: must be from 0 to {LATEST:g}")
+        if self.k.shape != self.power.shape or self.k.size < FEWEST:
+            raise ValueError(
+                f"a table of power needs k and P of at least {FEWEST} rows, as many of each; got "
+                f"{self.k.size} and {self.power.size}"
+            )
+        if not (np.diff(self.k) > 0).all():
+            row = int(np.argmin(np.diff(self.k) > 0)) + 1
+            raise ValueError(
+                f"wavenumbers of a table of power must increase: row {row} (from 0) has k = "
+                f"{self.k[row]:g} after {self.k[row - 1]:g}"
+            )
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        columns: Sequence[int] = (0, 1),
+        redshift: float = 0.0,
+        *,
+        of: Part = "matter",
+        unit: LengthUnit = "Mpc/h",
+    ) -> PowerTable:
+        """Reads a text file of numbers, such as CAMB and CLASS write; `#` begins a comment.
+
+        Args:
+            path: the file; blanks or commas separate its columns.
+            columns: the numbers of the columns with k and P, from 0.
+            redshift, of, unit: see the class.
+
+        Raises:
+            ValueError: it has no such columns, or no table of power; the message names the file.
+            OSError: it cannot be read.
+        """
+        table, (first, second) = read_table(Path(path)), in_unit("columns", columns)
+        try:
+            if not 0 <= min(first, second) <= max(first, second) < table.shape[1]:
+                raise ValueError(
+                    f"it has {table.shape[1]} columns: k and P cannot be {first} and {second}"
+                )
+            return cls(table[:, first], table[:, second], redshift, of=of, unit=unit)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def __repr__(self) -> str:
+        unit = "h/Mpc" if self.unit == "Mpc/h" else "1/Mpc"
+        ends = f"k {self.k[0]:.4g} to {self.k[-1]:.4g} {unit}"
+        return f"PowerTable({ends}, z = {self.redshift:g}, of {self.of})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PowerTable) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @functools.cached_property
+    def _key(self) -> tuple[Any, ...]:
+        return self.k.tobytes(), self.power.tobytes(), self.redshift, self.of, self.unit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_numbers, (self.numbers(),)
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns plain numbers and texts that make the same table, as `PowerTable(**numbers)`."""
+        arrays = {"k": self.k.tolist(), "power": self.power.tolist()}
+        return {**arrays, "redshift": self.redshift, "of": self.of, "unit": self.unit}
+
+    def ends(self, h: float) -> tuple[float, float]:
+        """Returns the smallest and the largest wavenumber [h/Mpc] for a Hubble constant h."""
+        scale = 1.0 if self.unit == "Mpc/h" else 1.0 / h
+        return float(self.k[0] * scale), float(self.k[-1] * scale)
+
+    def doubt(self, Omega_m: float, Omega_b: float, h: float, n_s: float) -> str:
+        """Returns why the unit of length seems wrong, from where P is largest; "" if it does not.
+
+        In flat universes without massive neutrinos, the expected place is within 3 % of the largest
+        value of Eisenstein and Hu's fit, and 14 % at most.
+        """
+        place = int(np.argmax(self.power))
+        if not 0 < place < self.k.size - 1:
+            return ""
+        matter = Omega_m * h**2
+        shift = 1.17 * (n_s - 0.96) - 0.85 * (Omega_b / Omega_m - 0.15)
+        expected = 0.0746 * matter / h * math.exp(0.06 + shift - 0.137 * math.log(matter / 0.14))
+        other, scale, factor = ("Mpc", 1.0, 1 / h) if self.unit == "Mpc/h" else ("Mpc/h", 1 / h, h)
+        peak, margin = float(self.k[place]) * scale, 0.3 * abs(math.log(h))
+        if abs(math.log(peak * factor / expected)) > abs(math.log(peak / expected)) - margin:
+            return ""
+        return (
+            f"P is largest at k = {peak:.4g} h/Mpc; these parameters have it near {expected:.4g}, "
+            f'and unit = "{other}" would have it at {peak * factor:.4g}'
+        )
+
+    def lacking(self, size: Sequence[float], grid: Sequence[int], h: float) -> str:
+        """Returns what a box needs of the table and does not find there; "" if it has all.
+
+        Args:
+            size: the side lengths [Mpc/h].
+            grid: particles along each side.
+            h: the Hubble constant, for tables per Mpc [100 km/s/Mpc].
+        """
+        low, high = self.ends(h)
+        first = 2 * math.pi / max(size)
+        last = math.pi * math.hypot(*(n / side for n, side in zip(grid, size, strict=True)))
+        if low <= first and last <= high:
+            return ""
+        return (
+            f"a table of power from k = {low:.4g} to {high:.4g} h/Mpc does not hold what this box "
+            f"needs, {first:.4g} to {last:.4g} h/Mpc: a longer table, or another box or grid"
+        )
+
+    def spline(self, h: float) -> Spline:
+        """Returns ln P [(Mpc/h)^3] as a spline in ln k [h/Mpc], see `log_spline`."""
+        return _spline(self, h if self.unit == "Mpc" else 1.0)
+
+
+def power_table(value: Any, parameters: Mapping[str, Any] | None = None) -> PowerTable:
+    """Returns the table that a user's linear power stands for.
+
+    Args:
+        value: a `PowerTable`, or its numbers by name; a pair (k, P) in h/Mpc and (Mpc/h)^3 today; a
+            function of k that returns P in these units, for an array; camb's results
+            (`CAMBdata`) or a computed `classy.Class`, at the lowest of their redshifts.
+        parameters: h, Omega_m and Omega_b, which the object of camb or classy must have, too.
+
+    Raises:
+        TypeError: something else.
+        ValueError: see `PowerTable`; or the object of camb or classy has other parameters.
+    """
+    if isinstance(value, PowerTable):
+        return value
+    if isinstance(value, Mapping):
+        return _of_numbers(value)
+    package = type(value).__module__.partition(".")[0]
+    if package == "camb" and hasattr(value, "get_linear_matter_power_spectrum"):
+        of = value.Params
+        matter = (of.ombh2 + of.omch2 + of.omnuh2) / of.h**2
+        _compare("camb", {"h": of.h, "Omega_m": matter, "Omega_b": of.omegab}, parameters)
+        parts = ("delta_nonu", "delta_nonu")
+        k, redshifts, power = value.get_linear_matter_power_spectrum(*parts)
+        return PowerTable(k, power[0], redshifts[0], of="cb")
+    if package == "classy" and hasattr(value, "get_pk_and_k_and_z"):
+        there = {"h": value.h(), "Omega_m": value.Omega0_m(), "Omega_b": value.Omega_b()}
+        _compare("classy", there, parameters)
+        try:
+            power, k, redshifts = value.get_pk_and_k_and_z(
+                nonlinear=False, only_clustering_species=True
+            )
+        except Exception as error:  # of classy, without a class in common
+            raise ValueError(
+                "power: the object of classy must have computed P(k) with output = 'mPk' and a "
+                f"z_max_pk above 0: {str(error).strip()}"
+            ) from error
+        latest = int(np.argmin(redshifts))
+        h = value.h()
+        return PowerTable(k / h, power[:, latest] * h**3, redshifts[latest], of="cb")
+    if callable(value):
+        first, last, count = SAMPLED
+        k = np.geomspace(first, last, count)
+        return PowerTable(k, np.asarray(value(k), np.float64))
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and len(value) == 2:
+        return PowerTable(*value)
+    raise TypeError(
+        "power must be a PowerTable, a pair (k, P), a function of k, or an object of camb or "
+        f"classy; got {type(value).__name__} (a file: PowerTable.read)"
+    )
+
+
+def _compare(code: str, there: Mapping[str, float], parameters: Mapping[str, Any] | None) -> None:
+    for name, value in there.items():
+        here = None if parameters is None else known(parameters[name])
+        if here is not None and abs(value - here) > _SAME * abs(here):
+            raise ValueError(
+                f"power: the object of {code} has {name} = {value:g}, the cosmology {float(here):g}"
+            )
+
+
+def log_spline(k: np.ndarray, power: np.ndarray) -> Spline:
+    """Returns ln P as a cubic spline in ln k, on equal cells.
+
+    Args:
+        k: wavenumbers, increasing, above 0 [row].
+        power: P, above 0 [row].
+    """
+    from scipy.interpolate import CubicSpline  # takes long to import
+
+    spline = CubicSpline(np.log(k), np.log(power))
+    ln_k = np.linspace(np.log(k[0]), np.log(k[-1]), _SAMPLES)
+    step = ln_k[1] - ln_k[0]
+    value, slope = spline(ln_k), spline(ln_k, 1) * step
+    left, right, d_left, d_right = value[:-1], value[1:], slope[:-1], slope[1:]
+    rise = right - left
+    cubic = [left, d_left, 3 * rise - 2 * d_left - d_right, d_left + d_right - 2 * rise]
+    return float(ln_k[0]), float(step), np.stack(cubic, axis=1)
+
+
+@functools.lru_cache(_MOST_SPLINES)
+def _spline(table: PowerTable, h: float) -> Spline:
+    return log_spline(table.k / h, table.power * h**3)
+
+
+def _of_numbers(numbers: Mapping[str, Any]) -> PowerTable:
+    try:
+        return PowerTable(**numbers)
+    except TypeError as error:
+        raise ValueError(f"a table of power: {error}") from error
+
+
+def _column(name: str, values: Any) -> np.ndarray:
+    """Returns a column of numbers, which must be finite and above 0, as an array of its own."""
+    column = np.array(values, np.float64)
+    if column.ndim != 1:
+        raise ValueError(f"{name} of a table of power must be one column, got {column.shape}")
+    wrong = ~(np.isfinite(column) & (column > 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{name} of a table of power must be finite and above 0: row {row} (from 0) has "
+            f"{column[row]:g}"
+        )
+    column.setflags(write=False)
+    return column
