@@ -198,6 +198,16 @@ class BatchJob:
     complete: Sequence[int] = ()
     memory: str = ""
 
+    @property
+    def checkpoint_warning(self) -> str:
+        """What a user should know about a simulation with `checkpoint_every = 0`."""
+        return (
+            "warning: output.checkpoint_every = 0: a checkpoint is written only when Slurm "
+            f"announces the time limit, {self.site.warn} s before it. If a host fails, or if a "
+            "step takes longer than that, all work is lost: set checkpoint_every to a number of "
+            "steps"
+        )
+
     def __post_init__(self) -> None:
         limit, warn = seconds_of(self.time), self.site.warn
         if limit <= warn and self.kind is not None:

@@ -348,6 +348,7 @@ class Preview:
         explains_mesh: whether the reason for the default mesh is printed.
         warnings: what a user should know; printed again when the work begins.
         outline: what the work is, if it starts other jobs.
+        why_no_time: see `Costs`.
     """
 
     resolved: str
@@ -357,6 +358,7 @@ class Preview:
     explains_mesh: bool = False
     warnings: tuple[str, ...] = ()
     outline: str = ""
+    why_no_time: str = ""
 
     def check_memory(self, *, ignore: bool) -> None:
         """Check that the work fits into the memory of this host.
@@ -383,6 +385,8 @@ class Preview:
         if self.demand is not None and not self.outline:
             lines = self._mesh_lines(self.demand)
         lines += self.estimate.lines(launch.host_memory())
+        if self.why_no_time:
+            lines.append(f"time: {self.why_no_time}")
         if self.output is not None:
             free = shutil.disk_usage(existing_part(self.output)).free
             lines.append(f"results: in {self.output}, where {human_size(free)} are free")

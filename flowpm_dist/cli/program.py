@@ -65,21 +65,18 @@ def command_of(kind: Kind) -> Callable[..., None]:
                     f"--trace is for a single job, not for the jobs of a {command.name}"
                 )
             size = common.job_size(ranks)
-            request = Request(run_file, size, output, resume, overwrite, mesh)
+            # With --check the plan is shown before the room and the memory are checked.
+            request = Request(run_file, size, output, resume, overwrite, mesh, elsewhere=check)
             jobs = _planned(kind, request, changes or [], table)
             left = [job for job in jobs if not job.is_complete]
-            if len(left) > 1 and launch.detect().rank == 0:
-                disk = sum(job.costs.disk for job in left)
-                check_room(output, disk, f"{len(left)} runs need about")
-            for job in left:
-                preview(job).check_memory(ignore=ignore_memory)
+            if check:
+                for job in left:
+                    preview(job).show()
+            _check_resources(left, output, ignore_memory=ignore_memory)
         if not left:
             if launch.detect().rank == 0:
                 print("\n".join(job.folder.complete_message() for job in jobs))
-        elif check:
-            for job in left:
-                preview(job).show()
-        else:
+        elif not check:
             common.begin_job(ranks, stop_as=signal.SIGUSR1)
             work(left, rows=table is not None, trace=trace)
 
@@ -116,6 +113,26 @@ def _planned(
     return Rows.read(changes, table).planned(request.output, plan, hint)
 
 
+def _check_resources(jobs: Sequence[Job[Any, Any]], output: Path, *, ignore_memory: bool) -> None:
+    """Check that the disk has room for the results of all jobs, and the host memory for each.
+
+    Args:
+        jobs: the jobs; none is complete.
+        output: folder of the results, or the beginning of their folders' names.
+        ignore_memory: whether they may begin where the memory is too small.
+
+    Raises:
+        OutputError: there is too little room.
+        TooLargeError: a job needs more memory.
+    """
+    if jobs and launch.detect().rank == 0:
+        disk = sum(job.costs.disk for job in jobs)
+        runs = f"{len(jobs)} runs need" if len(jobs) > 1 else f"the {jobs[0].folder.kind} needs"
+        check_room(output, disk, f"{runs} about")
+    for job in jobs:
+        preview(job).check_memory(ignore=ignore_memory)
+
+
 def preview(job: Job[Any, Any]) -> common.Preview:
     """Returns what is printed about a job before it begins."""
     costs = job.costs
@@ -127,6 +144,7 @@ def preview(job: Job[Any, Any]) -> common.Preview:
         explains_mesh=True,
         warnings=(*job.options.warnings, *costs.warnings),
         outline=job.describe() if job.command.starts_jobs else "",
+        why_no_time=costs.why_no_time,
     )
 
 

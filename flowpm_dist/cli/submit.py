@@ -17,7 +17,7 @@ from flowpm_dist.cli import batch, common
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import WriteError, write_text
 from flowpm_dist.jobs.folder import OutputError
-from flowpm_dist.jobs.job import JOBS, PROGRAM, Request, job_class
+from flowpm_dist.jobs.job import JOBS, PROGRAM, REST_OF_A_SEARCH, Request, job_class
 from flowpm_dist.jobs.run_file import Settings, write_run_file
 from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.cost import process_bytes
@@ -34,7 +34,6 @@ _SUFFIXES = {"dataset": "dataset", "evaluate": "evaluation", "predict": "predict
 """Commands that always begin anew -> the ends of their scripts' names."""
 
 Command = StrEnum("Command", [*JOBS, *_SUFFIXES])  # type: ignore[misc] # not a literal
-
 
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Cores of each rank; by default the site's.")
@@ -350,27 +349,30 @@ def _described(job: batch.BatchJob) -> str:
 
 
 def _costs(job: batch.BatchJob, works: Sequence[Any]) -> Iterator[str]:
-    """Yields lines on the disk space of all jobs that are left, and the time of one."""
+    """Yields lines on the checkpoints and disk space of all jobs left, and the time of one."""
     if not works:
         return
-    costs = [work.costs for work in works]
+    costs, options = [work.costs for work in works], [work.options for work in works]
+    if job.command == "simulate" and not all(each.output.checkpoint_every for each in options):
+        yield job.checkpoint_warning
     yield f"disk: at most {human_size(sum(each.disk for each in costs))}"
     if job.alone:
         return
     if job.site.gpus_per_rank or batch.gpus_of_a_node(job.site.directives):
         fields = max(0, max(each.estimate.memory for each in costs) - process_bytes({}))
-        yield f"memory of a GPU: about {human_size(fields)}, counted and not measured on one"
+        text = f"memory of a GPU: about {human_size(fields)}, counted and not measured on one"
+        yield f"{text}; a node's {job.memory} include it for each rank"
         yield "time: not known, as speeds are scaled by cores alone"
         return
     cores, longest = job.ranks * (job.site.threads or 1), (0.0, "")
     for each in costs:
         left = [pieces for pieces in each.pieces if pieces.left != 0]
         if any(pieces.left is None for pieces in left):
-            yield "time: not known, as the rest of a search may take any number of gradients"
+            yield f"time: {REST_OF_A_SEARCH}"
             return
         times = [pieces.scaled_seconds(cores) for pieces in left]
         if None in times:
-            yield "time: not known, as no such job was measured"
+            yield "time: not known, as no such job was complete on a host with this cache"
             return
         if not times:
             continue
@@ -390,9 +392,7 @@ def _submit(path: Path) -> None:
     except FileNotFoundError:
         common.refuse(f"there is no sbatch here: submit {path} where Slurm is", status=1)
     except subprocess.TimeoutExpired:
-        common.refuse(
-            "sbatch has not answered within two minutes: see whether Slurm runs", status=1
-        )
+        common.refuse("sbatch has not answered within two minutes: does Slurm run?", status=1)
     if done.returncode:
         # Slurm's own words name the option.
         common.refuse(f"{done.stderr.strip()}\nWhat is always the same here belongs in "

@@ -45,11 +45,13 @@ from flowpm_dist.options import Problem
 from flowpm_dist.options.regular_files import only_in
 from flowpm_dist.simulation.cost import STARTER
 from flowpm_dist.simulation.demand import Demand, Estimate
-from flowpm_dist.simulation.speeds import Pieces
+from flowpm_dist.simulation.speeds import COMPARABLE, Pieces
 from meshimpl import launch
 
 PROGRAM = [sys.executable, "-P", "-m", "flowpm_dist.cli"]
 """The command flowpm-dist of this Python; modules in the current folder are not imported."""
+REST_OF_A_SEARCH = "not known, as the rest of a search may take any number of gradients"
+"""Why there is no estimate of the time of a resumed search."""
 
 
 class StopError(Exception):
@@ -77,7 +79,8 @@ class Request:
         overwrite: whether other work in the folder may be replaced.
         mesh: shape of the mesh; replaces the shape in the run file.
         settings: values that replace values in the run file.
-        elsewhere: whether the work will not be done here, so that this disk needs no room for it.
+        elsewhere: whether the disk is not checked for room, as the work is not done here, or not
+            yet.
     """
 
     run_file: Path
@@ -146,6 +149,18 @@ class Costs:
         known = [seconds for seconds in times if seconds is not None]
         total = sum(known) if known and len(known) == len(times) else None
         return self.demand.estimate(self.disk, total)
+
+    @property
+    def why_no_time(self) -> str:
+        """Why the `estimate` has no time; empty where it has one, or where it never has."""
+        if not self.pieces or self.estimate.seconds is not None:
+            return ""
+        if any(pieces.left is None for pieces in self.pieces):
+            return REST_OF_A_SEARCH
+        return (
+            "no estimate yet. Each complete job records its speed on this host, for jobs with as "
+            f"many ranks and threads and up to {COMPARABLE} times more or fewer cells"
+        )
 
     def remember(self, seconds: Mapping[str, float]) -> None:
         """Keep the speed of complete work for the next estimates. On rank 0.

@@ -52,6 +52,8 @@ class Estimate:
         text += f"; there are {human_size(host.limit)}"
         if host.free < self.on_host <= host.limit:
             text += f", of which only {human_size(host.free)} are free now"
+        if launch.gpus_in_sight():
+            text += ". The estimate is for a host and its GPUs together"
         lines = [text]
         if self.disk:
             lines.append(f"disk: at most {human_size(self.disk)}")

@@ -192,6 +192,9 @@ def test_what_it_costs_elsewhere(here, monkeypatch):
     assert refused.returncode == 2 and "has 0 bytes free, the run needs about" in refused.stderr
     dry = ("submit", "simulate", "run.toml", *SIZE, "--dry-run")
     said = flowpm_here(*dry).stdout.splitlines()
+    assert said[1].startswith("warning: output.checkpoint_every = 0: a checkpoint is written only")
+    dry += ("--set", "output.checkpoint_every=1")
+    said = flowpm_here(*dry).stdout.splitlines()
     assert said[1].startswith("disk: at most ") and said[2].startswith("time: not known")
     # 2 steps of 16^3 cells; 4 cores took 1 s for a cell, and 16 have 2 threads for each of 8 ranks.
     far, near = (
@@ -210,7 +213,9 @@ def test_what_it_costs_elsewhere(here, monkeypatch):
     (here / "site.toml").write_text('[site]\ndirectives = ["--gres=gpu:4"]\n')
     for words in (("--gpus-per-rank", "1"), ("--site", "site.toml")):
         said = flowpm_here(*dry, *words).stdout.splitlines()
+        node = said[0].partition("about ")[2].removesuffix(" of memory a node")
         assert said[2].startswith("memory of a GPU: about ")
+        assert said[2].endswith(f"; a node's {node} include it for each rank")
         assert said[3].startswith("time: not known")
     # A study of runs needs no room here either.
     (here / "study.toml").write_text(

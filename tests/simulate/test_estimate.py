@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_a_grid_keeps_its_proportions_and_other_changes_come_first():
     assert "batch = 2" not in message
 
 
-def test_what_fits_is_told_with_what_is_free():
+def test_what_fits_is_told_with_what_is_free(monkeypatch):
     estimate = Estimate(4, 2, 5 * GIB, disk=3 * GIB, seconds=300)
     memory, disk, time = estimate.lines(HostMemory(16 * GIB, 4 * GIB, False))
     assert memory == (
@@ -100,6 +101,9 @@ def test_what_fits_is_told_with_what_is_free():
         "disk: at most 3.0 GiB",
         "time: about 5 min, as measured here before",
     )
+    monkeypatch.setattr(launch, "gpus_in_sight", lambda: 1)
+    with_gpus = estimate.lines(HostMemory(16 * GIB, 4 * GIB, False))
+    assert with_gpus == [f"{memory}. The estimate is for a host and its GPUs together", disk, time]
 
 
 def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
@@ -117,6 +121,7 @@ def test_a_simulation_is_refused_before_anything_heavy_is_imported(here):
 
 
 def test_check_shows_a_run_file_and_does_nothing(here, monkeypatch):
+    monkeypatch.setenv("FLOWPM_CACHE", str(here.with_name("cache")))  # no speed was recorded
     done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
     assert done.returncode == 0, done.stderr
     assert (
@@ -124,10 +129,16 @@ def test_check_shows_a_run_file_and_does_nothing(here, monkeypatch):
     )
     assert "# memory: about" in done.stdout
     assert "# disk: at most" in done.stdout
+    assert "# time: no estimate yet. Each complete job records its speed" in done.stdout
     assert os.listdir(here) == ["run.toml"]
     (here / "again.toml").write_text(done.stdout)
     again = flowpm_here("simulate", "again.toml", "--ranks", "2", "--check")
     assert again.stdout.replace("again-output", "run-output") == done.stdout
+    full = shutil._ntuple_diskusage(2**40, 2**40, 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    refused = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
+    assert refused.returncode == 2 and "has 0 bytes free, the run needs about" in refused.stderr
+    assert "# results: in run-output, where 0 bytes are free" in refused.stdout
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -165,6 +176,7 @@ def test_memory_of_a_small_container_counts(here, monkeypatch):
     done = flowpm_here("simulate", "run.toml", "--ranks", "2", "--check")
     assert done.returncode == 2
     assert "2 ranks, 1.1 GiB together, and the container" in plain(done.stderr)
+    assert "# memory: about" in done.stdout
     assert flowpm_here("simulate", "run.toml", "--check").returncode == 0
 
 
