@@ -365,6 +365,10 @@ def test_the_whole_sky(monkeypatch):
         h = 2 * np.sqrt(4 * np.pi / len(values))
         off = np.abs(pixels - wanted[name])
         assert off[inside & (across > 3 * h)].max() < h**2 / 4 and off[inside].max() < h / 2
+    figure = axes.figure  # which the title, the sky and the bar of colours fill
+    figure.draw_without_rendering()
+    filled = figure.get_tightbbox().extents / np.tile(figure.get_size_inches(), 2)
+    np.testing.assert_allclose(filled, [0, 0, 1, 1], atol=0.05)
 
 
 def test_power_of_the_convergence():

@@ -70,7 +70,8 @@ class ConvergenceMaps(Labelled):
         from flowpm_dist.observables.light_cone.pictures import draw_field, draw_sky
 
         if axes is None:
-            axes = new_figure(7.9, 6.4, shown=True).add_subplot()
+            height = 6.4 if isinstance(self.sky, FlatField) else 5.15
+            axes = new_figure(7.9, height, shown=True).add_subplot()
         maps = self.kappa.numpy().reshape(-1, *self.kappa.shape[-1 - len(self.sky.map_shape) :])
         kappa, name = maps[universe, source], f"number {source % maps.shape[1]}"
         if isinstance(self.sky, FlatField):
@@ -114,7 +115,8 @@ class DensityPlanes(Labelled):
         from flowpm_dist.observables.light_cone.pictures import DELTA, draw_plane, draw_sky
 
         if axes is None:
-            axes = new_figure(7.9, 6.4, shown=True).add_subplot()
+            height = 6.4 if isinstance(self.sky, FlatField) else 5.15
+            axes = new_figure(7.9, height, shown=True).add_subplot()
         maps = self.delta.numpy().reshape(-1, *self.delta.shape[-1 - len(self.sky.map_shape) :])
         delta = maps[universe, plane]
         title = f"matter at a distance of {float(self.planes.chi[plane]):.0f} Mpc/h"

@@ -122,7 +122,7 @@ def sky_figure(kappa: np.ndarray, name: str) -> Figure:
         kappa: [pixel] [1], in HEALPix's order of rings.
         name: name of the sources.
     """
-    figure = new_figure(9.0, 5.2)
+    figure = new_figure(9.0, 5.7)
     draw_sky(figure.add_subplot(), kappa, f"convergence of sources: {name}")
     return figure
 
