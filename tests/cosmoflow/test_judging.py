@@ -451,7 +451,7 @@ def test_the_training_figure_marks_the_best_step_and_takes_negative_losses(tmp_p
     figure = figures.training_figure(rows)
     drawn(figure, tmp_path / "training.png")
     top = figure.get_axes()[0]
-    assert "best: 0.3 at step 100" in [line.get_label() for line in top.get_lines()]
+    assert "best: 0.3 after step 101" in [line.get_label() for line in top.get_lines()]
     assert top.get_yscale() == ("log" if lowest > 0 else "linear")
     drawn(figures.training_figure(rows[:1]), tmp_path / "one.png")
 

@@ -40,7 +40,7 @@ def test_a_training():
     wanted = [(n, loss[n - 2 : n + 1].mean()) for n in range(2, 150)]  # 150 // 50 steps
     np.testing.assert_allclose(curve(top, "training"), wanted)
     np.testing.assert_allclose(curve(top, "validation"), [(0, 2), (50, 1.5), (100, 1)])
-    np.testing.assert_allclose(curve(top, "best: 1 at step 100"), [(100, 1)])
+    np.testing.assert_allclose(curve(top, "best: 1 after step 101"), [(100, 1)])
     np.testing.assert_allclose(below.lines[0].get_ydata(), 1e-4 * (150 - np.arange(150)))
     assert below.get_ylim()[0] == 0
 

@@ -141,7 +141,7 @@ def training_figure(rows: Sequence[Mapping[str, str]]) -> Figure:
         top.plot(at, validation, "o-", ms=3.5, lw=1.2, color=THEORY, label="validation")
         best = held[int(np.nanargmin(validation))]
         top.plot(*best, "o", ms=9, mfc="none", mec=THEORY,
-                 label=f"best: {best[1]:.4g} at step {best[0]}")  # fmt: skip
+                 label=f"best: {best[1]:.4g} after step {best[0] + 1}")  # fmt: skip
     if np.nanmin([*loss, *validation]) > 0:
         top.set_yscale("log")
         plain_log_ticks(top.yaxis)
