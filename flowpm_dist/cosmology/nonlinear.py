@@ -1,7 +1,7 @@
 """The non-linear matter power: halofit, CAMB's tables, or a user's table.
 
 Halofit: Smith and others (2003, astro-ph/0207664), with the fit of Takahashi and others (2012,
-arXiv:1208.2701), without massive neutrinos.
+arXiv:1208.2701), and massive neutrinos as in CAMB, after Bird and others (2012, arXiv:1109.4416).
 """
 
 from __future__ import annotations
@@ -41,18 +41,17 @@ class Halofit:
     Args:
         linear: the linear power; its cosmology is used.
 
-    Raises:
-        ValueError: growth depends on the wavenumber.
     """
 
     def __init__(self, linear: LinearPower) -> None:
         self.linear, self.growth = linear, linear.growth
-        if self.growth.by_scale:
-            raise ValueError("Halofit is for growth that does not depend on the wavenumber")
         k = np.exp(_LN_K)
         step = _LN_K[1] - _LN_K[0]
         self._k = tf.constant(k)
-        self._variance = step * k**3 / (2 * np.pi**2) * linear.without_growth(k)  # for D1 = 1
+        self._weights = step * k**3 / (2 * np.pi**2)
+        self._variance = None  # for D1 = 1, where growth does not depend on the wavenumber
+        if not self.growth.by_scale:
+            self._variance = self._weights * linear.without_growth(k)
 
     def __repr__(self) -> str:
         return f"Halofit({self.linear})"
@@ -76,12 +75,16 @@ class Halofit:
         alpha = tf.abs(6.0835 + 1.3373 * n - 0.1959 * n2 - 5.5274 * c)
         beta = 2.0379 - 0.7354 * n + 0.3157 * n2 + 1.2490 * n3 + 0.3980 * n4 - 0.1682 * c
         nu = 10 ** (5.2105 + 3.6902 * n)
-        quasi = (1 + dimensionless) ** beta / (1 + alpha * dimensionless)
+        # Terms of massive neutrinos with their fraction of matter today, as in CAMB.
+        fraction = 1 - background.Omega_cb / background.Omega_m
+        beta += fraction * (1.081 + 0.395 * n2)
+        boosted = dimensionless * (1 + 47.48 * fraction * k**2 / (1 + 1.5 * k**2))
+        quasi = (1 + boosted) ** beta / (1 + alpha * boosted)
         quasi *= dimensionless * tf.exp(-y / 4 - y**2 / 8)
         f1, f2, f3 = self._powers_of_matter(matter, dark)
         halo = a_n * y ** (3 * f1)
         halo /= 1 + b_n * y**f2 + (c_n * f3 * y) ** (3 - gamma)
-        halo /= 1 + nu / y**2
+        halo *= (1 + 0.977 * fraction) / (1 + nu / y**2)
         return tf.where(exists, (quasi + halo) / volume, power)
 
     def _powers_of_matter(self, matter: tf.Tensor, dark: tf.Tensor) -> list[tf.Tensor]:
@@ -114,22 +117,26 @@ class Halofit:
         [h/Mpc]. The next are the slope n_eff and the curvature C of the power there. The last is
         whether there is such a scale.
         """
-        ln_growth = 2.0 * tf.math.log(self.growth.d1(a))
+        if self._variance is None:
+            ln_growth = tf.zeros_like(a)
+            weighted = self._weights * self.linear(self._k, a[..., tf.newaxis])
+        else:
+            ln_growth, weighted = 2.0 * tf.math.log(self.growth.d1(a)), self._variance
 
         def excess(ln_r: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             """Returns ln sigma^2(R), and its first two derivatives by ln R."""
             x2 = tf.square(self._k * tf.exp(ln_r)[..., tf.newaxis])
-            terms = self._variance * tf.exp(-x2)
+            terms = weighted * tf.exp(-x2)
             sigma2 = tf.reduce_sum(terms, axis=-1)
             first = tf.reduce_sum(-2.0 * x2 * terms, axis=-1) / sigma2
             second = tf.reduce_sum(4.0 * x2 * (x2 - 1.0) * terms, axis=-1) / sigma2
             return ln_growth + tf.math.log(sigma2), first, second - first**2
 
-        variance, unit = tf.stop_gradient(self._variance), tf.exp(-tf.stop_gradient(ln_growth))
+        variance, unit = tf.stop_gradient(weighted), tf.exp(-tf.stop_gradient(ln_growth))
 
         def exceeds(ln_r: tf.Tensor) -> tf.Tensor:
             x2 = tf.square(self._k * tf.exp(ln_r)[..., tf.newaxis])
-            return tf.tensordot(tf.exp(-x2), variance, 1) > unit
+            return tf.reduce_sum(tf.exp(-x2) * variance, axis=-1) > unit
 
         low = tf.fill(tf.shape(a), tf.constant(_SMALLEST, tf.float64))
         exists = exceeds(low)

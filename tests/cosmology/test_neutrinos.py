@@ -12,7 +12,7 @@ from reference import reference
 from scipy.integrate import quad, solve_ivp
 
 import flowpm_dist as fpm
-from flowpm_dist.cosmology import Background, Growth, Theory
+from flowpm_dist.cosmology import Background, Growth, Halofit, Theory
 from flowpm_dist.cosmology.growth import GrowthByScale, growth_of
 from flowpm_dist.cosmology.growth_equations import A_MIN
 from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
@@ -68,6 +68,16 @@ def test_the_fits_suppression_is_cambs(number):
     ratio = theory(mass, "eisenstein-hu").power.cb(k) / theory(0.0, "eisenstein-hu").power(k)
     expected = camb["power_cb"][number, 0] / camb["power_cb"][0, 0]
     np.testing.assert_allclose(ratio, expected, rtol=0.01 * mass + 1e-3)
+
+
+@pytest.mark.parametrize("number", range(len(MASSES)))
+def test_halofit_is_cambs(number):
+    """To what our linear power of all matter differs by, for k of at least 0.02 h/Mpc."""
+    camb = reference("camb_neutrinos")
+    mass, k = float(camb["m_nu"][number]), camb["k"]
+    halofit = np.asarray(Halofit(theory(mass).power)(k, [[1.0], [0.5]]))
+    expected, used = camb["power_halofit"][number], k >= 0.02
+    np.testing.assert_allclose(halofit[:, used], expected[:, used], rtol=8e-3 * mass + 3e-4)
 
 
 def test_density_and_pressure_are_integrals_over_momenta():
@@ -153,13 +163,13 @@ def test_growth_begins_in_the_era_of_radiation():
 
 
 def test_gradients_by_each_parameter_are_differences():
-    """Also by a mass of 0, from which one side is allowed."""
+    """Of Halofit's power, too, and by a mass of 0, from which one side is allowed."""
     k = np.array([1e-3, 0.05, 2.0])
 
     def value(mass, **changed):
         here = Theory(PLANCK.replace(sigma8=0.8, m_nu=mass, **changed))
         parts = (
-            here.power(k, 0.3),
+            Halofit(here.power)(k, 0.3),
             here.growth.f1(0.5, k) * np.ones(3),
             [here.distances.comoving(0.3) / 1e3],
         )
