@@ -9,6 +9,7 @@ from ranks import by_rank_zero, solo
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import LinearPower
+from flowpm_dist.statistics import bispectrum
 
 GRID, SIDE = 12, 150.0  # [Mpc/h]
 PLANCK = fpm.Cosmology.planck18()
@@ -79,8 +80,15 @@ def test_the_linear_field(mesh):
     np.testing.assert_allclose((above - below) / 2, expected, rtol=0, atol=1e-11 * size)
 
 
+@functools.cache
+def many_universes(f_NL):
+    """The linear fields of 48 universes; the same noise for each f_NL."""
+    sim = simulation(solo(), PLANCK.replace(f_NL=f_NL))
+    return sim.lpt(seed=list(range(48))).linear_delta
+
+
 @pytest.mark.ranks(1)
-def test_skewness(mesh):
+def test_skewness():
     """The mean <delta^3> of 48 universes against its formula, a sum over pairs of modes.
 
     6 f_NL sum_k1 sum_k2 (M W P_phi)(k1) (M W P_phi)(k2) (M W)(k1 + k2): the bispectrum
@@ -94,15 +102,45 @@ def test_skewness(mesh):
     window = np.exp(-0.5 * (20.0 * wavenumbers()) ** 2)
 
     def skewness(f_NL):
-        sim = simulation(mesh, PLANCK.replace(f_NL=f_NL))
-        fields = sim.lpt(seed=list(range(48))).linear_delta.numpy()
-        modes = np.fft.rfftn(fields, axes=(1, 2, 3)) * window
+        modes = np.fft.rfftn(many_universes(f_NL).numpy(), axes=(1, 2, 3)) * window
         return (np.fft.irfftn(modes, (GRID,) * 3, (1, 2, 3)) ** 3).mean((1, 2, 3))
 
     measured = (skewness(F_NL) - skewness(-F_NL)) / 2
     error = measured.std() / np.sqrt(len(measured))
     assert error < 0.2 * expected
     assert abs(measured.mean() - expected) < 4 * error
+
+
+@pytest.mark.ranks(1)
+def test_the_bispectrum():
+    """The mean of 48 pairs, f_NL less -f_NL, against 2 f_NL (P_phi P_phi + 2 perm.) M M M.
+
+    The formula is averaged over the triangles of modes of each bin, as the estimator does.
+    """
+    edges = (np.arange(4) + 1 - 1e-6) * 2 * np.pi / SIDE
+    above, below = (bispectrum(many_universes(f_NL), bins=edges) for f_NL in (F_NL, -F_NL))
+    shell, m = np.digitize(wavenumbers(), edges) - 1, of_potential()
+    shell[0, 0, 0] = -1
+    m_power = m * potential_amplitude() ** 2 * (SIDE / GRID) ** 3
+    ones, ms, m_powers = (
+        [field_of(np.where(shell == number, factor, 0.0)) for number in range(3)]
+        for factor in (np.ones_like(m), m, m_power)
+    )
+
+    def formula(i, j, n):
+        sides = (i, j, n), (j, n, i), (n, i, j)
+        total = sum(np.sum(m_powers[a] * m_powers[b] * ms[c]) for a, b, c in sides)
+        return 2 * F_NL * total / np.sum(ones[i] * ones[j] * ones[n])
+
+    expected = np.array([formula(*shells) for shells in above.shells])
+    assert (expected > 0).all()
+    pairs = (above.bispectrum - below.bispectrum) / 2
+    mean, error = pairs.mean(axis=0), pairs.std(axis=0) / np.sqrt(len(pairs))
+    assert (np.abs(mean - expected) < 4 * error).all()
+    fitted = pairs @ (expected / error**2) / np.sum((expected / error) ** 2)  # in units of expected
+    error = fitted.std() / np.sqrt(len(fitted))
+    assert error < 0.1
+    assert abs(fitted.mean() - 1) < 4 * error
 
 
 @pytest.mark.ranks(1)
