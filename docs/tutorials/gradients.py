@@ -123,4 +123,5 @@ plt.show()
 # ## Next
 #
 # - [Gradients](../explanations/gradients.md): how they are computed, their memory and precision, and what has none
+# - [A forecast](forecast.py) of Omega_m, sigma8 and the mass of neutrinos
 # - [Measure a field](../howto/statistics.md#jacobians-and-fisher-matrices): Jacobians and Fisher matrices
