@@ -182,7 +182,7 @@ print(f"the covariance: its errors are known to {np.sqrt(1 / (2 * len(draws))):.
 #   if everything else stays the same.
 # - **The shaded masses do not exist.** A Fisher matrix knows no limits of parameters. Where the error is larger than the
 #   fiducial mass, it only says that such data cannot measure the mass.
-# - **The covariance** is that of 128 universes, for nine numbers.
+# - **The covariance** comes from 128 universes, for nine numbers.
 # - **No galaxies:** the particles are all seen, without bias or shot noise, with cells of 12.5 Mpc/h.
 # - **Four steps** are enough for these large scales. Check with more.
 #

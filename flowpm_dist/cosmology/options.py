@@ -96,7 +96,7 @@ def universe_problems(
 
 
 def _of_tables(cosmology: PartialCosmologyOptions, drawn: Collection[str]) -> Iterator[Problem]:
-    """Yields what does not go with a table of power, which is of one universe.
+    """Yields what does not go with a table of power, which belongs to one universe.
 
     Args:
         cosmology: the section [cosmology].
@@ -109,7 +109,7 @@ def _of_tables(cosmology: PartialCosmologyOptions, drawn: Collection[str]) -> It
             section = "priors" if name in drawn else "cosmology"
             yield Problem(f"{section}.{name}", NOT_IN_TABLES[name])
     for name in (each for each in SHAPE if each in drawn):
-        reason = "goes without power, which is of one universe: of the parameters, sigma8 can vary"
+        reason = "goes without power, which belongs to one universe; sigma8 alone can vary"
         yield Problem(f"priors.{name}", reason)
 
 
@@ -166,7 +166,7 @@ class _Chosen(Options):
         return {} if self.power is None else {"transfer": "parameters, not with power"}
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments of `Cosmology` by name, as far as they are given."""
+        """Returns the arguments of `Cosmology` by name, without those that are missing."""
         given = self.model_dump(exclude_none=True, exclude={"power"})
         return given if self.power is None else {**given, "power": self.power.table}
 

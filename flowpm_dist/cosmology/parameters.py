@@ -126,7 +126,7 @@ class Cosmology:
         n_s: tilt of the primordial scalar spectrum [1].
         A_s: amplitude of the primordial scalar spectrum at `k_pivot` [1]; or
         sigma8: rms linear overdensity in spheres of 8 Mpc/h today [1]. Exactly one of the two; with
-            `power`, sigma8 rescales it, and neither leaves it as it is.
+            `power` neither is needed, and sigma8 rescales it.
         w0, wa: dark energy equation of state w(a) = w0 + wa (1 - a) [1].
         T_cmb: temperature of the microwave background today [K]. It changes the transfer function
             and, with `radiation`, the expansion.

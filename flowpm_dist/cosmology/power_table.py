@@ -15,7 +15,7 @@ from flowpm_dist.options import in_unit
 from flowpm_dist.options.regular_files import read_table
 
 Part = Literal["matter", "cb"]
-"""Whose power it is: all matter's, or that of cold dark matter and baryons alone."""
+"""Whose power it is: all matter's, or cold dark matter's and baryons' alone."""
 LengthUnit = Literal["Mpc/h", "Mpc"]
 
 Spline: TypeAlias = tuple[float, float, np.ndarray]
