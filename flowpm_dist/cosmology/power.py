@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from flowpm_dist.cosmology.parameters import (
     is_compiled,
     known_value,
 )
-from flowpm_dist.cosmology.power_table import ON_THE_PEAK, PowerTable, Spline
+from flowpm_dist.cosmology.power_table import ON_THE_PEAK, PowerTable, Spline, spline_of, unit_doubt
 
 SIGMA8_RADIUS = 8.0
 """Radius of the spheres that define sigma8 [Mpc/h]."""
@@ -116,9 +116,9 @@ class LinearPower:
         a = 1.0 / (1.0 + table.redshift)
         growth = self._growth_from(a, with_neutrinos=table.of == "matter")
         on_peak = {n: x for n in ON_THE_PEAK if (x := known_value(parameters[n])) is not None}
-        if len(on_peak) == len(ON_THE_PEAK) and (doubt := table.doubt(**on_peak)):
+        if len(on_peak) == len(ON_THE_PEAK) and (doubt := unit_doubt(table, **on_peak)):
             warnings.warn(f"power: {doubt}", stacklevel=2)
-        return _TableShape(table.spline(h), growth, without_gradient(parameters, source))
+        return _TableShape(spline_of(table, h), growth, without_gradient(parameters, source))
 
     def _growth_from(self, a: float, *, with_neutrinos: bool = False) -> Callable[[Any], Any]:
         """Returns, as a function of k, the overdensity at a for a linear overdensity D1 = 1 of cb.
@@ -132,22 +132,6 @@ class LinearPower:
             of_all_scales = self.growth.d1(a)
             return lambda k: of_all_scales
         return lambda k: self.growth.d1(a, k) * (1.0 if matter is None else matter(k, a))
-
-    def check_box(self, size: Sequence[float], grid: Sequence[int]) -> None:
-        """Checks that a table of power has the wavenumbers of a box.
-
-        Args:
-            size: the side lengths [Mpc/h].
-            grid: particles along each side.
-
-        Raises:
-            ValueError: it ends within them.
-        """
-        if (table := self.cosmology.power) is None:
-            return
-        h = known_number("h", self.cosmology.h, "a table of power") if table.unit == "Mpc" else 1.0
-        if lacking := table.lacking(size, grid, h):
-            raise ValueError(lacking)
 
     def rescaled(self, cosmology: Cosmology) -> LinearPower:
         """Returns the power of a cosmology that differs in A_s, sigma8 or f_NL only."""

@@ -26,7 +26,7 @@ SAMPLED = (1e-5, 100.0, 2048)
 """Where functions are sampled: the ends [h/Mpc], and how many wavenumbers, equal in ln k."""
 FEWEST = 4
 ON_THE_PEAK = ("Omega_m", "Omega_b", "h", "n_s")
-"""The parameters that tell where P is largest, see `PowerTable.doubt`."""
+"""The parameters that tell where P is largest, see `unit_doubt`."""
 
 LATEST = 1000.0
 """The highest redshift of a table."""
@@ -145,54 +145,6 @@ class PowerTable:
         arrays = {"k": self.k.tolist(), "power": self.power.tolist()}
         return {**arrays, "redshift": self.redshift, "of": self.of, "unit": self.unit}
 
-    def ends(self, h: float) -> tuple[float, float]:
-        """Returns the smallest and the largest wavenumber [h/Mpc] for a Hubble constant h."""
-        scale = 1.0 if self.unit == "Mpc/h" else 1.0 / h
-        return float(self.k[0] * scale), float(self.k[-1] * scale)
-
-    def doubt(self, Omega_m: float, Omega_b: float, h: float, n_s: float) -> str:
-        """Returns why the unit of length seems wrong, from where P is largest; "" if it does not.
-
-        In flat universes without massive neutrinos, the expected place is within 3 % of the largest
-        value of Eisenstein and Hu's fit, and 14 % at most.
-        """
-        place = int(np.argmax(self.power))
-        if not 0 < place < self.k.size - 1:
-            return ""
-        matter = Omega_m * h**2
-        shift = 1.17 * (n_s - 0.96) - 0.85 * (Omega_b / Omega_m - 0.15)
-        expected = 0.0746 * matter / h * math.exp(0.06 + shift - 0.137 * math.log(matter / 0.14))
-        other, scale, factor = ("Mpc", 1.0, 1 / h) if self.unit == "Mpc/h" else ("Mpc/h", 1 / h, h)
-        peak, margin = float(self.k[place]) * scale, 0.3 * abs(math.log(h))
-        if abs(math.log(peak * factor / expected)) > abs(math.log(peak / expected)) - margin:
-            return ""
-        return (
-            f"P is largest at k = {peak:.4g} h/Mpc; these parameters have it near {expected:.4g}, "
-            f'and unit = "{other}" would have it at {peak * factor:.4g}'
-        )
-
-    def lacking(self, size: Sequence[float], grid: Sequence[int], h: float) -> str:
-        """Returns what a box needs of the table and does not find there; "" if it has all.
-
-        Args:
-            size: the side lengths [Mpc/h].
-            grid: particles along each side.
-            h: the Hubble constant, for tables per Mpc [100 km/s/Mpc].
-        """
-        low, high = self.ends(h)
-        first = 2 * math.pi / max(size)
-        last = math.pi * math.hypot(*(n / side for n, side in zip(grid, size, strict=True)))
-        if low <= first and last <= high:
-            return ""
-        return (
-            f"a table of power from k = {low:.4g} to {high:.4g} h/Mpc does not hold what this box "
-            f"needs, {first:.4g} to {last:.4g} h/Mpc: a longer table, or another box or grid"
-        )
-
-    def spline(self, h: float) -> Spline:
-        """Returns ln P [(Mpc/h)^3] as a spline in ln k [h/Mpc], see `log_spline`."""
-        return _spline(self, h if self.unit == "Mpc" else 1.0)
-
 
 def power_table(value: Any, parameters: Mapping[str, Any] | None = None) -> PowerTable:
     """Returns the table that a user's linear power stands for.
@@ -255,6 +207,61 @@ def _compare(code: str, there: Mapping[str, float], parameters: Mapping[str, Any
             )
 
 
+def box_problem(table: PowerTable, size: Sequence[float], grid: Sequence[int], h: Any) -> str:
+    """Returns what a box needs of a table and does not find there; "" if it has all.
+
+    Args:
+        table: the table.
+        size: the side lengths [Mpc/h].
+        grid: particles along each side.
+        h: the Hubble constant [100 km/s/Mpc], for tables per Mpc.
+    """
+    scale = 1.0 if table.unit == "Mpc/h" else 1.0 / h
+    low, high = float(table.k[0]) * scale, float(table.k[-1]) * scale
+    first = 2 * math.pi / max(size)
+    last = math.pi * math.hypot(*(n / side for n, side in zip(grid, size, strict=True)))
+    if low <= first and last <= high:
+        return ""
+    return (
+        f"a table of power from k = {low:.4g} to {high:.4g} h/Mpc does not hold what this box "
+        f"needs, {first:.4g} to {last:.4g} h/Mpc: a longer table, or another box or grid"
+    )
+
+
+def unit_doubt(table: PowerTable, Omega_m: float, Omega_b: float, h: float, n_s: float) -> str:
+    """Returns why a table's unit of length seems wrong, from where P is largest; "" if it does not.
+
+    In flat universes without massive neutrinos, the expected place is within 3 % of the largest
+    value of Eisenstein and Hu's fit, and 14 % at most.
+    """
+    place = int(np.argmax(table.power))
+    if not 0 < place < table.k.size - 1:
+        return ""
+    matter = Omega_m * h**2
+    shift = 1.17 * (n_s - 0.96) - 0.85 * (Omega_b / Omega_m - 0.15)
+    expected = 0.0746 * matter / h * math.exp(0.06 + shift - 0.137 * math.log(matter / 0.14))
+    other, scale, factor = ("Mpc", 1.0, 1 / h) if table.unit == "Mpc/h" else ("Mpc/h", 1 / h, h)
+    peak, margin = float(table.k[place]) * scale, 0.3 * abs(math.log(h))
+    if abs(math.log(peak * factor / expected)) > abs(math.log(peak / expected)) - margin:
+        return ""
+    return (
+        f"P is largest at k = {peak:.4g} h/Mpc; these parameters have it near {expected:.4g}, "
+        f'and unit = "{other}" would have it at {peak * factor:.4g}'
+    )
+
+
+@functools.lru_cache(_MOST_SPLINES)
+def spline_of(table: PowerTable, h: float) -> Spline:
+    """Returns ln P [(Mpc/h)^3] of a table as a spline in ln k [h/Mpc], see `log_spline`.
+
+    Args:
+        table: the table.
+        h: the Hubble constant [100 km/s/Mpc] for tables per Mpc; any for others.
+    """
+    scale = 1.0 if table.unit == "Mpc/h" else h
+    return log_spline(table.k / scale, table.power * scale**3)
+
+
 def log_spline(k: np.ndarray, power: np.ndarray) -> Spline:
     """Returns ln P as a cubic spline in ln k, on equal cells.
 
@@ -272,11 +279,6 @@ def log_spline(k: np.ndarray, power: np.ndarray) -> Spline:
     rise = right - left
     cubic = [left, d_left, 3 * rise - 2 * d_left - d_right, d_left + d_right - 2 * rise]
     return float(ln_k[0]), float(step), np.stack(cubic, axis=1)
-
-
-@functools.lru_cache(_MOST_SPLINES)
-def _spline(table: PowerTable, h: float) -> Spline:
-    return log_spline(table.k / h, table.power * h**3)
 
 
 def _of_numbers(numbers: Mapping[str, Any]) -> PowerTable:

@@ -125,11 +125,7 @@ def linear_amplitude(box: Box, power: LinearPower, a: float | None = None) -> tf
 
     Returns:
         [kz, ky, kx] in the box's dtype.
-
-    Raises:
-        ValueError: the power is a table that ends within the box's wavenumbers.
     """
-    power.check_box(box.size, box.grid)
     time = () if a is None or not power.growth.by_scale else (a,)
     return _amplitude(box, "power.without_growth(k)", lambda k: power.without_growth(k, *time))
 

@@ -22,7 +22,7 @@ from flowpm_dist.cosmology.options import (
     universe_problems,
 )
 from flowpm_dist.cosmology.parameters import VARIABLE
-from flowpm_dist.cosmology.power_table import ON_THE_PEAK
+from flowpm_dist.cosmology.power_table import ON_THE_PEAK, box_problem, unit_doubt
 from flowpm_dist.cosmology.steps import SAME, StepOptions
 from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
 from flowpm_dist.grid.decomposition import (
@@ -123,7 +123,7 @@ def _doubts(cosmology: PartialCosmologyOptions) -> Iterator[str]:
     """Yields why the unit of a table of power seems to be another one."""
     known = {name: getattr(cosmology, name) for name in ON_THE_PEAK}
     if cosmology.power is not None and None not in known.values():
-        if doubt := cosmology.power.table.doubt(**known):
+        if doubt := unit_doubt(cosmology.power.table, **known):
             yield doubt
 
 
@@ -282,7 +282,7 @@ class SimulatedRun(RunFile):
         priors = self.parameter_ranges
         yield from universe_problems(self.cosmology, priors)
         if (power := self.cosmology.power) is not None and self.cosmology.h is not None:
-            if lacking := power.table.lacking(self.box.size, self.box.grid, self.cosmology.h):
+            if lacking := box_problem(power.table, self.box.size, self.box.grid, self.cosmology.h):
                 yield Problem("cosmology.power", f"= {power.file}: {lacking}")
         yield from self._correction_problems()
         steps, radiation = self.evolution, self.cosmology.radiation

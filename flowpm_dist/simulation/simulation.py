@@ -51,7 +51,7 @@ from flowpm_dist.simulation.run import (
 )
 from flowpm_dist.simulation.speeds import Pieces
 from flowpm_dist.simulation.state import State
-from flowpm_dist.simulation.universes import CosmologyFactory, TheoryOf
+from flowpm_dist.simulation.universes import CosmologyFactory, TheoryOf, check_power
 from meshimpl import launch
 from meshimpl.graph_guards import check_eager
 from meshimpl.process_mesh import MeshShape, ProcessMesh
@@ -115,6 +115,7 @@ class Simulation:
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
         self._grid, self._box_size, self._mesh = lattice.grid, lattice.size, mesh
+        check_power(cosmology, lattice.size, lattice.grid)
         replicas = mesh.axis_size("replica")
         self.box_of_replicas = self.box_of(None if replicas == 1 else replicas)
         # refuses a force mesh that does not fit

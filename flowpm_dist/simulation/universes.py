@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.power import known_number
+from flowpm_dist.cosmology.power_table import box_problem
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.box import Box
 from meshimpl.graph_guards import is_watched
@@ -192,6 +194,23 @@ class CosmologyFactory:
         return expansion and not growth
 
 
+def check_power(cosmology: Cosmology, size: Sequence[float], grid: Sequence[int]) -> None:
+    """Checks that a table of power has the wavenumbers of a box.
+
+    Args:
+        cosmology: its `power` is the table, if there is one.
+        size: the side lengths [Mpc/h].
+        grid: particles along each side.
+
+    Raises:
+        ValueError: it ends within them.
+    """
+    if (table := cosmology.power) is not None:
+        h = known_number("h", cosmology.h, "a table of power") if table.unit == "Mpc" else 1.0
+        if problem := box_problem(table, size, grid, h):
+            raise ValueError(problem)
+
+
 def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
     """Returns the cosmologies of the universes of which this rank has a block.
 
@@ -204,7 +223,7 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
 
     Raises:
         ValueError: neither one cosmology nor one for each universe, or amplitudes given by A_s in
-            some and by sigma8 in others, or radiation in some.
+            some and by sigma8 in others, or radiation in some; or see `check_power`.
     """
     count = 1 if box.batch is None else box.batch
     if len(cosmologies) not in (1, count):
@@ -224,6 +243,8 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
             shared[name] = replicated(box.mesh, together)
     first, local = box.batch_offset, (box.local_batch or (1,))[0]
     numbers = range(first, first + local) if len(cosmologies) > 1 else [0]
+    for cosmology in cosmologies:
+        check_power(cosmology, box.size, box.grid)
     universes = [
         cosmologies[i].replace(**{name: values[i] for name, values in shared.items()})
         for i in numbers

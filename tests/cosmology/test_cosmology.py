@@ -32,7 +32,10 @@ GOOD = dict(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, A_s=2.1e-9)
         (dict(T_cmb=0.0), "T_cmb must be a temperature in kelvin, above 0"),
         (dict(k_pivot=0.0), "k_pivot must be a wavenumber in 1/Mpc, above 0"),
         (dict(k_pivot=float("inf")), "k_pivot must be a wavenumber in 1/Mpc, above 0"),
-        (dict(transfer="class"), "transfer must be one of 'eisenstein-hu', 'camb', got 'class'"),
+        (
+            dict(transfer="none"),
+            "transfer must be one of 'eisenstein-hu', 'camb', 'class', got 'none'",
+        ),
         (dict(Omega_m=tf.constant(1.5)), "Omega_m must be a number from 0.005 to 1; got 1.5"),
         (dict(Omega_m=tf.Variable(1.5)), "Omega_m must be a number from 0.005 to 1; got 1.5"),
     ],
@@ -126,7 +129,7 @@ def test_astropy_universes_that_do_not_fit_are_refused():
         convert(astropy.cosmology.FlatLambdaCDM(70, 0.3))
     assert convert(astropy.cosmology.FlatLambdaCDM(70, 0.3), Omega_b=0.04).Omega_b == 0.04
     for given in ({}, {"n_s": 0.96}, {"sigma8": 0.8}):
-        with pytest.raises(ValueError, match="no spectrum .*give n_s, and A_s or sigma8"):
+        with pytest.raises(ValueError, match="no spectrum .*give n_s, and A_s, sigma8 or power"):
             Cosmology.from_astropy(astropy.cosmology.Planck18, **given)
     with pytest.raises(TypeError, match="got w0wzCDM"):
         convert(astropy.cosmology.w0wzCDM(70, 0.3, 0.7))

@@ -14,6 +14,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology import Cosmology, Halofit, LinearPower, PowerTable
 from flowpm_dist.cosmology.boltzmann_tables import boltzmann_spline
 from flowpm_dist.cosmology.nonlinear import NonlinearPower
+from flowpm_dist.cosmology.power_table import unit_doubt
 from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
@@ -102,9 +103,9 @@ def test_lengths_without_h(fit, table):
 def test_the_unit_is_told_by_the_peak(Omega_m, h, n_s, fraction):
     on_peak = dict(Omega_m=Omega_m, Omega_b=fraction * Omega_m, h=h, n_s=n_s)
     values = LinearPower(Cosmology(**on_peak, sigma8=0.8))(K)
-    assert PowerTable(K, values).doubt(**on_peak) == ""
-    assert 'unit = "Mpc"' in PowerTable(K * h, values).doubt(**on_peak)
-    assert PowerTable(K[400:], values[400:]).doubt(**on_peak) == ""  # no peak
+    assert unit_doubt(PowerTable(K, values), **on_peak) == ""
+    assert 'unit = "Mpc"' in unit_doubt(PowerTable(K * h, values), **on_peak)
+    assert unit_doubt(PowerTable(K[400:], values[400:]), **on_peak) == ""  # no peak
 
 
 def test_pairs_functions_and_numbers(fit, table):
@@ -261,7 +262,9 @@ def test_tables_that_are_none(rows, message):
 def test_a_box_beyond_the_table_is_refused_and_a_snapshot_keeps_the_table(fit, tmp_path):
     universe = Cosmology(**UNIVERSE, power=PowerTable(K[400:], fit(K[400:])))
     with pytest.raises(ValueError, match=r"k = 0.04506 to 20 .* needs, 0.01571 to 0.2177 h/Mpc"):
-        Simulation(universe, 16, 400.0, [0.1, 1.0]).run(seed=1)
+        Simulation(universe, 16, 400.0, [0.1, 1.0])
+    with pytest.raises(ValueError, match="does not hold"):
+        Simulation(fit.cosmology, 16, 400.0, [0.1, 1.0]).run(seed=1, cosmology=universe)
     options = dict(precision="float64", lpt_order=1)
     states = [
         Simulation(each, 16, 64.0, [0.1, 1.0], **options).lpt(seed=1)

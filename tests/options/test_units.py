@@ -201,7 +201,7 @@ MEANINGS = {
 }
 """A unit of options -> what the descriptions of these say."""
 LENSED = "LensedSky FlatLensingOptions FullSkyLensingOptions ConvergenceOptions".split()
-MIXED = {"SearchOptions.stages", *(f"{sky}.sources" for sky in LENSED)}
+MIXED = {"PowerFile.unit", "SearchOptions.stages", *(f"{sky}.sources" for sky in LENSED)}
 """Options of several numbers with different units, and tables with options of their own."""
 
 
@@ -278,7 +278,8 @@ Learner.held_out Learner.options Learner.pairs LightCone.convergence.run
 LightCone.convergence.seed LightCone.particles.run
 LightCone.particles.seed LightCone.planes.run LightCone.planes.seed MetropolisSampler.options
 MetropolisSampler.step Microcanonical.options NonlinearPower.__call__.a NonlinearPower.__call__.k
-Pair.start Posterior.plot.count Posterior.plot.features Posterior.plot.seed Sampler.options
+Pair.start PowerTable.read.columns PowerTable.read.redshift
+Posterior.plot.count Posterior.plot.features Posterior.plot.seed Sampler.options
 Sampler.step Search.every Search.seed Search.tolerance Simulation.run.particles
 Simulation.warn_of_times.times
 SourceDistribution.shift SourcePlane.density.chi UniverseModel.__call__.parameters
