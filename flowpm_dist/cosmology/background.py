@@ -197,15 +197,6 @@ class Background:
         a = as_array(a, "a")
         return self.clustering(a) / self.a3_e2(a)
 
-    def check_maps(self) -> None:
-        """Checks that particles are all of matter, as maps of lensing take them to be.
-
-        Raises:
-            ValueError: neutrinos have a mass.
-        """
-        if self.neutrinos is not None:
-            raise ValueError("m_nu: maps of lensing would lack the matter of massive neutrinos")
-
     @gives_tensor
     def clustering(self, a: Any) -> Any:
         """Density times a^3 of what clusters at large scales over the critical density today [1].

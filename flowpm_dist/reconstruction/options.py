@@ -378,7 +378,8 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         searching, drawing = gradient(search) + remembered, together * gradient(axes)
         maps = 0
         if (cone := self.lightcone) is not None:
-            maps = map_bytes(cone.pixels**2, precision, sources=len(cone.sources))
+            painted = cone.painted_maps(self.cosmology, self.priors)
+            maps = map_bytes(cone.pixels**2, precision, sources=painted)
         fields = max(searching, drawing) + max(1, together) * maps
         return process_bytes(axes, "reconstruct") + fields
 

@@ -306,11 +306,6 @@ class SimulatedRun(RunFile):
         ):
             yield Problem("evolution.pyramid", wrong)
         if (cone := self.cone) is not None:
-            if massive:
-                yield Problem(
-                    "lightcone",
-                    "has maps that would lack the massive neutrinos: leave it out, or m_nu",
-                )
             known = self.cosmology.Omega_m or getattr(priors, "Omega_m", None)
             try:
                 end, across = (

@@ -13,8 +13,10 @@ from scipy.ndimage import map_coordinates
 from scipy.spatial import cKDTree
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of, linear_response, matter, solo
 
+from flowpm_dist import Cosmology, scale_factor_steps
+from flowpm_dist.cosmology import Theory
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
-from flowpm_dist.cosmology.line_of_sight import lensing_weight
+from flowpm_dist.cosmology.line_of_sight import lensing_weight, limber_power
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import read_light_cone
 from flowpm_dist.io.light_cone import LightConeFiles
@@ -24,8 +26,10 @@ from flowpm_dist.observables.lensing import (
     SmailDistribution,
     SourcePlane,
     born,
+    plane_weights,
 )
 from flowpm_dist.observables.light_cone import FullSky, LightCone, geometry
+from flowpm_dist.observables.light_cone.all_matter import multiply_multipoles
 from flowpm_dist.statistics import spherical_power
 from flowpm_dist.statistics.angular_spectra import painting_window
 
@@ -57,6 +61,56 @@ def test_maps_and_gradients(mesh, integrator):
     runs.check_gradients(
         mesh, integrator, lambda name: integrator == "fastpm" or name in ("Omega_m", "along")
     )
+
+
+@pytest.mark.ranks(1, 2)
+def test_gradients_of_maps_with_massive_neutrinos(mesh):
+    runs = dataclasses.replace(RUNS, mass=0.6)
+    runs.check_gradients(mesh, "fastpm", lambda name: name in ("m_nu", "along"))
+
+
+def test_lensing_is_by_all_matter(mesh):
+    """The change of power by massive neutrinos is that of Limber's integral over linear theory.
+
+    The particles' own power is higher by 2.5 to 5 % of itself.
+    """
+    grid, edges = 32, [300.0, 360.0, 420.0, 480.0, 570.0]
+    sky, source = LightCone(FullSky(nside=16, z_max=0.2)), SourcePlane(0.2)
+    steps = scale_factor_steps(0.1, 1.0, 6)
+    light = Cosmology.planck18().replace(A_s=1e-10, radiation=True)
+
+    def spectra(cosmology):
+        """Of a map, without its lattice, and in theory."""
+        options = dict(grid=grid, box_size=400.0, mesh_factor=1, lpt_order=1, cosmology=cosmology)
+        sim = RUNS.simulation(mesh, "bullfrog", steps=steps, **options)
+        plus, minus = (sky.planes(sim, edges, seed=3, paired=each) for each in (False, True))
+        delta, planes = 0.5 * (plus.delta - minus.delta), plus.planes
+        kappa = born(delta, planes, [source], cosmology)[0]
+        ell, power = spherical_power(kappa, [8, 12, 18, 26])
+        kernels = plane_weights(planes, [source], cosmology) / planes.widths
+        theory = Theory(cosmology)
+        a = planes.scale_factor(theory.distances)
+        limber = limber_power(ell, planes.chi, a, planes.widths, kernels, theory.power)
+        return power, limber[0, 0].numpy()
+
+    massive, massless = spectra(light.replace(m_nu=0.6)), spectra(light)
+    ratio, expected = (x / y for x, y in zip(massive, massless, strict=True))
+    np.testing.assert_allclose(ratio, expected, rtol=0.012)
+    assert np.mean(ratio / expected) == pytest.approx(1.0, rel=0.006)
+
+
+def test_multipoles_are_multiplied_by_factors():
+    """Of a sum of harmonics, whose maps healpy makes; with the adjoint's inner product."""
+    rng, nside = np.random.default_rng(2), 8
+    modes = healpy.synalm(np.ones(9), lmax=8)
+    parts = tf.constant([healpy.alm2map(modes, nside), healpy.alm2map(2j * modes, nside)])
+    factors = tf.constant(rng.uniform(0.5, 1.5, (2, 3 * nside)))
+    expected = sum(
+        healpy.alm2map(healpy.almxfl(size * modes, factor), nside)
+        for size, factor in zip((1, 2j), factors.numpy(), strict=True)
+    )
+    found = multiply_multipoles(parts, factors)
+    np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
 
 
 @functools.cache

@@ -20,11 +20,12 @@ from sky_runs import (
     weights_of,
 )
 
-from flowpm_dist.cosmology import Growth
+from flowpm_dist.cosmology import Growth, Theory
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
 from flowpm_dist.evolution.corrections import ResidualNetwork
+from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.light_cone import read_light_cone
 from flowpm_dist.observables.lensing import (
@@ -32,7 +33,7 @@ from flowpm_dist.observables.lensing import (
     SourcePlane,
     born,
 )
-from flowpm_dist.observables.light_cone import FlatField, LightCone, geometry
+from flowpm_dist.observables.light_cone import FlatField, LightCone, geometry, observers
 from flowpm_dist.observables.light_cone.flat import Layers, tiles
 from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.statistics import angular_power
@@ -69,6 +70,40 @@ def test_maps_and_gradients(mesh, integrator):
         np.testing.assert_allclose(direct[0], kappa, atol=1e-15)
         np.testing.assert_allclose(direct[1], to_noise, atol=1e-9 * np.abs(to_noise).max())
         assert direct[2] == pytest.approx(to_numbers, rel=1e-9)
+
+
+@pytest.mark.ranks(1, 2)
+def test_gradients_of_maps_with_massive_neutrinos(mesh):
+    runs = replace(RUNS, mass=0.6)
+    runs.check_gradients(mesh, "fastpm", lambda name: name in ("m_nu", "along"))
+
+
+def test_maps_are_of_all_matter(mesh, monkeypatch):
+    """Planes by their factor in numpy; maps as the sum of thin planes, which have no parts."""
+    massive = cosmology_of(0.31, 0.8, m_nu=0.6, radiation=True)
+    sim, theory, sources = simulation(mesh, grid=16), Theory(massive), [SourcePlane(0.2)]
+
+    def measured():
+        run = dict(seed=5, cosmology=massive)
+        planes = CONE.planes(sim, SIDE / 16, **run)
+        return planes, CONE.convergence(sim, sources, **run).kappa.numpy()
+
+    planes, kappa = measured()
+    monkeypatch.setattr(observers, "all_matter", lambda maps, *_: tf.reduce_sum(maps, -3))
+    of_cb, kappa_of_cb = measured()
+    chi = planes.planes.chi.numpy()[:, np.newaxis, np.newaxis]
+    x, y = FlatSky((8, 8), (CONE.sky.fov, CONE.sky.fov)).wavenumbers()
+    factors = theory.background.neutrinos.matter(
+        np.sqrt(x**2 + y**2) / chi, theory.distances.scale_factor(chi).numpy()
+    )
+    expected = np.fft.irfft2(factors * np.fft.rfft2(of_cb.delta), (8, 8))
+    np.testing.assert_allclose(planes.delta, expected, atol=1e-12 * np.abs(expected).max())
+    thin, thin_of_cb = (
+        born(each.delta, each.planes, sources, massive).numpy() for each in (planes, of_cb)
+    )
+    added = kappa - kappa_of_cb
+    assert np.std(added) > 0.01 * np.std(kappa)
+    assert np.std(added - (thin - thin_of_cb)) < 0.05 * np.std(added)
 
 
 @pytest.mark.ranks(1, 2)

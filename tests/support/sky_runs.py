@@ -35,6 +35,7 @@ class SkyRuns:
         smail: the median scale and the last redshift of the others.
         shift: shift of the mean of the others.
         curvature: Omega_k.
+        mass: sum of the masses of neutrinos [eV].
     """
 
     cone: object
@@ -43,10 +44,12 @@ class SkyRuns:
     smail: tuple[float, float]
     shift: float
     curvature: float = 0.0
+    mass: float = 0.0
 
     @property
     def numbers(self) -> dict[str, float]:
-        return {"Omega_m": 0.31, "sigma8": 0.8, "Omega_k": self.curvature, "shift": self.shift}
+        numbers = {"Omega_m": 0.31, "sigma8": 0.8, "Omega_k": self.curvature, "shift": self.shift}
+        return numbers | ({"m_nu": self.mass} if self.mass else {})
 
     def simulation(self, mesh, integrator="fastpm", **options):
         steps = np.array(self.edges)
@@ -62,7 +65,7 @@ class SkyRuns:
     def kappa(self, sim, noise, **given):
         numbers = self.numbers | given
         sources = self.sources(numbers.pop("shift"))
-        run = dict(white_noise=noise, cosmology=cosmology_of(**numbers))
+        run = dict(white_noise=noise, cosmology=cosmology_of(**numbers, radiation=self.mass > 0))
         return self.cone.convergence(sim, sources, **run).kappa
 
     def with_gradients(self, sim, noise):
@@ -113,8 +116,10 @@ class SkyRuns:
             found = to_numbers | {"along": float(tf.reduce_sum(to_noise * tf.sin(5 * noise)))}
             for name in filter(differences, found):
                 step = {"direction": 1.0} if name == "along" else {name: 1.0}
-                assert found[name] == pytest.approx(self.slope(sim, noise, **step), rel=1e-6), name
+                slope = pytest.approx(self.slope(sim, noise, **step), rel=1e-6, abs=1e-7)
+                assert found[name] == slope, name
         names = [type(getattr(self.cone, "sky", self.cone)).__name__, integrator, *options]
+        names += ["massive"] if self.mass else []
         known = by_rank_zero("-".join(names), alone)
         np.testing.assert_allclose(kappa, known["kappa"], atol=1e-12 * np.abs(known["kappa"]).max())
         size = np.abs(known["gradient"]).max()

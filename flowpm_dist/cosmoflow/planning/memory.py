@@ -110,7 +110,8 @@ def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) ->
     several = plan.lightcone is None and plan.channels > 1
     each = simulation_bytes(plan.solver, grid, axes, outputs=several, batched=True)
     if plan.lightcone is not None:
-        each += map_bytes(plan.cells, plan.precision, sources=plan.channels)
+        painted = plan.lightcone.painted_maps(plan.cosmology, plan.priors)
+        each += map_bytes(plan.cells, plan.precision, sources=painted)
     if several:  # all channels one by one, and the volume made of them
         each += 2 * volume_bytes(plan, grid) // ranks_of_a_field(axes)
     return _lanes(plan, axes) * each

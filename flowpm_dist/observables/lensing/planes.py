@@ -115,12 +115,8 @@ class LensPlanes:
         """Returns W dchi of each plane for sources at infinity [plane] [1].
 
         Half the Laplacian of a plane's deflection potential is its strength times its overdensity.
-
-        Raises:
-            ValueError: as `Background.check_maps`.
         """
         theory = theory_of(cosmology)
-        theory.background.check_maps()
         a = self.scale_factor(theory.distances)
         return lensing_weight(theory, self.chi, a=a) * self.widths
 

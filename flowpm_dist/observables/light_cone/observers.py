@@ -25,6 +25,11 @@ from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.lensing.shapes import shear
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
+from flowpm_dist.observables.light_cone.all_matter import (
+    all_matter,
+    part_distances,
+    part_weights,
+)
 from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, farthest
 from flowpm_dist.observables.light_cone.options import FlatField, FullSky, SkyOptions
 from flowpm_dist.particle_mesh.kernels.base import BOXES
@@ -251,7 +256,8 @@ class MapPainter(_SkyObserver):
 class ConvergencePainter(MapPainter):
     """Paints the convergence of sources.
 
-    Each particle is weighed by its own distance.
+    Each particle is weighed by its own distance. With massive neutrinos, the maps of the particles
+    are painted in parts, see `all_matter`.
 
     Args:
         geometry: the sky.
@@ -259,7 +265,7 @@ class ConvergencePainter(MapPainter):
         alignment: intrinsic alignments; None for none.
 
     Raises:
-        ValueError: sources behind z_max, or massive neutrinos.
+        ValueError: sources behind z_max.
     """
 
     def __init__(
@@ -272,8 +278,11 @@ class ConvergencePainter(MapPainter):
         sources = [_with_shared_tensors(source, mesh) for source in sources]
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
+        self._massive = geometry.inputs.cosmologies.by_scale
+        one = np.ones([1, geometry.nodes().chi.size])
+        parts = part_weights(geometry.nodes().chi, geometry.end) if self._massive else one
+
         def amounts(theory: Theory) -> tf.Tensor:
-            theory.background.check_maps()
             distances = theory.distances
             end = farthest(geometry.sky, theory)
             for number, source in enumerate(sources):
@@ -294,12 +303,13 @@ class ConvergencePainter(MapPainter):
                     weight + response * source.fractions(nodes.edges, distances) / nodes.widths
                     for weight, source in zip(weights, sources, strict=True)
                 ]
+            weights = [weight * part for weight in weights for part in parts]
             means[id(theory.growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
             per_particle = nodes.chi * geometry.widening(theory) ** 2
             amounts = tf.stack([weight / per_particle for weight in weights], axis=-1)
             return amounts / geometry.particles_in_pixel
 
-        super().__init__(geometry, len(sources), amounts_of=amounts)
+        super().__init__(geometry, len(sources) * len(parts), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies
         self._means = cosmologies.stack(
             [means[id(theory.growth)] for theory in cosmologies.theories]
@@ -309,7 +319,12 @@ class ConvergencePainter(MapPainter):
         """Returns the maps of the convergence, minus the mean convergence of the universe."""
         maps = self.geometry.normalised(self.summed(measured))
         means = tf.reshape(self._means, [*self._means.shape, *[1] * len(self._shape)])
-        return ConvergenceMaps(maps - tf.cast(means, maps.dtype), self.geometry.sky)
+        kappa = maps - tf.cast(means, maps.dtype)
+        if self._massive:
+            chi, (*lead, _) = part_distances(self.geometry.end), self._means.shape
+            kappa = tf.reshape(kappa, [*lead, -1, len(chi), *self._shape])
+            kappa = all_matter(kappa, chi, self.geometry)
+        return ConvergenceMaps(kappa, self.geometry.sky)
 
 
 class PlanePainter(MapPainter):
@@ -330,6 +345,9 @@ class PlanePainter(MapPainter):
         counts = self.geometry.normalised(self.summed(measured))
         mean = expected.reshape([-1] + [1] * len(self._shape))
         delta = counts / tf.constant(mean, counts.dtype) - 1.0
+        if self.geometry.inputs.cosmologies.by_scale:
+            delta = tf.expand_dims(delta, -1 - len(self._shape))
+            delta = all_matter(delta, planes.chi[:, tf.newaxis], self.geometry)
         return DensityPlanes(delta, planes, self.geometry.sky)
 
 

@@ -34,6 +34,8 @@ FINER = 1.25
 """Ratio of pixels to the number that would show as much, up to which there is no warning."""
 FEWEST_PIXELS = 4
 """The smallest number of pixels along a side of a map whose spectrum is measured."""
+PARTS = 4
+"""Maps that a map of a source is painted in where neutrinos have a mass, see `all_matter`."""
 
 
 def plane_of_layers(layers: int, depth: float, width: float) -> np.ndarray:

@@ -50,6 +50,7 @@ class LightConePlan:
         plane_width: width of the first plane or shell [Mpc/h].
         particles: estimated number of particles that are written.
         particle_volume: the volume of the box for each particle [(Mpc/h)^3].
+        painted: number of maps that are painted of the sources.
         warnings: warnings for the user; they are stored with the maps.
     """
 
@@ -59,6 +60,7 @@ class LightConePlan:
     plane_width: float = 0.0
     particles: float = 0.0
     particle_volume: float = 0.0
+    painted: int = 0
     warnings: tuple[str, ...] = ()
 
     @classmethod
@@ -108,7 +110,8 @@ class LightConePlan:
                 )
         particles = boxes * math.prod(grid) if cone.particles else 0.0
         volume = math.prod(size) / math.prod(grid)
-        return cls(cone, chi_max, planes, width, particles, volume, tuple(warnings))
+        painted = cone.painted_maps(cosmology)
+        return cls(cone, chi_max, planes, width, particles, volume, painted, tuple(warnings))
 
     def coarser(self) -> Iterator[tuple[str, LightConePlan]]:
         """Yields plans with fewer and fewer pixels, each with the setting that gives it."""
@@ -127,7 +130,7 @@ class LightConePlan:
         maps = map_bytes(
             self._pixels,
             precision,
-            sources=len(cone.sources),
+            sources=self.painted,
             planes=self.planes,
             full_sky=isinstance(cone, FullSkyLensingOptions),
             rays=cone.ray_tracing,
@@ -151,7 +154,7 @@ class LightConePlan:
 
     def checkpoint(self, itemsize: int) -> int:
         """Returns the size of the maps in a checkpoint [bytes]; `itemsize` as for `memory`."""
-        born = 0 if self.options.ray_tracing else len(self.options.sources)
+        born = 0 if self.options.ray_tracing else self.painted
         return (born + self.planes) * self._pixels * itemsize
 
     @property

@@ -23,6 +23,7 @@ from flowpm_dist.observables.lensing.options import (
 )
 from flowpm_dist.observables.light_cone.options import (
     FEWEST_PIXELS,
+    PARTS,
     FlatField,
     FullSky,
     SkyOptions,
@@ -85,6 +86,16 @@ class LensedSky(SkyOptions):
             for number, source in enumerate(self.sources)
             if source.file is not None
         }
+
+    def painted_maps(self, cosmology: PartialCosmologyOptions, priors: Any = None) -> int:
+        """Returns the number of maps that are painted of the sources.
+
+        Args:
+            cosmology: parameters of the run.
+            priors: (lowest, highest) value of each parameter that varies, as attributes.
+        """
+        masses = getattr(priors, "m_nu", None) or (cosmology.m_nu,)
+        return len(self.sources) * (PARTS if max(masses) > 0 else 1)
 
     def population(self) -> tuple[list[Sources], IntrinsicAlignment | None]:
         """Returns the sources and their alignment, as the lensing functions take them."""
