@@ -190,7 +190,8 @@ class Cosmology:
     T_cmb: Parameter = field(
         default=2.7255,
         metadata=_row("a temperature in kelvin, above 0 and below 100", dict(gt=0, lt=100),
-                      r"$T_\mathrm{CMB}$", "background transfer", unit="K", in_run_files=False),
+                      r"$T_\mathrm{CMB}$", "background transfer", unit="K", header="CMBTemperature",
+                      in_run_files=False),
     )  # fmt: skip
     k_pivot: Parameter = field(
         default=0.05,
@@ -207,13 +208,13 @@ class Cosmology:
         default=3.046,
         kw_only=True,
         metadata=_row("a number from 0 to 20", dict(ge=0, le=20), r"$N_\mathrm{eff}$",
-                      "background transfer"),
+                      "background transfer", header="N_eff"),
     )  # fmt: skip
     m_nu: Parameter = field(
         default=0.0,
         kw_only=True,
         metadata=_row("a sum of masses in eV, from 0 to 2", dict(ge=0, le=2), r"$\sum m_\nu$",
-                      "background transfer", unit="eV"),
+                      "background transfer", unit="eV", header="m_nu"),
     )  # fmt: skip
     f_NL: Parameter = field(
         default=0.0,

@@ -71,6 +71,8 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
         "MassTable": of_type(header.mass, np.float64),
         "Time": header.a,
         "UsePeculiarVelocity": np.int32(1),
+        # MP-Gadget: whether radiation is part of the sum of densities that is 1 in a flat universe
+        "class_radiation_convention": np.int32(header.cosmology["radiation"]),
         **header_facts(header),
         **UNITS,
     }

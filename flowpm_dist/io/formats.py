@@ -32,12 +32,16 @@ NAMES = ("ParticleIDs", "Coordinates", "Velocities")
 
 
 def header_facts(header: Header) -> dict[str, Any]:
-    """Returns box size, parameters and dark energy by their names in Gadget and MP-Gadget."""
-    return {
-        "BoxSize": header.length,
-        "OmegaLambda": header.Omega_de,
-        **{theirs: header.cosmology[ours] for ours, theirs in HEADERS.items()},
+    """Returns box size, dark energy and those parameters that have an effect.
+
+    Names are those of Gadget and MP-Gadget; ours where they have none, as for neutrinos.
+    """
+    parameters = {
+        theirs: header.cosmology[ours]
+        for ours, theirs in HEADERS.items()
+        if ours in header.cosmology
     }
+    return {"BoxSize": header.length, "OmegaLambda": header.Omega_de, **parameters}
 
 
 def of_type(value: float, dtype: type) -> np.ndarray:

@@ -133,7 +133,7 @@ class ParticleFiles:
             )
         numbers = cosmology.numbers()
         for ours, theirs in HEADERS.items():
-            there, here = float(self._numbers(theirs)[0]), numbers[ours]
+            there, here = float(self._numbers(theirs)[0]), numbers.get(ours, 0.0)
             if theirs not in self.header or (ours == "Omega_b" and there == 0):  # all is cold
                 continue
             if abs(there - here) > PARAMETER_TOLERANCE * max(abs(there), abs(here)):

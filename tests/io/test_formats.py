@@ -213,11 +213,19 @@ def test_files_of_another_code_that_cannot_be_read(tmp_path, change, header, mes
         fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY)
 
 
-@pytest.mark.parametrize("name, there, here", [("wa", 0.0, 0.5), ("w0", -1.0, -0.9)])
-def test_dark_energy_of_another_code_is_compared(tmp_path, name, there, here):
+@pytest.mark.parametrize(
+    "name, ours, there, here",
+    [
+        ("wa", "wa", 0.0, 0.5),
+        ("w0", "w0", -1.0, -0.9),
+        ("CMBTemperature", "T_cmb", 2.7255, 2.7),
+        ("m_nu", "m_nu", 0.0, 0.1),
+    ],
+)
+def test_the_parameters_of_another_code_are_compared(tmp_path, name, ours, there, here):
     of_another_code(tmp_path / "s", **{name: there})
-    other = COSMOLOGY.replace(**{name: here})
-    with pytest.raises(SnapshotError, match=f"has {name} = .*, and the cosmology has {name} = "):
+    other = COSMOLOGY.replace(**{ours: here}, radiation=ours == "m_nu")
+    with pytest.raises(SnapshotError, match=f"has {name} = .*, and the cosmology has {ours} = "):
         fpm.State.from_snapshot(tmp_path / "s", cosmology=other)
     assert fpm.State.from_snapshot(tmp_path / "s", cosmology=COSMOLOGY).a == A
 
@@ -278,6 +286,24 @@ def test_the_header_of_bigfile(state, tmp_path):
     np.testing.assert_allclose(header["MassTable"], [0, MASS, 0, 0, 0, 0], rtol=1e-8)
     assert header["UsePeculiarVelocity"].dtype == np.int32
     assert (folder / "Header/header").read_text() == "DTYPE: <i8\nNMEMB: 0\nNFILE: 0\n"
+
+
+@pytest.mark.parametrize("format", ["bigfile", "gadget-hdf5"])
+def test_headers_have_the_neutrinos(tmp_path, format):
+    """By MP-Gadget's names where it has some, and read back with all else."""
+    massive = COSMOLOGY.replace(radiation=True, m_nu=0.3, N_eff=3.1, T_cmb=2.7)
+    state = fpm.Simulation(massive, 4, 32.0, [A, 1.0]).lpt(seed=1, a=A)
+    folder = state.save(tmp_path, format=format)
+    if format == "bigfile":
+        header = attributes_of(folder / "Header")
+        assert header["class_radiation_convention"] == np.int32(1)
+        assert header["class_radiation_convention"].dtype == np.int32
+    else:
+        with h5py.File(folder / "snapshot.hdf5") as file:
+            header = dict(file["Header"].attrs)
+    names = ("m_nu", "N_eff", "CMBTemperature", "Omega0")
+    assert [header[name].item() for name in names] == [0.3, 3.1, 2.7, massive.Omega_m]
+    assert fpm.State.from_snapshot(folder).header() == state.header()
 
 
 def test_a_block_is_as_the_package_bigfile_writes_it(tmp_path):
