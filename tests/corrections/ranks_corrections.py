@@ -43,9 +43,12 @@ def block_of(box, whole):
     return tf.constant(whole[box.place])
 
 
-@pytest.mark.dealt(2)
 @pytest.mark.parametrize(
-    "precision", ["float32", pytest.param("float64", marks=pytest.mark.ranks(1))]
+    "precision",
+    [
+        pytest.param("float32", marks=[pytest.mark.long] if SIZE != 2 else []),
+        pytest.param("float64", marks=pytest.mark.ranks(1)),
+    ],
 )
 def test_zeros_change_no_bit(mesh, precision):
     plain, begun, other = (
@@ -145,7 +148,7 @@ def test_gradients(mesh, case):
         assert slope == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
 
 
-@pytest.mark.dealt
+@pytest.mark.dealt(2)
 def test_each_universe_of_a_batch_has_its_coefficients(mesh):
     """Two cosmologies at once are the two alone."""
     sim = simulation(mesh, BEGUN.with_theta(THETA))

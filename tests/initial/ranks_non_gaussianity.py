@@ -62,6 +62,7 @@ def noise_in_numpy(f_NL):
     return NOISE + f_NL * field_of(added)
 
 
+@pytest.mark.dealt(4)
 @pytest.mark.ranks(1, 2, 4)
 def test_the_linear_field(mesh):
     """Phi = phi + f_NL phi^2, and delta = M Phi; the sign: f_NL > 0 gives positive skewness."""

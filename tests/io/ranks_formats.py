@@ -14,6 +14,7 @@ N, LENGTH, A = 8, 32.0, 0.5
 CELLS = LENGTH / N
 
 
+@pytest.mark.dealt(4)
 @pytest.mark.ranks(1, 2, 4)
 def test_all_ranks_together_write_the_same_particles(mesh, tmp_path_factory):
     """By id: the positions in the box, and the peculiar velocities; a file of each rank."""

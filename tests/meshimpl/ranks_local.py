@@ -201,6 +201,7 @@ def check_filters(box, kind, tape_too=False):
         np.testing.assert_allclose(to_y, result, atol=1e-12 * scale)
 
 
+@pytest.mark.dealt(4)
 @pytest.mark.ranks(2, 4)
 def test_filters_are_numpys_and_their_adjoints(mesh):
     check_filters(Box(GRID, SIDES, mesh, tf.float64), "three")

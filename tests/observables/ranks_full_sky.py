@@ -37,6 +37,7 @@ pytestmark = pytest.mark.ranks(1)
 
 SKY = LightCone(FullSky(nside=4, z_max=0.05))
 EDGES = (0.2, 0.5, 0.75, 0.97, 1.0)
+DEAR = [pytest.mark.long] if SIZE == 4 else []
 RUNS = SkyRuns(SKY, EDGES, plane=0.045, smail=(0.02, 0.045), shift=0.002)
 sources_of = RUNS.sources
 
@@ -51,7 +52,7 @@ def simulation(mesh, integrator="fastpm", **options):
 @pytest.mark.parametrize(
     "integrator",
     [
-        pytest.param("fastpm", marks=pytest.mark.ranks(1, 4)),
+        pytest.param("fastpm", marks=[pytest.mark.ranks(1, 2, 4), *DEAR]),
         "cola",
     ],
 )

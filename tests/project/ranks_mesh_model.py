@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from meshimpl import MeshFunction, ProcessMesh
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.ranks(1, 2, 4)]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.ranks(1, 2, 4), pytest.mark.dealt(4)]
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "mesh_model.py"))
 LAYOUTS = ("batch:row", "hidden:row", "batch:row;hidden:col", "features:row;hidden:col")
 RATE, BETA_1, BETA_2, EPSILON = 0.01, 0.9, 0.999, 1e-6  # upstream's Adam, without bias correction

@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import tensorflow as tf
+from ranks import SIZE
 
 from meshimpl import MeshFunction, ProcessMesh
 from meshimpl.compat import mtf
@@ -57,7 +58,10 @@ def losses(models: ModuleType, name: str, mesh: ProcessMesh, layout: str) -> lis
     return found
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+# On 4 ranks both parts of a layout are split.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if SIZE == 2 else []) for name in LAYOUTS]
+)
 def test_losses_are_the_same_in_every_layout(
     mesh: ProcessMesh, models: ModuleType, name: str
 ) -> None:

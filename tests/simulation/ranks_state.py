@@ -317,6 +317,7 @@ def test_fields_in_another_precision_are_rounded_as_arrays_are():
     np.testing.assert_array_equal(slope, tf.ones_like(noise.block))
 
 
+@pytest.mark.dealt(2)
 @pytest.mark.ranks(1, 2, 4)
 def test_particles_that_do_not_fit_are_refused(saved):
     with pytest.raises(ValueError, match="are at a = 1, the first step begins at 0.1"):
