@@ -11,14 +11,11 @@ from typing import Any
 
 from flowpm_dist.cosmology.camb_tables import camb_power_table
 from flowpm_dist.cosmology.class_tables import class_power_table
-from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, affecting
+from flowpm_dist.cosmology.parameters import PACKAGES, PARAMETERS, SHAPE, affecting
 from flowpm_dist.cosmology.power_table import Spline, log_spline
 
 PART = "delta_nonu"
 """CAMB's name of the overdensity of cold dark matter and baryons."""
-
-PACKAGES = {"camb": "camb", "class": "classy"}
-"""The packages of the transfer functions that are tables."""
 
 TRANSFER = affecting("transfer")
 """The parameters that the transfer function depends on."""

@@ -26,6 +26,7 @@ def class_power_table(A_s: float, **parameters: float) -> tuple[np.ndarray, np.n
 
     Raises:
         ImportError: the package classy is missing.
+        ValueError: CLASS refuses the universe.
     """
     try:
         import classy
@@ -63,6 +64,10 @@ def class_power_table(A_s: float, **parameters: float) -> tuple[np.ndarray, np.n
         run.compute()
         table = power_table(run)
         return table.k, table.power
+    except (classy.CosmoSevereError, classy.CosmoComputationError) as error:
+        raise ValueError(
+            f"CLASS cannot compute this universe, {p}: {str(error).strip()}"
+        ) from error
     finally:
         run.struct_cleanup()
         run.empty()

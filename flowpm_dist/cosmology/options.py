@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from flowpm_dist.cosmology.background import A_MAX, Background, expansion_parame
 from flowpm_dist.cosmology.parameters import (
     AMPLITUDES,
     NOT_IN_TABLES,
+    PACKAGES,
     PARAMETERS,
     SHAPE,
     VARIABLE,
@@ -90,6 +92,9 @@ def universe_problems(
             message = f"with the other parameters the expansion would end before a = {A_MAX:g}"
             yield problem("Omega_k", message)
     code = cosmology.transfer
+    if code != "eisenstein-hu" and importlib.util.find_spec(PACKAGES[code]) is None:
+        message = f'= "{code}": needs the package {PACKAGES[code]}: pip install {PACKAGES[code]}'
+        yield Problem("cosmology.transfer", message)
     if ends["Omega_b"] and min(ends["Omega_b"]) == 0 and code != "eisenstein-hu":
         message = f'transfer = "{code}" needs baryons, above 0; or use transfer = "eisenstein-hu"'
         yield problem("Omega_b", message)

@@ -20,7 +20,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.arrays import as_array, as_float64, is_tensor, known
 from flowpm_dist.cosmology.neutrinos import Neutrinos
-from flowpm_dist.cosmology.power_table import PowerTable, power_table
+from flowpm_dist.cosmology.power_table import OF_SIGMA8, PowerTable, power_table, theory_problem
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
 
@@ -32,6 +32,9 @@ Parameter: TypeAlias = "float | tf.Tensor | tf.Variable"
 
 Transfer = Literal["eisenstein-hu", "camb", "class"]
 """Where the transfer function comes from."""
+
+PACKAGES = {"camb": "camb", "class": "classy"}
+"""The packages of the transfer functions that are tables."""
 
 Effect = Literal["background", "growth", "transfer", "primordial", "amplitude", "gaussianity"]
 """What a parameter can change. background: densities in physical units, such as h does; growth:
@@ -257,6 +260,9 @@ class Cosmology:
                 choice = getattr(self, name)
                 if is_tensor(choice) or choice != type(self).__dataclass_fields__[name].default:
                     raise ValueError(f"{name} = {choice}: {rule}")
+            if self.sigma8 is not None and (h := known_value(self.h)) is not None:
+                if problem := theory_problem(self.power, OF_SIGMA8, h):
+                    raise ValueError(f"sigma8 {problem}")
 
     @classmethod
     def planck18(cls) -> Cosmology:

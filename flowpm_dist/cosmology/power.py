@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,7 +39,7 @@ from flowpm_dist.cosmology.parameters import (
     is_compiled,
     known_value,
 )
-from flowpm_dist.cosmology.power_table import ON_THE_PEAK, PowerTable, Spline, spline_of, unit_doubt
+from flowpm_dist.cosmology.power_table import PowerTable, Spline, spline_of
 
 SIGMA8_RADIUS = 8.0
 """Radius of the spheres that define sigma8 [Mpc/h]."""
@@ -109,15 +108,12 @@ class LinearPower:
         return lambda k: shape(k) * exp(tilt * (log(k) - ln_pivot))
 
     def _shape_of_table(self, table: PowerTable) -> Callable[[Any], Any]:
-        """Returns the power of cb as a table of one redshift has it; may warn of its unit."""
+        """Returns the power of cb as a table of one redshift has it."""
         parameters = {name: getattr(self.cosmology, name) for name in SHAPE}
         source = "a table of power"
         h = known_number("h", parameters["h"], source) if table.unit == "Mpc" else 1.0
         a = 1.0 / (1.0 + table.redshift)
         growth = self._growth_from(a, with_neutrinos=table.of == "matter")
-        on_peak = {n: x for n in ON_THE_PEAK if (x := known_value(parameters[n])) is not None}
-        if len(on_peak) == len(ON_THE_PEAK) and (doubt := unit_doubt(table, **on_peak)):
-            warnings.warn(f"power: {doubt}", stacklevel=2)
         return _TableShape(spline_of(table, h), growth, without_gradient(parameters, source))
 
     def _growth_from(self, a: float, *, with_neutrinos: bool = False) -> Callable[[Any], Any]:

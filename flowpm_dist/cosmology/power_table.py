@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from flowpm_dist.cosmology.arrays import known
+from flowpm_dist.cosmology.arrays import is_tensor, known
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.regular_files import read_table
 
@@ -31,7 +31,12 @@ ON_THE_PEAK = ("Omega_m", "Omega_b", "h", "n_s")
 LATEST = 1000.0
 """The highest redshift of a table."""
 _SAMPLES = 4096
-_SAME = 1e-3
+FIRST, OF_SIGMA8, OF_LENSING = 3e-3, 1.0, 10.0
+"""Where theory needs P [h/Mpc]: from the first to the second for sigma8, to the third for lensing.
+What sigma8 lacks of the rest is below 0.2 %."""
+_SAME, _SAME_MASS = 1e-3, 2e-2
+_EV = 93.0  # sum of masses over their Omega h^2, within 1 % for usual temperatures
+_UNTOLD = 0.15  # |ln h| below which the peak does not tell the unit
 _MOST_SPLINES = 16
 
 
@@ -72,11 +77,10 @@ class PowerTable:
                 raise ValueError(f"{name} = {value!r}: must be one of {get_args(choices)}")
         self.k = _column("k", in_unit("k", k, per_length))
         self.power = _column("P", in_unit("power", power, volume))
-        self.redshift, self.of, self.unit = (
-            float(in_unit("redshift", redshift, "redshift")),
-            of,
-            unit,
-        )
+        plain = _numbers("redshift", in_unit("redshift", redshift, "redshift"))
+        if isinstance(plain, str):
+            raise TypeError(f"redshift must be a number, got {plain!r}")
+        self.redshift, self.of, self.unit = float(plain), of, unit
         if not 0 <= self.redshift <= LATEST:
             raise ValueError(f"redshift = {self.redshift:g}: must be from 0 to {LATEST:g}")
         if self.k.shape != self.power.shape or self.k.size < FEWEST:
@@ -84,8 +88,9 @@ class PowerTable:
                 f"a table of power needs k and P of at least {FEWEST} rows, as many of each; got "
                 f"{self.k.size} and {self.power.size}"
             )
-        if not (np.diff(self.k) > 0).all():
-            row = int(np.argmin(np.diff(self.k) > 0)) + 1
+        increase = np.diff(np.log(self.k)) > 0  # also where k is nearly the same
+        if not increase.all():
+            row = int(np.argmin(increase)) + 1
             raise ValueError(
                 f"wavenumbers of a table of power must increase: row {row} (from 0) has k = "
                 f"{self.k[row]:g} after {self.k[row - 1]:g}"
@@ -153,7 +158,7 @@ def power_table(value: Any, parameters: Mapping[str, Any] | None = None) -> Powe
         value: a `PowerTable`, or its numbers by name; a pair (k, P) in h/Mpc and (Mpc/h)^3 today; a
             function of k that returns P in these units, for an array; camb's results
             (`CAMBdata`) or a computed `classy.Class`, at the lowest of their redshifts.
-        parameters: h, Omega_m and Omega_b, which the object of camb or classy must have, too.
+        parameters: those by name that the object of camb or classy must have, too.
 
     Raises:
         TypeError: something else.
@@ -165,31 +170,13 @@ def power_table(value: Any, parameters: Mapping[str, Any] | None = None) -> Powe
         return _of_numbers(value)
     package = type(value).__module__.partition(".")[0]
     if package == "camb" and hasattr(value, "get_linear_matter_power_spectrum"):
-        of = value.Params
-        matter = (of.ombh2 + of.omch2 + of.omnuh2) / of.h**2
-        _compare("camb", {"h": of.h, "Omega_m": matter, "Omega_b": of.omegab}, parameters)
-        parts = ("delta_nonu", "delta_nonu")
-        k, redshifts, power = value.get_linear_matter_power_spectrum(*parts)
-        return PowerTable(k, power[0], redshifts[0], of="cb")
+        return _of_camb(value, parameters)
     if package == "classy" and hasattr(value, "get_pk_and_k_and_z"):
-        there = {"h": value.h(), "Omega_m": value.Omega0_m(), "Omega_b": value.Omega_b()}
-        _compare("classy", there, parameters)
-        try:
-            power, k, redshifts = value.get_pk_and_k_and_z(
-                nonlinear=False, only_clustering_species=True
-            )
-        except Exception as error:  # of classy, without a class in common
-            raise ValueError(
-                "power: the object of classy must have computed P(k) with output = 'mPk' and a "
-                f"z_max_pk above 0: {str(error).strip()}"
-            ) from error
-        latest = int(np.argmin(redshifts))
-        h = value.h()
-        return PowerTable(k / h, power[:, latest] * h**3, redshifts[latest], of="cb")
+        return _of_classy(value, parameters)
     if callable(value):
         first, last, count = SAMPLED
         k = np.geomspace(first, last, count)
-        return PowerTable(k, np.asarray(value(k), np.float64))
+        return PowerTable(k, value(k))
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) and len(value) == 2:
         return PowerTable(*value)
     raise TypeError(
@@ -198,13 +185,58 @@ def power_table(value: Any, parameters: Mapping[str, Any] | None = None) -> Powe
     )
 
 
+def _of_camb(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
+    """Returns the table of cb at the lowest redshift of `CAMBdata`."""
+    of = value.Params
+    matter = (of.ombh2 + of.omch2 + of.omnuh2) / of.h**2
+    there = {"h": of.h, "Omega_m": matter, "Omega_b": of.omegab, "Omega_k": of.omk}
+    there |= {"w0": of.DarkEnergy.w, "wa": of.DarkEnergy.wa, "n_s": of.InitPower.ns}
+    _compare("camb", {**there, "m_nu": of.omnuh2 * _EV}, parameters)
+    try:
+        k, redshifts, power = value.get_linear_matter_power_spectrum("delta_nonu", "delta_nonu")
+    except Exception as error:
+        raise ValueError(f"power: the object of camb has no matter power: {error}") from error
+    return PowerTable(k, power[0], redshifts[0], of="cb")
+
+
+def _of_classy(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
+    """Returns the table of cb at the lowest redshift of a `classy.Class`."""
+    h = value.h()
+    if not h > 0:
+        raise ValueError("power: the object of classy has not been computed")
+    there = {"h": h, "Omega_m": value.Omega0_m(), "Omega_b": value.Omega_b()}
+    there |= {"Omega_k": value.Omega0_k(), "n_s": value.n_s(), "m_nu": value.Omega_nu * h**2 * _EV}
+    dark_energy = {"w0": ("w0_fld", -1.0), "wa": ("wa_fld", 0.0)}
+    there |= {name: float(value.pars.get(*key)) for name, key in dark_energy.items()}
+    _compare("classy", there, parameters)
+    try:
+        power, k, redshifts = value.get_pk_and_k_and_z(
+            nonlinear=False, only_clustering_species=True
+        )
+    except Exception as error:  # of classy, without a class in common
+        raise ValueError(
+            "power: the object of classy must have computed P(k) with output = 'mPk' and a "
+            f"z_max_pk above 0: {str(error).strip()}"
+        ) from error
+    latest = int(np.argmin(redshifts))
+    return PowerTable(k / h, power[:, latest] * h**3, redshifts[latest], of="cb")
+
+
 def _compare(code: str, there: Mapping[str, float], parameters: Mapping[str, Any] | None) -> None:
+    """Checks that a code's universe has the parameters of the cosmology."""
     for name, value in there.items():
         here = None if parameters is None else known(parameters[name])
-        if here is not None and abs(value - here) > _SAME * abs(here):
+        within = _SAME_MASS if name == "m_nu" else _SAME
+        if here is not None and abs(value - here) > within * max(abs(here), 1e-2):
             raise ValueError(
                 f"power: the object of {code} has {name} = {value:g}, the cosmology {float(here):g}"
             )
+
+
+def ends_of(table: PowerTable, h: Any) -> tuple[float, float]:
+    """Returns the smallest and the largest wavenumber [h/Mpc]; see `box_problem`."""
+    scale = 1.0 if table.unit == "Mpc/h" else 1.0 / h
+    return float(table.k[0] * scale), float(table.k[-1] * scale)
 
 
 def box_problem(table: PowerTable, size: Sequence[float], grid: Sequence[int], h: Any) -> str:
@@ -216,8 +248,7 @@ def box_problem(table: PowerTable, size: Sequence[float], grid: Sequence[int], h
         grid: particles along each side.
         h: the Hubble constant [100 km/s/Mpc], for tables per Mpc.
     """
-    scale = 1.0 if table.unit == "Mpc/h" else 1.0 / h
-    low, high = float(table.k[0]) * scale, float(table.k[-1]) * scale
+    low, high = ends_of(table, h)
     first = 2 * math.pi / max(size)
     last = math.pi * math.hypot(*(n / side for n, side in zip(grid, size, strict=True)))
     if low <= first and last <= high:
@@ -225,6 +256,23 @@ def box_problem(table: PowerTable, size: Sequence[float], grid: Sequence[int], h
     return (
         f"a table of power from k = {low:.4g} to {high:.4g} h/Mpc does not hold what this box "
         f"needs, {first:.4g} to {last:.4g} h/Mpc: a longer table, or another box or grid"
+    )
+
+
+def theory_problem(table: PowerTable, last: float, h: Any) -> str:
+    """Returns what theory needs of a table and does not find there; "" if it has all.
+
+    Args:
+        table: the table.
+        last: the largest wavenumber that matters, from `FIRST` on [h/Mpc].
+        h: see `box_problem`.
+    """
+    low, high = ends_of(table, h)
+    if low <= FIRST and last <= high:
+        return ""
+    return (
+        f"needs P from k = {FIRST:g} to {last:g} h/Mpc, and the table of power has {low:.4g} to "
+        f"{high:.4g}"
     )
 
 
@@ -242,7 +290,8 @@ def unit_doubt(table: PowerTable, Omega_m: float, Omega_b: float, h: float, n_s:
     expected = 0.0746 * matter / h * math.exp(0.06 + shift - 0.137 * math.log(matter / 0.14))
     other, scale, factor = ("Mpc", 1.0, 1 / h) if table.unit == "Mpc/h" else ("Mpc/h", 1 / h, h)
     peak, margin = float(table.k[place]) * scale, 0.3 * abs(math.log(h))
-    if abs(math.log(peak * factor / expected)) > abs(math.log(peak / expected)) - margin:
+    other_fit = abs(math.log(peak * factor / expected))
+    if abs(math.log(h)) < _UNTOLD or other_fit >= abs(math.log(peak / expected)) - margin:
         return ""
     return (
         f"P is largest at k = {peak:.4g} h/Mpc; these parameters have it near {expected:.4g}, "
@@ -288,11 +337,30 @@ def _of_numbers(numbers: Mapping[str, Any]) -> PowerTable:
         raise ValueError(f"a table of power: {error}") from error
 
 
+def _numbers(name: str, value: Any) -> Any:
+    """Returns a tensor as an array; a table has no derivatives, so no tape may watch it.
+
+    Raises:
+        TypeError: a tape does.
+    """
+    if not is_tensor(value):
+        return value
+    from meshimpl.graph_guards import is_watched
+
+    if is_watched([value]):
+        raise TypeError(f"{name} of a table of power has no derivatives: give an array, no tensor")
+    return value.numpy()
+
+
 def _column(name: str, values: Any) -> np.ndarray:
     """Returns a column of numbers, which must be finite and above 0, as an array of its own."""
-    column = np.array(values, np.float64)
-    if column.ndim != 1:
-        raise ValueError(f"{name} of a table of power must be one column, got {column.shape}")
+    column = np.array(_numbers(name, values))
+    if column.ndim != 1 or column.dtype.kind not in "fiu":
+        raise ValueError(
+            f"{name} of a table of power must be a column of numbers, got {column.dtype} of shape "
+            f"{column.shape}"
+        )
+    column = column.astype(np.float64)
     wrong = ~(np.isfinite(column) & (column > 0))
     if wrong.any():
         row = int(np.argmax(wrong))

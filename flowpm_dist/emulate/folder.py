@@ -8,7 +8,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from flowpm_dist.io.files import read_json, snapshot_attributes
-from flowpm_dist.jobs.folder import WorkFolder
+from flowpm_dist.jobs.folder import CHECKSUMS, WorkFolder
 from flowpm_dist.jobs.results import RunRecord, read_rows
 from flowpm_dist.simulate.options import output_name
 
@@ -37,8 +37,8 @@ class EmulationFolder(WorkFolder):
 
     kind = "emulation"
     contents = (
-        MARK, "run.toml", "iterations.csv", "truth", "checkpoint.npz", CORRECTION, "scores.csv",
-        *FIGURES,
+        MARK, "run.toml", CHECKSUMS, "iterations.csv", "truth", "checkpoint.npz", CORRECTION,
+        "scores.csv", *FIGURES,
     )  # fmt: skip
     begun = MARK
     resumed_keys = ("iteration",)

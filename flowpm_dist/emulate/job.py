@@ -86,7 +86,10 @@ class EmulationJob(Job[EmulationOptions, dict[str, Any]]):
         from flowpm_dist.emulate.session import EmulationSession
         from meshimpl.process_mesh import ProcessMesh
 
-        session = EmulationSession(self.options, ProcessMesh(self.mesh), self.folder, progress)
+        mesh = ProcessMesh(self.mesh)
+        if mesh.rank == 0 and self.options.files:
+            self.folder.keep_checksums(self.options.checksums())
+        session = EmulationSession(self.options, mesh, self.folder, progress)
         return session.run(resume=self.request.resume)
 
     @override

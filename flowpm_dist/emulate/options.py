@@ -172,6 +172,11 @@ class EmulationOptions(SimulatedRun):
         """The section [priors]."""
         return self.priors
 
+    @property
+    @override
+    def box_sizes(self) -> list[tuple[float, ...]]:
+        return [tuple(self.of_size(size).box.size) for size in dict.fromkeys(self.sizes())]
+
     def idle(self) -> dict[str, str]:
         """The cosmology and priors, if there are pairs: their tables have the cosmologies."""
         sections = {"cosmology": self.cosmology, "priors": self.priors} if self.truth.pairs else {}
@@ -236,7 +241,7 @@ class EmulationOptions(SimulatedRun):
         Raises:
             ValueError: parameters are missing.
         """
-        return CosmologyOptions(**{**self.cosmology.model_dump(exclude_none=True), **values})
+        return CosmologyOptions(**{**{k: v for k, v in self.cosmology if v is not None}, **values})
 
     def cosmologies(self) -> list[CosmologyOptions]:
         """Returns the parameters of the universes: first those to learn from, then those held out.

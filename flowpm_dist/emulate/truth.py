@@ -132,6 +132,11 @@ class Truth:
             )
         if has_own:
             ours, theirs = cosmology.numbers(), state.cosmology.numbers()
+            if state.cosmology.power != cosmology.power:
+                raise LearningError(
+                    f"{path} has power = {state.cosmology.power}: truth.pairs.cosmology has "
+                    f"{cosmology.power}"
+                )
             for name, value in ours.items():
                 if isinstance(value, float) and not math.isclose(value, theirs.get(name, value)):
                     raise LearningError(

@@ -209,7 +209,7 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
     @property
     def own_values(self) -> dict[str, Any]:
         """The values of a mock's parameters, without the parameters of a custom likelihood."""
-        return {**self.cosmology.model_dump(exclude_none=True), **self.observation.own_values}
+        return {**self.cosmology.arguments(), **self.observation.own_values}
 
     @property
     def of_likelihood(self) -> tuple[str, ...]:
@@ -262,6 +262,7 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
             value = own_values.get(name) if name in nuisances else getattr(self.cosmology, name)
             if value is None and name not in nuisances:
                 other = next((n for n in AMPLITUDES if n != name), None)
+                other = None if self.cosmology.power is not None else other
                 other = other if name in AMPLITUDES else None
                 yield Problem(f"priors.{name}", lacking("cosmology", name, instead_of=other))
             elif value is not None and self.is_mock and not low <= value <= high:

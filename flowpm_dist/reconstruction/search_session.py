@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import WriteError, remove, versions, write_json
@@ -235,7 +236,7 @@ class SearchSession:
         correlations = {"correlations": list(rows.values())} if rows else {}
         facts = {**self._facts_of(point, values), **correlations, **facts}
         facts |= {**observed.facts(maps), "versions": versions()}
-        cosmology = options.cosmology.model_dump(exclude_none=True)
+        cosmology = Cosmology(**options.cosmology.arguments()).numbers()
         header = {
             "a": options.evolution.last,
             "box_size": list(options.box.size),

@@ -22,7 +22,14 @@ from flowpm_dist.cosmology.options import (
     universe_problems,
 )
 from flowpm_dist.cosmology.parameters import VARIABLE
-from flowpm_dist.cosmology.power_table import ON_THE_PEAK, box_problem, unit_doubt
+from flowpm_dist.cosmology.power_table import (
+    OF_LENSING,
+    OF_SIGMA8,
+    ON_THE_PEAK,
+    box_problem,
+    theory_problem,
+    unit_doubt,
+)
 from flowpm_dist.cosmology.steps import SAME, StepOptions
 from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
 from flowpm_dist.grid.decomposition import (
@@ -119,14 +126,6 @@ class EvolutionOptions(StepOptions, DynamicsOptions):
             yield Problem("correction", "was made in Python: save it, and give its file")
 
 
-def _doubts(cosmology: PartialCosmologyOptions) -> Iterator[str]:
-    """Yields why the unit of a table of power seems to be another one."""
-    known = {name: getattr(cosmology, name) for name in ON_THE_PEAK}
-    if cosmology.power is not None and None not in known.values():
-        if doubt := unit_doubt(cosmology.power.table, **known):
-            yield doubt
-
-
 class SimulatedRun(RunFile):
     """The sections that define a simulation, in the run files of all jobs that simulate.
 
@@ -196,6 +195,11 @@ class SimulatedRun(RunFile):
         )
 
     @property
+    def box_sizes(self) -> list[tuple[float, ...]]:
+        """The sides of all boxes that are simulated [Mpc/h]."""
+        return [self.box.size]
+
+    @property
     def state_times(self) -> list[float]:
         """Scale factors of the states that a run returns; first the earliest of a light cone."""
         last, observation, cone = self.evolution.last, self.observed, self.cone
@@ -237,8 +241,33 @@ class SimulatedRun(RunFile):
         shown = [*solver.warnings(self.box.size, self.box.grid, edges, values)]
         shown += solver.time_warnings(self.state_times)
         keys = {LatticeWarning: "deconvolve: ", CorrectionWarning: ""}
-        of_power = (f"cosmology.power: {text}" for text in _doubts(self.cosmology))
+        of_power = (f"cosmology.power: {text}" for text in self._power_doubts())
         return (*of_power, *(f"evolution.{keys[type(each)]}{each}" for each in shown))
+
+    def _power_doubts(self) -> Iterator[str]:
+        """Yields why a table of power may not be what was meant, or too short for theory."""
+        power = self.cosmology.power
+        known = {name: getattr(self.cosmology, name) for name in ON_THE_PEAK}
+        if power is None or None in known.values():
+            return
+        if doubt := unit_doubt(power.table, **known):
+            yield doubt
+        lensing = theory_problem(power.table, OF_LENSING, known["h"])
+        if self.cone is not None and lensing:
+            yield f"theory beside maps {lensing}; beyond, it is a power law"
+
+    def _power_problems(self) -> Iterator[Problem]:
+        """Yields what the boxes, and sigma8, need of a table of power and do not find there."""
+        power, h = self.cosmology.power, self.cosmology.h
+        if power is None or h is None:
+            return
+        for size in self.box_sizes:
+            if problem := box_problem(power.table, size, self.box.grid, h):
+                yield Problem("cosmology.power", f"= {power.file}: {problem}")
+                return
+        scaled = self.cosmology.sigma8 or getattr(self.parameter_ranges, "sigma8", None)
+        if scaled and (problem := theory_problem(power.table, OF_SIGMA8, h)):
+            yield Problem("cosmology.power", f"= {power.file}: sigma8 {problem}")
 
     def _correction_problems(self) -> Iterator[Problem]:
         """Yields the problems of a correction of states with what else is in the file."""
@@ -281,9 +310,7 @@ class SimulatedRun(RunFile):
     def problems(self) -> Iterator[Problem]:
         priors = self.parameter_ranges
         yield from universe_problems(self.cosmology, priors)
-        if (power := self.cosmology.power) is not None and self.cosmology.h is not None:
-            if lacking := box_problem(power.table, self.box.size, self.box.grid, self.cosmology.h):
-                yield Problem("cosmology.power", f"= {power.file}: {lacking}")
+        yield from self._power_problems()
         yield from self._correction_problems()
         steps, radiation = self.evolution, self.cosmology.radiation
         massive = max(getattr(priors, "m_nu", None) or (self.cosmology.m_nu,)) > 0

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.parameters import Cosmology, known_value
+from flowpm_dist.cosmology.power_table import ON_THE_PEAK, unit_doubt
 from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import LPT_ONLY, Correction
@@ -135,6 +136,9 @@ class Simulation:
         values = {n: [value] for n, value in known.items() if value is not None}
         values["radiation"] = [self.cosmology.radiation]
         edges = self.edges.tolist()
+        if (power := self.cosmology.power) is not None and set(ON_THE_PEAK) <= values.keys():
+            if doubt := unit_doubt(power, **{name: values[name][0] for name in ON_THE_PEAK}):
+                warnings.warn(f"power: {doubt}", stacklevel=3)
         for warning in self.options.warnings(self._box_size, self._grid, edges, values):
             warnings.warn(warning, stacklevel=3)
 

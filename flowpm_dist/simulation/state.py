@@ -285,8 +285,8 @@ class State:
         for simulated in self._inputs.cosmologies.cosmologies:
             if cosmology is not None and simulated.numbers() != cosmology.numbers():
                 raise ValueError(
-                    f"the particles are of {simulated.numbers()}, the simulation is of "
-                    f"{cosmology.numbers()}: give run(cosmology=...) as well if that is meant"
+                    f"the particles are of {simulated}, the simulation is of "
+                    f"{cosmology}: give run(cosmology=...) as well if that is meant"
                 )
         if (self.box.grid, self.box.size) != (box.grid, box.size):
             raise ValueError(

@@ -231,7 +231,9 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
     if len({c.radiation for c in cosmologies}) != 1:
         raise ValueError("all cosmologies of a batch must have radiation, or none of them")
     if len({c.names for c in cosmologies}) != 1:
-        raise ValueError("all cosmologies of a batch must give A_s, or all must give sigma8")
+        raise ValueError(
+            "all cosmologies of a batch must give A_s, or all sigma8, or all neither (with power)"
+        )
     shared: dict[str, tf.Tensor] = {}
     for name in cosmologies[0].names:
         values = [getattr(c, name) for c in cosmologies]

@@ -88,12 +88,14 @@ def test_lengths_without_h(fit, table):
     columns = K * h, fit(K) / h**3
     with warnings.catch_warnings(action="error"):
         power = power_of(PowerTable(*columns, unit="Mpc"))
-        power_of(table)
+        for universe in (power.cosmology, Cosmology(**UNIVERSE, power=table)):
+            Simulation(universe, 8, 64.0, [0.1, 1.0])
     np.testing.assert_allclose(power(K), fit(K), rtol=1e-7)
     with pytest.warns(UserWarning, match=r"largest at k = 0.01118 .* near 0.01653, .* at 0.01644"):
-        power_of(PowerTable(*columns))
+        Simulation(Cosmology(**UNIVERSE, power=columns), 8, 64.0, [0.1, 1.0])
+    wrong = Cosmology(**UNIVERSE, power=PowerTable(K, fit(K), unit="Mpc"))
     with pytest.warns(UserWarning, match='unit = "Mpc/h"'):
-        power_of(PowerTable(K, fit(K), unit="Mpc"))
+        Simulation(wrong, 8, 64.0, [0.1, 1.0])
 
 
 @pytest.mark.parametrize("Omega_m", [0.15, 0.3, 0.45])
@@ -106,6 +108,7 @@ def test_the_unit_is_told_by_the_peak(Omega_m, h, n_s, fraction):
     assert unit_doubt(PowerTable(K, values), **on_peak) == ""
     assert 'unit = "Mpc"' in unit_doubt(PowerTable(K * h, values), **on_peak)
     assert unit_doubt(PowerTable(K[400:], values[400:]), **on_peak) == ""  # no peak
+    assert unit_doubt(PowerTable(K, values), **{**on_peak, "h": 1.0}) == ""  # both units are one
 
 
 def test_pairs_functions_and_numbers(fit, table):
@@ -120,7 +123,7 @@ def test_pairs_functions_and_numbers(fit, table):
     assert len(repr(universe)) < 400 and universe.facts()["power"] == repr(table)
 
 
-def test_what_camb_has_computed():
+def test_what_camb_has_computed(monkeypatch):
     import camb
 
     p, h2 = UNIVERSE, UNIVERSE["h"] ** 2
@@ -134,8 +137,15 @@ def test_what_camb_has_computed():
     assert (power.cosmology.power.redshift, power.cosmology.power.of) == (0.5, "cb")
     k = np.geomspace(1e-3, 2.0, 100)
     np.testing.assert_allclose(power(k, 1 / 1.5), theirs.P(0.5, k), rtol=1e-4)
-    with pytest.raises(ValueError, match=r"object of camb has h = 0.68, the cosmology 0.7"):
-        Cosmology(**{**p, "h": 0.7}, power=results)
+    others = dict(h=0.7, n_s=0.97, w0=-0.9, wa=0.1, Omega_k=0.1)
+    others |= dict(Omega_m=0.32, m_nu=0.06, radiation=True)
+    for name, value in {k: v for k, v in others.items() if k != "radiation"}.items():
+        of_name = {name: value, **({"radiation": True} if name == "m_nu" else {})}
+        with pytest.raises(ValueError, match=f"object of camb has {name} = .*cosmology {value:g}"):
+            Cosmology(**{**p, **of_name}, power=results)
+    monkeypatch.setattr(camb.CAMBdata, "get_linear_matter_power_spectrum", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match="object of camb has no matter power: division"):
+        power_of(results)
 
 
 class Class:
@@ -153,6 +163,14 @@ class Class:
     def Omega_b(self):
         return UNIVERSE["Omega_b"]
 
+    def Omega0_k(self):
+        return 0.0
+
+    def n_s(self):
+        return UNIVERSE["n_s"]
+
+    Omega_nu, pars = 0.0, {}
+
     def get_pk_and_k_and_z(self, *, nonlinear, only_clustering_species):
         assert not nonlinear and only_clustering_species
         if self.power is None:
@@ -169,6 +187,9 @@ def test_what_class_has_computed(fit, monkeypatch):
         power_of(Class(None))
     with pytest.raises(ValueError, match=r"object of classy has Omega_m = 0.31, the cosmology 0.3"):
         Cosmology(**{**UNIVERSE, "Omega_m": 0.3}, power=Class(fit))
+    monkeypatch.setattr(Class, "h", lambda self: 0.0)
+    with pytest.raises(ValueError, match="has not been computed"):
+        power_of(Class(fit))
 
 
 @pytest.mark.parametrize("more", [{}, {"w0": -0.9, "wa": 0.1}, {"Omega_k": 0.05}, MASSES])
@@ -198,7 +219,8 @@ def test_what_class_is_told(monkeypatch):
         empty = struct_cleanup
 
     monkeypatch.setattr(Recorder, "__module__", "classy")
-    module = types.SimpleNamespace(Class=lambda: Recorder(None))
+    errors = dict.fromkeys(("CosmoSevereError", "CosmoComputationError"), RuntimeError)
+    module = types.SimpleNamespace(Class=lambda: Recorder(None), **errors)
     monkeypatch.setitem(__import__("sys").modules, "classy", module)
     boltzmann_spline("class", **UNIVERSE, w0=-0.9, m_nu=0.3, Omega_k=0.1)
     assert told["Omega_cdm"] == pytest.approx(0.31 - 0.049 - 0.3 / 93.0 / 0.68**2, abs=2e-5)
@@ -237,6 +259,30 @@ def test_what_needs_the_primordial_power_says_so(table):
     assert Halofit(power)(1.0, 1.0) > power(1.0)
 
 
+def test_a_table_has_no_derivatives_and_says_so(table):
+    values = tf.Variable(table.power)
+    PowerTable(K, values)  # no tape
+    with tf.GradientTape() as tape:
+        tape.watch(redshift := tf.constant(1.0))
+        for make in (
+            lambda: PowerTable(K, values),
+            lambda: Cosmology(**UNIVERSE, power=lambda k: values[0] / k),
+            lambda: PowerTable(K, K, redshift=redshift),
+        ):
+            with pytest.raises(TypeError, match="a table of power has no derivatives"):
+                make()
+
+
+def test_sigma8_needs_the_power_of_its_spheres(fit):
+    for rows in (slice(400, None), slice(0, 500)):
+        with pytest.raises(ValueError, match=r"sigma8 needs P from k = 0.003 to 1 h/Mpc"):
+            power_of((K[rows], fit(K)[rows]), sigma8=0.8)
+    within = (K > 3e-3) & (K < 1.03)
+    within[np.argmax(within) - 1] = True
+    power = power_of((K[within], fit(K[within])), sigma8=0.8)
+    np.testing.assert_allclose(power(0.1), fit(0.1), rtol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -247,7 +293,9 @@ def test_what_needs_the_primordial_power_says_so(table):
         (([0.1, 0.2, 0.3], np.ones(3)), "at least 4 rows"),
         (([0.1, 0.2, 0.3, 0.4], np.ones(5)), "got 4 and 5"),
         (([0.1, 0.2, 0.3, 0.4], np.ones(4), -1.0), "redshift = -1"),
-        ((np.ones([4, 2]), np.ones([4, 2])), "one column"),
+        ((np.ones([4, 2]), np.ones([4, 2])), "a column of numbers"),
+        ((["1", "2", "3", "4"], np.ones(4)), "a column of numbers"),
+        (([0.1, 0.2, np.nextafter(0.2, 1), 0.4], np.ones(4)), "row 2 .* after 0.2"),
     ],
 )
 def test_tables_that_are_none(rows, message):

@@ -212,7 +212,11 @@ def interrupted(monkeypatch):
 
 @pytest.mark.budget(40)
 def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
-    """Of universes in boxes of two sizes, with its range."""
+    """Of universes in boxes of two sizes, with its range, from a table of power."""
+    table = np.array([[k, 2e4 * k / (1 + (k / 0.02) ** 2) ** 1.3] for k in np.geomspace(1e-3, 20)])
+    np.savetxt("pk.txt", table)
+    own = RUN.replace("Omega_m = [0.25, 0.35]", "").replace("sigma8 = 0.81", "Omega_m = 0.3")
+    Path("run.toml").write_text(own.replace("n_s = 0.965", 'n_s = 0.965\npower = "pk.txt"'))
     run = ("emulate", "run.toml", "--set", "truth.sizes=[16.0, 32.0]", "--output")
     assert flowpm_here(*run, "killed").returncode != 0
     resume = (*run, "killed", "--resume")
@@ -223,6 +227,10 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
     Path("killed/checkpoint.npz").unlink()
     assert "of 2 iterations is missing or damaged" in plain(flowpm_here(*resume).stderr)
     Path("killed/checkpoint.npz").write_bytes(kept)
+    np.savetxt("pk.txt", table * [1, 2])
+    changed = plain(flowpm_here(*resume).stderr)
+    assert "cosmology.power = " in changed and "it has other values than when" in changed
+    np.savetxt("pk.txt", table)
     chunks = sorted(Path("killed/truth").glob("*/snapshot.zarr/velocity/c/*/*/*/*"))
     chunks[0].unlink()  # its converged run is made again
     assert flowpm_here(*resume).returncode == 0

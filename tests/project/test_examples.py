@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import zarr
 from commands import flowpm_here
 
+import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.network.keras_network import made_model
 from flowpm_dist.evolution.corrections import load_correction
 from tests.project.test_docs import LOADERS
@@ -135,17 +137,24 @@ def test_reconstruct_run_files(name, folder):
         "box": {"grid": 16, "size": 64.0},
         "search": {"evaluations": 5},
     }
+    own: list[str] = []
     if name != "reconstruct":
         changes["sampler"] = {"draws": 2, "warm_up": 2, "leaps": 2}
     else:
         np.save(folder / "sigma.npy", np.full((16, 16, 16), 0.1))
         changes["observation"] = {"sigma": "sigma.npy"}
-    flowpm("reconstruct", small(name, changes), "--output", "found")
+        k = np.geomspace(1e-3, 20.0, 100)
+        np.savetxt(folder / "pk.txt", np.transpose([k, 2e4 * k / (1 + (k / 0.02) ** 2) ** 1.3]))
+        own = ["--set", f"cosmology.power={folder / 'pk.txt'}"]
+    flowpm("reconstruct", small(name, changes), "--output", "found", *own)
     assert (folder / "found" / "slabs.png").stat().st_size > 500
     assert (folder / "found" / "chains.png").exists() == (name != "reconstruct")
     kept = folder / "found" / "checksums.json"
     of_files = json.loads(kept.read_text()) if kept.exists() else {}
-    assert list(of_files) == (["observation.sigma"] if name == "reconstruct" else [])
+    assert list(of_files) == (["cosmology.power", "observation.sigma"] * (name == "reconstruct"))
+    fields = next((folder / "found").glob("*.zarr"))
+    universe = fpm.Cosmology(**zarr.open(fields).attrs["cosmology"])
+    assert (universe.power is not None) == (name == "reconstruct")
 
 
 def test_demo_training(folder):
