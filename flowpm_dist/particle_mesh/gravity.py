@@ -18,6 +18,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, BoxFunction, cached_for_all_sizes, cast_float
 from flowpm_dist.grid.decomposition import CUBIC, PYRAMIDS
 from flowpm_dist.grid.fourier import (
+    Factor,
     Filter,
     Kernel,
     beyond_mode,
@@ -38,7 +39,7 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.pyramid import TwoMeshes
-from flowpm_dist.particle_mesh.response import Response
+from flowpm_dist.particle_mesh.response import NeutrinoResponse, Response
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local
@@ -75,7 +76,7 @@ class Gravity:
         response: the factor by which the potential is multiplied; None without one.
 
     Raises:
-        ValueError: a pyramid force with a response, or of cells that are not cubic.
+        ValueError: a pyramid force with a correction, or of cells that are not cubic.
     """
 
     pm: ParticleMesh
@@ -83,10 +84,9 @@ class Gravity:
     response: Response | None = None
 
     def __post_init__(self) -> None:
-        if self.options.pyramid != "off" and not (self._differences and self.response is None):
-            raise ValueError(
-                "a pyramid force has a potential, and neither a correction nor massive neutrinos"
-            )
+        allowed = self._differences and isinstance(self.response, NeutrinoResponse | None)
+        if self.options.pyramid != "off" and not allowed:
+            raise ValueError("a pyramid force has a potential, and no correction of the force")
         cell = self.pm.mesh.cell  # NaN in a box of any size
         if self.options.pyramid != "off" and max(cell) > (1 + CUBIC) * min(cell):
             raise ValueError(f"the cells {cell} Mpc/h are not cubic")
@@ -99,7 +99,7 @@ class Gravity:
             return None
         inverse = _inverse_laplacian(pm, self.options.deconvolve)
         width = max(pm.widths(self._margin).values())
-        return TwoMeshes(pm.mesh, PYRAMIDS[pyramid], inverse, width, pm.half)
+        return TwoMeshes(pm.mesh, PYRAMIDS[pyramid], inverse, width, pm.half, self._factor)
 
     @property
     def _differences(self) -> bool:
@@ -109,26 +109,31 @@ class Gravity:
     @property
     def filters(self) -> Filter | Sequence[Filter]:
         """The filters from the painted mesh to the potential, or to the force's components."""
-        mesh = self.pm.mesh
+        mesh, factor = self.pm.mesh, self._factor
         inverse = _inverse_laplacian(self.pm, self.options.deconvolve)
-        response = self.response
-
-        def factor(
-            kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, coefficients: Sequence[tf.Tensor]
-        ) -> tf.Tensor:
-            assert response is not None
-            nyquist = math.pi / math.prod(mesh.cell_lengths) ** (1 / 3)
-            k = tf.sqrt(kx**2 + ky**2 + kz**2) / cast_float(nyquist, kx.dtype)
-            return response(k, coefficients)
-
-        chosen = None if response is None else factor
         if self._differences:
-            return Filter(inverse, factor=chosen)
+            return Filter(inverse, factor=factor)
 
         def along(axis: int) -> Kernel:
             return lambda *k: -without_nyquist(k[axis], axis, mesh) * inverse(*k)
 
-        return [Filter(along(axis), imaginary=True, factor=chosen) for axis in range(3)]
+        return [Filter(along(axis), imaginary=True, factor=factor) for axis in range(3)]
+
+    @property
+    def _factor(self) -> Factor | None:
+        """The response as a function of wavenumbers [h/Mpc] and coefficients."""
+        mesh, response = self.pm.mesh, self.response
+        if response is None:
+            return None
+
+        def factor(
+            kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, coefficients: Sequence[tf.Tensor]
+        ) -> tf.Tensor:
+            nyquist = math.pi / math.prod(mesh.cell_lengths) ** (1 / 3)
+            k = tf.sqrt(kx**2 + ky**2 + kz**2) / cast_float(nyquist, kx.dtype)
+            return response(k, coefficients)
+
+        return factor
 
     @property
     def is_symmetric(self) -> bool:
@@ -191,7 +196,7 @@ class Gravity:
                 # Rounding is relative: at early times the mean is far larger than what matters.
                 painted = painted - pm.mean
             if self._pyramid is not None:
-                return self._pyramid.field(painted)
+                return self._pyramid.field(painted, coefficients)
             return convolve(painted, pm.mesh, self.filters, coefficients, half=pm.half)
 
         return pm.box.function(build, painted=pm.mesh.shape, **self._coefficient_shape)
@@ -211,7 +216,7 @@ class Gravity:
 
         def build(_: Any, cotangent: Any, coefficients: Any = None, painted: Any = None) -> Any:
             if self._pyramid is not None:
-                return self._pyramid.adjoint(cotangent)
+                return self._pyramid.adjoint(cotangent, coefficients, painted)
             return convolve_adjoint(
                 cotangent, pm.mesh, self.filters, coefficients, painted, half=pm.half
             )

@@ -7,6 +7,9 @@ The windows of both are divided out. Each rank transforms the short-range part (
 own block, around which the density has a halo. So ranks exchange halos and the transforms of a
 coarse mesh instead of the transforms of the mesh.
 
+A response F(k), see `response`, becomes (F - F_inf) phi + F_inf (1 - S) phi + F_inf S phi: F_inf is
+its limit at large k, and F - F_inf is smooth, so that the coarse mesh holds the first term, too.
+
 Two meshes, B-splines and local transforms are as in Modi, Lanusse and Seljak 2021,
 arXiv:2010.11847, section 3. Their short-range part is what the coarse mesh does not hold.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +29,19 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cast_float
 from flowpm_dist.grid.decomposition import ORDER, Pyramid
-from flowpm_dist.grid.fourier import Filter, Kernel, convolve, convolve_adjoint, multiply
+from flowpm_dist.grid.fourier import (
+    Factor,
+    Filter,
+    Kernel,
+    convolve,
+    convolve_adjoint,
+    multiply,
+)
+from meshimpl.compat import mtf
 from meshimpl.operations.halo import halo_exchange, halo_reduce, padded_shape
-from meshimpl.operations.local import local
+from meshimpl.operations.local import local, sum_over_ranks
+
+_LARGE = 1e15  # a wavenumber at which a response has its limit [h/Mpc]
 
 Block = Callable[[tf.Tensor], tf.Tensor]
 """A linear function of blocks [batch, x, y, z]."""
@@ -76,6 +90,7 @@ class TwoMeshes:
         inverse: the kernel from the density to the potential.
         width: planes of halo of the potential along the axes that are split.
         half: whether messages are float16, see `Communicator.alltoall`.
+        response: a factor of the potential; None without one.
     """
 
     mesh: Box
@@ -83,6 +98,7 @@ class TwoMeshes:
     inverse: Kernel
     width: int
     half: bool = False
+    response: Factor | None = None
 
     @functools.cached_property
     def coarse(self) -> Box:
@@ -94,24 +110,77 @@ class TwoMeshes:
         """The `mtf.Shape` of the potential [..., x_halo, y_halo, z]."""
         return padded_shape(self.mesh.shape, self._widths(self.width), self.mesh.impl)
 
-    def field(self, density: Any) -> Any:
+    def field(self, density: Any, coefficients: Any = None) -> Any:
         """Returns the potential with its halo, up to a constant on each rank.
 
         Args:
             density: mtf tensor [..., x, y, z] of the mesh.
+            coefficients: coefficients of the response [..., n]; None without one.
         """
         wide = halo_exchange(density, self._density_halo, half=self.half)
-        smooth = convolve(self.to_coarse(wide), self.coarse, self._far_filter, half=self.half)
+        coarse, far = self.to_coarse(wide), self._far_filter
+        smooth = convolve(coarse, self.coarse, far, coefficients, half=self.half)
         smooth = halo_exchange(smooth, self._coarse_halo, half=self.half)
-        return self.short_range(wide) + self.to_fine(smooth)
+        near = self.short_range(wide)
+        if coefficients is not None:
+            near = self._scaled(near, coefficients)
+        return near + self.to_fine(smooth)
 
-    def adjoint(self, cotangent: Any) -> Any:
-        """Returns the density's cotangent, from the cotangent of the potential with its halo."""
-        far = self.to_fine.adjoint(cotangent)
+    def adjoint(self, cotangent: Any, coefficients: Any = None, density: Any = None) -> Any:
+        """Returns the density's cotangent, from the cotangent of the potential with its halo.
+
+        With coefficients of the response and the density, it is a list of the density's cotangent
+        and this rank's part of the coefficients' own, as of `convolve_adjoint`.
+        """
+        near, far = cotangent, self.to_fine.adjoint(cotangent)
         far = halo_reduce(far, self.coarse.shape, self._coarse_halo, half=self.half)
-        far = convolve_adjoint(far, self.coarse, self._far_filter, half=self.half)
-        wide = self.short_range.adjoint(cotangent) + self.to_coarse.adjoint(far)
-        return halo_reduce(wide, self.mesh.shape, self._density_halo, half=self.half)
+        slopes = None
+        if coefficients is None:
+            far = convolve_adjoint(far, self.coarse, self._far_filter, half=self.half)
+        else:
+            wide = halo_exchange(density, self._density_halo, half=self.half)
+            given = self._far_filter, coefficients, self.to_coarse(wide)
+            far, slopes = convolve_adjoint(far, self.coarse, *given, half=self.half)
+            slopes += self._slopes(self.short_range(wide), cotangent, coefficients)
+            near = self._scaled(cotangent, coefficients)
+        total = self.short_range.adjoint(near) + self.to_coarse.adjoint(far)
+        total = halo_reduce(total, self.mesh.shape, self._density_halo, half=self.half)
+        return total if slopes is None else [total, slopes]
+
+    def _scaled(self, x: Any, coefficients: Any) -> Any:
+        """Returns blocks times the limit of the response at large wavenumbers."""
+
+        def run(block: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+            scale = self._limit(tf.reshape(c, [-1, c.shape[-1]]))
+            return tf.reshape(block, [-1, *block.shape[-3:]]) * scale[:, None, None, None]
+
+        def adjoint(inputs: list[Any], dys: list[Any]) -> list[Any]:
+            slopes = sum_over_ranks(self._slopes(inputs[0], dys[0], coefficients), like=x)
+            return [self._scaled(dys[0], coefficients), mtf.cast(slopes, coefficients.dtype)]
+
+        inputs, outputs = [x, coefficients], [(x.shape, x.dtype)]
+        return local(run, inputs, outputs, adjoint=adjoint, name="scaled")[0]
+
+    def _slopes(self, x: Any, y: Any, coefficients: Any) -> Any:
+        """Returns this rank's part of the derivatives of the product of y and `_scaled` x."""
+
+        def run(x: tf.Tensor, y: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+            products = tf.reshape(x * y, [-1, math.prod(x.shape[-3:])])
+            sums = tf.reduce_sum(tf.cast(products, tf.float64), axis=1)
+            c = tf.cast(tf.reshape(c, [-1, c.shape[-1]]), tf.float64)
+            with tf.GradientTape() as tape:
+                tape.watch(c)
+                total = tf.reduce_sum(sums * self._limit(c))
+            return tape.gradient(total, c, unconnected_gradients="zero")
+
+        outputs = [(coefficients.shape, tf.float64)]
+        return local(run, [x, y, coefficients], outputs, name="scaled_slopes")[0]
+
+    def _limit(self, c: tf.Tensor) -> tf.Tensor:
+        """Returns the limit of the response [batch] for coefficients [batch, n]."""
+        assert self.response is not None
+        far = tf.constant(_LARGE, c.dtype)
+        return self.response(far, tf.zeros_like(far), tf.zeros_like(far), tf.unstack(c, axis=-1))
 
     def _widths(self, planes: int) -> dict[str, int]:
         return {name: planes if ranks > 1 else 0 for name, ranks in self.mesh.split.items()}
@@ -208,9 +277,9 @@ class TwoMeshes:
         density = self._padded(self.mesh, self._density_halo)
         return BlockMap(forward, backward, density, self.shape, "short_range")
 
-    @functools.cached_property
+    @property
     def _multiply(self) -> Callable[..., tf.Tensor]:
-        """Multiplication by the filter of a block.
+        """Multiplication by the filter of a block, which belongs to one graph, as lengths do.
 
         It leaves out the mean, which would add a constant to the potential.
         """
@@ -220,13 +289,24 @@ class TwoMeshes:
     def _far_filter(self) -> Filter:
         """The filter of the coarse mesh, which divides the windows of both B-splines out."""
         factor = self.pyramid.factor
+        split = self._split if self.response is None else lambda *_: 1.0
 
         def kernel(*k: tf.Tensor) -> tf.Tensor:
             cell = cast_float(self.mesh.cell_lengths[0], k[0].dtype)
             x, y, z = (_window(component, cell, factor) for component in k)
-            return self.inverse(*k) * self._split(*k) / (x * y * z) ** 2
+            return self.inverse(*k) * split(*k) / (x * y * z) ** 2
 
-        return Filter(kernel)
+        response = self.response
+        if response is None:
+            return Filter(kernel)
+
+        def smooth_part(
+            kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, coefficients: Sequence[tf.Tensor]
+        ) -> tf.Tensor:
+            limit = response(tf.constant(_LARGE, kx.dtype), 0.0, 0.0, coefficients)
+            return response(kx, ky, kz, coefficients) - limit * (1 - self._split(kx, ky, kz))
+
+        return Filter(kernel, factor=smooth_part)
 
     def _split(self, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
         """Returns S(k) [1]."""

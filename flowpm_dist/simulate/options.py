@@ -313,11 +313,6 @@ class SimulatedRun(RunFile):
         yield from self._power_problems()
         yield from self._correction_problems()
         steps, radiation = self.evolution, self.cosmology.radiation
-        massive = max(getattr(priors, "m_nu", None) or (self.cosmology.m_nu,)) > 0
-        if massive and steps.pyramid != "off":
-            yield Problem(
-                "evolution.pyramid", "has no force of massive neutrinos: leave it out, or m_nu"
-            )
         if late := steps.integrator.wrong_start(steps.first, radiation=True) if radiation else "":
             yield Problem("evolution.edges" if steps.edges else "evolution.a_start", late)
         for problem in self.solver.problems():

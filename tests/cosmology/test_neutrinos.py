@@ -257,16 +257,10 @@ def test_wrong_masses_are_named():
     table["evolution"] = {"integrator": "bullfrog", "a_start": 0.0}
     with pytest.raises(ConfigError, match="evolution.a_start starts at 0: with radiation a run"):
         SimulationOptions.check(table, Path("run.toml"))
-    table["evolution"] = {"a_start": 0.1, "pyramid": "1%"}
-    with pytest.raises(ConfigError, match="evolution.pyramid has no force of massive neutrinos"):
-        SimulationOptions.check(table, Path("run.toml"))
     cone = {"pixels": 8, "z_max": 0.1, "sources": [{"redshift": 0.1}], "field_of_view": 2.0}
     accepted = table | {"evolution": {"a_start": 0.1}, "lightcone": cone}
     options = SimulationOptions.check(accepted, Path("run.toml"))
     assert options.cone.painted_maps(options.cosmology) == 4
-    with pytest.raises(ValueError, match="neither a correction nor massive neutrinos"):
-        options = dict(pyramid="0.1%", deconvolve=False)
-        fpm.Simulation(PLANCK.replace(m_nu=0.1), 16, 64.0, [0.1, 1.0], **options).run(seed=1)
 
 
 def test_astropys_radiation_is_taken():

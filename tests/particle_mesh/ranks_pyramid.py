@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -16,6 +17,7 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
+from flowpm_dist.particle_mesh.response import NeutrinoResponse
 from meshimpl import ProcessMesh
 from meshimpl.traffic import added, so_far
 
@@ -78,6 +80,51 @@ def test_force(mesh: ProcessMesh, choice: str) -> None:
     if mesh.size == 2:
         alone = by_rank_zero(f"pyramid {choice}", lambda: {"force": force_on(solo())})["force"]
         assert relative_rms(found, alone) < TAILS[choice]
+
+
+NEUTRINOS = [0.05, 0.1]
+"""A fraction of matter, and a free-streaming wavenumber over the Nyquist wavenumber."""
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("choice", ["0.1%"])
+def test_massive_neutrinos_add_to_the_potential(mesh: ProcessMesh, choice: str) -> None:
+    """As on the whole mesh; with the adjoint, and derivatives by the coefficients."""
+    plain = gravity(mesh, choice)
+    solver = dataclasses.replace(plain, response=NeutrinoResponse())
+    box, modes, ks = solver.pm.box, spectrum(), wavenumbers()
+    k2 = sum(k**2 for k in ks)
+    wavenumber = np.sqrt(k2) * CELL / np.pi
+    fraction, scale = NEUTRINOS
+    with np.errstate(invalid="ignore", divide="ignore"):
+        factor = (1 - fraction) / (1 - fraction * (scale / (scale + wavenumber)) ** 2)
+        potential = np.where(k2 > 0, -modes * (factor - 1) / k2, 0.0)
+    along = ((8 * np.sin(k * CELL) - np.sin(2 * k * CELL)) / (6 * CELL) for k in ks)
+    expected = np.stack([np.fft.ifftn(-1j * k * potential).real for k in along], axis=-1)
+    density = tf.constant(np.fft.ifftn(modes).real[box.place])
+    c = tf.constant(NEUTRINOS, tf.float64)
+    still = tf.zeros([*box.block, 3], tf.float64)
+    massive, light = solver.field(density, c), plain.field(density)
+    added = Field(solver.force(massive, still) - plain.force(light, still), box).numpy()
+    # Of 5 % of the force, without the modes that the coarse mesh does not hold.
+    assert relative_rms(added, expected) < 0.03
+
+    v = tf.constant(np.random.default_rng([3, mesh.rank]).normal(size=massive.shape))
+    back, slopes = solver.field_adjoint(v, c, density)
+    with tf.GradientTape() as tape:
+        tape.watch([density, c])
+        product = tf.reduce_sum(solver.field(density, c) * v)
+    to_density, to_c = tape.gradient(product, [density, c])
+    np.testing.assert_allclose(to_density, back, atol=1e-12 * np.abs(back).max())
+    np.testing.assert_allclose(mesh.size * to_c, mesh.world.allreduce(slopes), rtol=1e-10)
+    step = tf.constant([1e-6, -2e-6], tf.float64)
+    change = (solver.field(density, c + step) - solver.field(density, c - step)) / 2
+    parts = [massive * v, back * density, change * v, slopes * step]
+    left, right, change, along_c = mesh.world.allreduce(
+        tf.stack([*map(tf.reduce_sum, parts)])
+    ).numpy()
+    assert left == pytest.approx(right, rel=1e-10)
+    assert change == pytest.approx(along_c, rel=1e-7)
 
 
 @pytest.mark.parametrize("choice", COSTLY)
