@@ -107,7 +107,7 @@ def coefficients_by_scale(background: Background, nodes: int) -> Any:
     with arrays_within():
         (start, slope), k = _early_times(background)[1], np.exp(along_k.x)[:, np.newaxis]
         assert background.neutrinos is not None
-        factor = background.neutrinos.matter(k, np.exp(grid.x))
+        factor = background.neutrinos.gravity(k, np.exp(grid.x))
         p, q = _first_order_equation(background, np.exp(grid.x), factor)
         # D = 2/3 a_eq + F a, where F has hardly changed
         begun = (start + slope) * factor[:, :1] - slope

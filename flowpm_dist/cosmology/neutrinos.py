@@ -8,8 +8,9 @@ small and of large wavenumbers:
     delta_nu = g delta_m,   g = (1 + k / k_FS)^-2,   k_FS = sqrt(1.5 Omega_m a) H0 / sigma_nu,
 
 where sigma_nu is the speed of the neutrinos today (Ringwald and Wong 2004, hep-ph/0408241). So the
-overdensity of all matter is F delta_cb, with F = (1 - f_nu) / (1 - f_nu g). Their fraction f_nu of
-matter counts rho - 3 p, which is their mass density at late times and 0 while they are radiation.
+overdensity of all matter is F delta_cb, with F = (1 - f_nu) / (1 - f_nu g). For gravity, their
+fraction f_nu of matter counts rho - 3 p, which is their mass density at late times and 0 while they
+are radiation. For the power of all matter it counts their mass.
 """
 
 from __future__ import annotations
@@ -135,8 +136,15 @@ class Neutrinos:
         speed = _SPREAD * _SPEED_OF_LIGHT  # times temperature over mass, at a = 1 [100 km/s]
         return sqrt(1.5 * self.Omega_m * a) * self._mass / speed
 
+    def gravity(self, k: Any, a: Any) -> Any:
+        """Returns F: what clusters, over the overdensity of cb [1]; `fraction` of it is theirs."""
+        return self._response(k, a, self.fraction(a))
+
     def matter(self, k: Any, a: Any) -> Any:
-        """Returns F: the overdensity of all matter, over the overdensity of cb [1]."""
-        scale, fraction = self.free_streaming(a), self.fraction(a)
+        """Returns F of matter by its mass: its overdensity, over the overdensity of cb [1]."""
+        return self._response(k, a, self.Omega_matter / self.Omega_m)
+
+    def _response(self, k: Any, a: Any, fraction: Any) -> Any:
+        scale = self.free_streaming(a)
         k = where(k > 0, k, _SMALLEST * ones_like(k))  # where a mass of 0 would give 0 / 0
         return (1.0 - fraction) / (1.0 - fraction * square(scale / (scale + k)))
