@@ -137,9 +137,8 @@ def multiply_multipoles(maps: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
         for place in np.ndindex(*x.shape[:-2]):
             back = dy.numpy()[place].astype(np.float64)
             modes = harmonics(back)
-            for part, (one, factor) in enumerate(
-                zip(x.numpy()[place], f.numpy()[place], strict=True)
-            ):
+            rows = zip(x.numpy()[place], f.numpy()[place], strict=True)
+            for part, (one, factor) in enumerate(rows):
                 changed = healpy.almxfl(modes, factor - factor[-1])
                 to_maps[(*place, part)] = factor[-1] * back + smoothed(changed)
                 spectrum = healpy.alm2cl(modes, harmonics(one), lmax=last)
