@@ -21,6 +21,7 @@ SHARES = {
     "camb_neutrinos": 1,
     "fastpm_fd4_64": 16,
     "lensing": 8,
+    "mpgadget_neutrinos": 1,
     "pmwd_closed_16": 2,
     "pmwd_lcdm_32": 8,
     "pmwd_lcdm_32_mesh2": 8,
