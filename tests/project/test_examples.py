@@ -172,6 +172,12 @@ def test_survey_training():
     assert set(plan.record.nuisances) == {"b1", "noise_amplitude"}
 
 
+def test_neutrino_training():
+    """Trainings whose universes differ in m_nu are tested in tests/cosmoflow."""
+    plan = LOADERS["network"]((EXAMPLES / "neutrino_training").with_suffix(".toml"))
+    assert plan.parameters == ("Omega_m", "sigma8", "m_nu") and plan.record.nuisances == {}
+
+
 def test_lensing_train():
     """Its universes and its training are tested in tests/cosmoflow/ranks_map_training.py."""
     path = (EXAMPLES / "lensing_train").with_suffix(".toml")
