@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def class_power_table(A_s: float, **parameters: float) -> tuple[np.ndarray, np.n
         ValueError: CLASS refuses the universe.
     """
     try:
-        import classy
+        classy = importlib.import_module("classy")
     except ImportError:
         raise ImportError(
             'transfer="class" needs the package classy: pip install classy, or use '
