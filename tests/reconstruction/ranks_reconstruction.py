@@ -321,7 +321,7 @@ def iterates_alone(structure):
 def test_the_same_iterates_on_any_mesh(mesh, structure):
     losses, point = iterates(mesh, structure)
     alone = iterates_alone(structure)
-    assert len(losses) >= 10
+    assert len(losses) >= 8  # of 16 evaluations; the others were steps that were too long
     np.testing.assert_allclose(losses, alone["losses"], rtol=1e-9)
     box = known_model(mesh, structure).box
     np.testing.assert_allclose(point.field, block_of(alone["field"], box), atol=1e-7)

@@ -98,6 +98,7 @@ SCHEMES = {
         grid=16,
         box_size=64.0,
         pyramid="0.1%",
+        deconvolve=False,
     ),
     **{
         f"massive neutrinos, {integrator}": dict(
