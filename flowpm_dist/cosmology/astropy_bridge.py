@@ -68,7 +68,8 @@ def _radiation(cosmology: Any, parameters: dict[str, Any]) -> dict[str, Any]:
     """Returns Omega_m with neutrinos, Omega_k, N_eff and m_nu [eV]."""
     masses = [] if not cosmology.has_massive_nu else cosmology.m_nu.to_value("eV").tolist()
     total, effective = float(sum(masses)), float(cosmology.Neff)
-    if masses and (len(masses) != SPECIES or max(masses) - min(masses) > FLATNESS):
+    three = len(masses) == SPECIES
+    if masses and not three:
         shown = ", ".join(f"{mass:g}" for mass in masses)
         warnings.warn(
             f"{_name(cosmology)} has neutrinos of {shown} eV; here each of three has a third of "
@@ -82,7 +83,7 @@ def _radiation(cosmology: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         "Omega_m": parameters["Omega_m"] + float(matter),
         "Omega_k": curvature if abs(curvature) > FLATNESS else 0.0,
         "N_eff": effective,
-        "m_nu": total,
+        "m_nu": masses if three else total,
     }
 
 

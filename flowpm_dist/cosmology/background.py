@@ -27,7 +27,7 @@ from flowpm_dist.cosmology.arrays import (
     where,
     zeros_like,
 )
-from flowpm_dist.cosmology.neutrinos import Neutrinos, photons
+from flowpm_dist.cosmology.neutrinos import Neutrinos, Shares, photons
 from flowpm_dist.cosmology.parameters import PARAMETERS, Cosmology, affecting
 from flowpm_dist.options import in_unit, keep_in_units
 
@@ -109,10 +109,11 @@ class Background:
 
     Args:
         parameters: a `Cosmology`, or its parameters by name: those that the fluids need. Among
-            these, "radiation" is True or False.
+            these, "radiation" is True or False, and "m_nu_shares" as in `Cosmology`.
 
     Attributes:
         values: the parameters by name, as float64 arrays or tensors.
+        m_nu_shares: the shares of the masses of neutrinos, see `Cosmology.m_nu_shares`.
         has_radiation: whether anything in it is radiation at early times.
         neutrinos: those that have a mass; None without.
         Omega_m: matter today over the critical density, massive neutrinos included [1].
@@ -123,10 +124,11 @@ class Background:
 
     def __init__(self, parameters: Cosmology | Mapping[str, Any]) -> None:
         if not isinstance(parameters, Mapping):
-            parameters = {**parameters.values(), "radiation": parameters.radiation}
+            parameters = {**parameters.values(), **parameters.expansion}
         filled = {name: parameters.get(name, row.default) for name, row in PARAMETERS.items()}
         self.values = {name: as_array(v) for name, v in filled.items() if v is not None}
         self._with_radiation = bool(parameters.get("radiation", False))
+        self.m_nu_shares: Shares = tuple(parameters.get("m_nu_shares", ()))
         self.Omega_m, self.Omega_k = self.values["Omega_m"], self.values["Omega_k"]
         self.neutrinos = self._massive_neutrinos()
         self.Omega_cb = self.Omega_m
@@ -165,7 +167,7 @@ class Background:
 
     def _all_neutrinos(self) -> Neutrinos:
         names = ("m_nu", "N_eff", "T_cmb", "h", "Omega_m")
-        return Neutrinos(**{name: self.values[name] for name in names})
+        return Neutrinos(**{name: self.values[name] for name in names}, shares=self.m_nu_shares)
 
     @gives_tensor
     def e(self, a: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from flowpm_dist.cosmology.camb_tables import camb_power_table
 from flowpm_dist.cosmology.class_tables import class_power_table
+from flowpm_dist.cosmology.neutrinos import Shares
 from flowpm_dist.cosmology.parameters import PACKAGES, PARAMETERS, SHAPE, affecting
 from flowpm_dist.cosmology.power_table import Spline, log_spline
 
@@ -24,7 +25,7 @@ _A_S = 2e-9  # the spectrum is proportional to A_s, so one table is enough
 _DEFAULTS = {name: PARAMETERS[name].default for name in SHAPE if not PARAMETERS[name].required}
 
 
-def boltzmann_spline(transfer: str, **parameters: float) -> Spline:
+def boltzmann_spline(transfer: str, shares: Shares = (), **parameters: float) -> Spline:
     """Returns the linear power today over A_s at n_s = 1 as a spline, see `log_spline`.
 
     It is the power of cold dark matter and baryons [(Mpc/h)^3].
@@ -35,6 +36,7 @@ def boltzmann_spline(transfer: str, **parameters: float) -> Spline:
 
     Args:
         transfer: "camb" or "class".
+        shares: see `Cosmology.m_nu_shares`.
         **parameters: the parameters in `SHAPE`, which have the defaults of `Cosmology`.
 
     Raises:
@@ -47,7 +49,7 @@ def boltzmann_spline(transfer: str, **parameters: float) -> Spline:
             f'Omega_b = {values["Omega_b"]:g}: transfer="{transfer}" needs baryons; or use '
             '"eisenstein-hu"'
         )
-    return _spline(transfer, *(values[name] for name in TRANSFER))
+    return _spline(transfer, shares, *(values[name] for name in TRANSFER))
 
 
 @contextlib.contextmanager
@@ -59,14 +61,14 @@ def power_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
     Args:
         cosmology: the arguments of a `Cosmology` by name.
     """
-    transfer = cosmology["transfer"]
+    transfer, shares = cosmology["transfer"], tuple(cosmology.get("m_nu_shares") or ())
     with contextlib.suppress(ImportError):
         importlib.import_module(PACKAGES[transfer])  # here, not in two threads at once
     parameters = {name: float(cosmology[name]) for name in SHAPE if cosmology.get(name) is not None}
 
     def compute() -> None:
         with contextlib.suppress(Exception):
-            boltzmann_spline(transfer, **parameters)
+            boltzmann_spline(transfer, shares, **parameters)
 
     thread = threading.Thread(target=compute, name=PACKAGES[transfer])
     thread.start()
@@ -77,11 +79,11 @@ def power_in_background(cosmology: Mapping[str, Any]) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=16)
-def _spline(transfer: str, *values: float) -> Spline:
+def _spline(transfer: str, shares: Shares, *values: float) -> Spline:
     parameters = {**_DEFAULTS, **dict(zip(TRANSFER, values, strict=True)), "n_s": 1.0}
     if transfer == "class":
-        k, power = class_power_table(_A_S, **parameters)
+        k, power = class_power_table(_A_S, shares, **parameters)
     else:
-        k, powers = camb_power_table((0.0,), "linear", _A_S, of=PART, **parameters)
+        k, powers = camb_power_table((0.0,), "linear", _A_S, PART, shares, **parameters)
         power = powers[0]
     return log_spline(k, power / _A_S)

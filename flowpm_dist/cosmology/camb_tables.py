@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
+from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos, Shares
 
 K_MAX = 20.0
 """Largest wavenumber that CAMB computes [1/Mpc]."""
@@ -18,6 +18,7 @@ def camb_power_table(
     model: str,
     A_s: float,
     of: str | None = None,
+    shares: Shares = (),
     **parameters: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the power at several redshifts, with CAMB's own growth.
@@ -27,6 +28,7 @@ def camb_power_table(
         model: "linear", or one of CAMB's versions of halofit, such as "takahashi".
         A_s: amplitude of the primordial spectrum [1].
         of: CAMB's name of an overdensity, such as "delta_nonu"; None for all matter.
+        shares: see `Cosmology.m_nu_shares`.
         **parameters: all parameters in `SHAPE`.
 
     Returns:
@@ -57,6 +59,13 @@ def camb_power_table(
         TCMB=p["T_cmb"],
         **(massive if omnuh2 > 0 else {}),
     )
+    if omnuh2 > 0 and shares:
+        each = [share for share in shares if share > 0]
+        run.nu_mass_eigenstates = run.num_nu_massive = len(each)
+        run.nu_mass_numbers = [1] * len(each)
+        run.nu_mass_degeneracies = [p["N_eff"] / SPECIES] * len(each)
+        run.nu_mass_fractions = each
+        run.num_nu_massless = p["N_eff"] * (1 - len(each) / SPECIES)
     run.InitPower.set_params(As=A_s, ns=p["n_s"], pivot_scalar=p["k_pivot"])
     run.NonLinear = camb.model.NonLinear_none
     run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX)

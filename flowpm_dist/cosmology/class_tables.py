@@ -8,18 +8,21 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.cosmology.camb_tables import neutrino_density
-from flowpm_dist.cosmology.neutrinos import SPECIES
+from flowpm_dist.cosmology.neutrinos import SPECIES, Shares
 from flowpm_dist.cosmology.power_table import power_table
 
 K_MAX = 20.0
 """Largest wavenumber that CLASS computes [1/Mpc]."""
 
 
-def class_power_table(A_s: float, **parameters: float) -> tuple[np.ndarray, np.ndarray]:
+def class_power_table(
+    A_s: float, shares: Shares = (), **parameters: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns the linear power of cold dark matter and baryons today, with CLASS's own growth.
 
     Args:
         A_s: amplitude of the primordial spectrum [1].
+        shares: see `Cosmology.m_nu_shares`.
         **parameters: all parameters in `SHAPE`.
 
     Returns:
@@ -59,6 +62,12 @@ def class_power_table(A_s: float, **parameters: float) -> tuple[np.ndarray, np.n
         temperature = (4 / 11) ** (1 / 3) * (p["N_eff"] / SPECIES) ** 0.25  # over the photons'
         settings |= {"N_ur": 0.0, "N_ncdm": 1, "deg_ncdm": SPECIES, "T_ncdm": temperature}
         settings |= {"m_ncdm": p["m_nu"] / SPECIES}
+        if shares:
+            masses = [p["m_nu"] * share for share in shares if share > 0]
+            several = {"deg_ncdm": 1, "T_ncdm": temperature}
+            settings |= {key: ",".join([str(x)] * len(masses)) for key, x in several.items()}
+            settings |= {"N_ncdm": len(masses), "m_ncdm": ",".join(map(str, masses))}
+            settings |= {"N_ur": p["N_eff"] * (1 - len(masses) / SPECIES)}
     run = classy.Class()
     try:
         run.set(settings)

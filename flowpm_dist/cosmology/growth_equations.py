@@ -127,21 +127,21 @@ def solved(background: Background, nodes: int, function: Coefficients) -> Any:
     """Returns the coefficients of a background; coefficients of plain numbers are kept."""
     names = expansion_parameters(radiation=background.has_radiation)
     values = {name: background.values[name] for name in names}
-    radiation = {"radiation": background.has_radiation}
+    choices = {"radiation": background.has_radiation, "m_nu_shares": background.m_nu_shares}
     if type(background) is not Background:
         return function(background, nodes)
     if not any(map(is_tensor, values.values())):
         numbers = {name: float(value) for name, value in values.items()}
-        return _of_numbers(tuple({**numbers, **radiation}.items()), nodes, function)
+        return _of_numbers(tuple({**numbers, **choices}.items()), nodes, function)
     if is_compiled(values):
         tensors = {name: as_float64(value) for name, value in values.items()}
-        return _compiled({**tensors, **radiation}, nodes, function)
+        return _compiled({**tensors, **choices}, nodes, function)
     return function(background, nodes)
 
 
 @functools.lru_cache(maxsize=64)
 def _of_numbers(
-    values: tuple[tuple[str, float], ...], nodes: int, function: Coefficients
+    values: tuple[tuple[str, Any], ...], nodes: int, function: Coefficients
 ) -> np.ndarray:
     return function(Background(dict(values)), nodes)
 

@@ -7,17 +7,20 @@ small and of large wavenumbers:
 
     delta_nu = g delta_m,   g = (1 + k / k_FS)^-2,   k_FS = sqrt(1.5 Omega_m a) H0 / sigma_nu,
 
-where sigma_nu is the speed of the neutrinos today (Ringwald and Wong 2004, hep-ph/0408241). So the
-overdensity of all matter is F delta_cb, with F = (1 - f_nu) / (1 - f_nu g). For gravity, their
-fraction f_nu of matter counts rho - 3 p, which is their mass density at late times and 0 while they
-are radiation. For the power of all matter it counts their mass.
+of each species, where sigma_nu is its speed today (Ringwald and Wong 2004, hep-ph/0408241). So the
+overdensity of all matter is F delta_cb, with F = (1 - f_nu) / (1 - f_nu g), where f_nu and f_nu g
+are summed over species. For gravity, the fraction f_nu of matter counts rho - 3 p, which is the
+mass density at late times and 0 for radiation. For the power of all matter it counts the mass.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -50,6 +53,23 @@ def _momenta() -> tuple[np.ndarray, np.ndarray]:
 
 _MOMENTA, _WEIGHTS = _momenta()
 
+Shares: TypeAlias = tuple[float, ...]
+"""The mass of each species over the sum of the masses [1]; none where all are equal."""
+
+
+def shares_of(masses: Sequence[float]) -> Shares:
+    """Returns the shares of three masses, or of other numbers in the same proportion.
+
+    Raises:
+        ValueError: they are not three, or one is negative or not finite, or all are 0.
+    """
+    each = np.asarray(masses, np.float64)
+    if each.shape != (SPECIES,) or not (np.isfinite(each) & (each >= 0)).all() or not each.any():
+        raise ValueError(f"must be {SPECIES} numbers of at least 0, not all 0; got {masses}")
+    if np.ptp(each) <= 1e-12 * each.max():
+        return ()
+    return tuple(float(share) for share in each / each.sum())
+
 
 def photons(T_cmb: Any, h: Any) -> Any:
     """Returns the density of photons today over the critical density [1].
@@ -63,7 +83,7 @@ def photons(T_cmb: Any, h: Any) -> Any:
 
 @dataclass(frozen=True)
 class Neutrinos:
-    """Three neutrinos of equal mass. Massless ones are radiation.
+    """Three neutrinos, of equal mass unless `shares` are given. Massless ones are radiation.
 
     Its methods take scale factors a [1] and wavenumbers k [h/Mpc], which broadcast, as arrays or
     tensors, and are differentiable by the parameters, also where the mass is 0.
@@ -74,6 +94,7 @@ class Neutrinos:
         T_cmb: temperature of the photons [K].
         h: Hubble constant [100 km/s/Mpc].
         Omega_m: all matter today over the critical density [1].
+        shares: see `Shares`.
     """
 
     m_nu: Any
@@ -81,6 +102,7 @@ class Neutrinos:
     T_cmb: Any
     h: Any
     Omega_m: Any
+    shares: Shares = ()
 
     @property
     def Omega_massless(self) -> Any:
@@ -94,9 +116,22 @@ class Neutrinos:
 
     @property
     def _mass(self) -> Any:
-        """The mass of one over its temperature today [1]."""
+        """The mean mass over the temperature today [1]."""
         temperature = (4 / 11) ** (1 / 3) * sqrt(sqrt(self.N_eff / SPECIES)) * self.T_cmb
         return self.m_nu / SPECIES / (_KELVIN * temperature)
+
+    @property
+    def species(self) -> Sequence[float]:
+        """The mass of each species that has one, over the mean mass [1]; one for equal masses."""
+        return [SPECIES * share for share in self.shares if share > 0] if self.shares else [1.0]
+
+    @functools.cached_property
+    def _nodes(self) -> tuple[np.ndarray, np.ndarray, Any]:
+        """Momenta, weights, and masses over the mean mass: of one species, or of three in turn."""
+        if not self.shares:
+            return _MOMENTA, _WEIGHTS, 1.0
+        momenta, weights = (np.tile(values, SPECIES) for values in (_MOMENTA, _WEIGHTS))
+        return momenta, weights / SPECIES, np.repeat(SPECIES * np.array(self.shares), len(_MOMENTA))
 
     @property
     def Omega_matter(self) -> Any:
@@ -110,41 +145,61 @@ class Neutrinos:
 
     def a3_density(self, a: Any) -> Any:
         """Density times a^3 over the critical density today [1]."""
-        return self.Omega_massless * total(_WEIGHTS * self._energies(a)) / a
+        _, weights, _ = self._nodes
+        return self.Omega_massless * total(weights * self._energies(a)) / a
 
     def a3_clustering(self, a: Any) -> Any:
         """Density less three times the pressure, times a^3, over the critical density today [1]."""
-        heavy = square((self._mass * a)[..., np.newaxis]) / self._energies(a)
-        return self.Omega_massless * total(_WEIGHTS * heavy) / a
+        return functools.reduce(operator.add, self._clustering(a))
+
+    def _clustering(self, a: Any) -> list[Any]:
+        """Returns the terms of `a3_clustering`, of each species that has a mass."""
+        share = 1 / SPECIES if self.shares else 1.0
+        terms = []
+        for mass in self.species:
+            of_mass = square((mass * self._mass * a)[..., np.newaxis])
+            heavy = of_mass / sqrt(_MOMENTA**2 + of_mass)
+            terms.append(share * self.Omega_massless * total(_WEIGHTS * heavy) / a)
+        return terms
 
     def w(self, a: Any) -> Any:
         """Pressure over density [1]."""
-        energy = self._energies(a)
-        return total(_WEIGHTS * _MOMENTA**2 / energy) / (3.0 * total(_WEIGHTS * energy))
+        (momenta, weights, _), energy = self._nodes, self._energies(a)
+        return total(weights * momenta**2 / energy) / (3.0 * total(weights * energy))
 
     def _energies(self, a: Any) -> Any:
         """Returns the energies at the nodes of the quadrature over the temperature, [..., node]."""
-        return sqrt(_MOMENTA**2 + square((self._mass * a)[..., np.newaxis]))
+        momenta, _, masses = self._nodes
+        return sqrt(momenta**2 + square((self._mass * a)[..., np.newaxis] * masses))
 
-    def fraction(self, a: Any) -> Any:
-        """Returns f_nu, their part of what clusters at large scales [1]."""
-        clustering = self.a3_clustering(a)
-        return clustering / (self.Omega_m - self.Omega_matter + clustering)
+    def fractions(self, a: Any) -> list[Any]:
+        """Returns f_nu of each species, its part of what clusters at large scales [1]."""
+        parts = self._clustering(a)
+        all_of_it = self.Omega_m - self.Omega_matter + functools.reduce(operator.add, parts)
+        return [part / all_of_it for part in parts]
 
-    def free_streaming(self, a: Any) -> Any:
-        """Returns the wavenumber k_FS beyond which they do not cluster [h/Mpc]."""
+    def free_streaming(self, a: Any) -> list[Any]:
+        """Returns the wavenumber k_FS of each species, beyond which it does not cluster [h/Mpc]."""
         speed = _SPREAD * _SPEED_OF_LIGHT  # times temperature over mass, at a = 1 [100 km/s]
-        return sqrt(1.5 * self.Omega_m * a) * self._mass / speed
+        mean = sqrt(1.5 * self.Omega_m * a) * self._mass / speed
+        return [mass * mean for mass in self.species]
 
     def gravity(self, k: Any, a: Any) -> Any:
-        """Returns F: what clusters, over the overdensity of cb [1]; `fraction` of it is theirs."""
-        return self._response(k, a, self.fraction(a))
+        """Returns F: what clusters, over the overdensity of cb [1], see `fractions`."""
+        return self._response(k, a, self.fractions(a))
 
     def matter(self, k: Any, a: Any) -> Any:
         """Returns F of matter by its mass: its overdensity, over the overdensity of cb [1]."""
-        return self._response(k, a, self.Omega_matter / self.Omega_m)
+        mean = self.Omega_matter / self.Omega_m
+        share = 1 / SPECIES if self.shares else 1.0
+        return self._response(k, a, [share * mass * mean for mass in self.species])
 
-    def _response(self, k: Any, a: Any, fraction: Any) -> Any:
-        scale = self.free_streaming(a)
+    def _response(self, k: Any, a: Any, fractions: list[Any]) -> Any:
         k = where(k > 0, k, _SMALLEST * ones_like(k))  # where a mass of 0 would give 0 / 0
-        return (1.0 - fraction) / (1.0 - fraction * square(scale / (scale + k)))
+        scales = self.free_streaming(a)
+        clustered = [
+            fraction * square(scale / (scale + k))
+            for fraction, scale in zip(fractions, scales, strict=True)
+        ]
+        rest = 1.0 - functools.reduce(operator.add, fractions)
+        return rest / (1.0 - functools.reduce(operator.add, clustered))

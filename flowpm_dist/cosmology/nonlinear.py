@@ -181,7 +181,11 @@ class NonlinearPower:
         amplitude = LinearPower(cosmology.replace(transfer="camb")).A_s
         redshifts = np.expm1(np.linspace(0.0, np.log1p(4.0), 33))
         k, power = camb_power_table(
-            tuple(redshifts), model, known_number("A_s", amplitude), **numbers
+            tuple(redshifts),
+            model,
+            known_number("A_s", amplitude),
+            shares=cosmology.m_nu_shares,
+            **numbers,
         )
         self._table = TabulatedPower(k, 1.0 / (1.0 + redshifts[::-1]), power[::-1])
         self._guard = without_gradient(

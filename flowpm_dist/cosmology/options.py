@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import BeforeValidator, Field, create_model, model_validator
 from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.cosmology.background import A_MAX, Background, expansion_parameters
+from flowpm_dist.cosmology.neutrinos import shares_of
 from flowpm_dist.cosmology.parameters import (
     AMPLITUDES,
     NOT_IN_TABLES,
@@ -32,6 +34,7 @@ from flowpm_dist.options import (
     Options,
     Pair,
     Problem,
+    ProblemsError,
     Unit,
     either,
     in_unit,
@@ -60,7 +63,8 @@ def extremes(cosmology: PartialCosmologyOptions, priors: Any = None) -> list[Bac
     corners = itertools.product(*ends) if (None,) not in ends else ()
     with arrays_within():
         values = [dict(zip(names, each, strict=True)) for each in corners]
-        return [Background({**each, "radiation": radiation}) for each in values]
+        choices = {"radiation": radiation, "m_nu_shares": cosmology.m_nu_shares or ()}
+        return [Background({**each, **choices}) for each in values]
 
 
 def universe_problems(
@@ -119,6 +123,7 @@ def _of_tables(cosmology: PartialCosmologyOptions, drawn: Collection[str]) -> It
 
 
 _Column = Annotated[int, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0)]
 
 
 class PowerFile(Options):
@@ -161,10 +166,37 @@ class _Chosen(Options):
 
     transfer: Transfer = Field(default="eisenstein-hu", description=either(get_args(Transfer)))
     radiation: bool = Field(default=False, description="true or false")
+    m_nu_shares: Annotated[tuple[_Share, _Share, _Share] | None, BeforeValidator(listed)] = Field(
+        default=None, description="three numbers of at least 0: each mass over the sum, m_nu"
+    )
     power: Annotated[PowerFile | None, table_of(PowerFile), BeforeValidator(_file_alone)] = Field(
         default=None,
         description='a file with columns k, P; or { file = "pk.txt", redshift = 0.0 } and more',
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_masses(cls, keys: Any) -> Any:
+        """Makes the sum and the shares of three masses."""
+        if not isinstance(keys, Mapping) or not isinstance(keys.get("m_nu"), list):
+            return keys
+        masses = keys["m_nu"]
+        if "m_nu_shares" in keys:
+            raise ProblemsError([Problem("m_nu_shares", "goes with the sum of the masses")])
+        try:
+            shares = shares_of(masses) or None if any(masses) else None
+            return {**keys, "m_nu": math.fsum(masses), "m_nu_shares": shares}
+        except (TypeError, ValueError):
+            must = f"= {masses}: must be a sum of masses, or three masses of at least 0"
+            raise ProblemsError([Problem("m_nu", must)]) from None
+
+    @override
+    def problems(self) -> Iterator[Problem]:
+        if self.m_nu_shares:
+            try:
+                shares_of(self.m_nu_shares)
+            except ValueError as error:
+                yield self.problem("m_nu_shares", str(error))
 
     @override
     def idle(self) -> dict[str, str]:
@@ -228,6 +260,7 @@ class CosmologyOptions(_Complete):
 
     @override
     def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
         if self.power is None or all(map(self.is_given, AMPLITUDES)):
             yield from self.exactly_one(*AMPLITUDES)
 

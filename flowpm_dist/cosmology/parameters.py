@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from flowpm_dist.cosmology.arrays import as_array, as_float64, is_tensor, known
-from flowpm_dist.cosmology.neutrinos import Neutrinos
+from flowpm_dist.cosmology.neutrinos import Neutrinos, Shares, shares_of
 from flowpm_dist.cosmology.power_table import OF_SIGMA8, PowerTable, power_table, theory_problem
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
@@ -138,13 +138,15 @@ class Cosmology:
             growth, and the angles under which lengths are seen.
         N_eff: effective number of neutrino species [1]. It changes the transfer function and, with
             `radiation`, the expansion.
-        m_nu: sum of the masses of three equal neutrinos [eV]; above 0 it needs `radiation`.
-            `Omega_m` and `sigma8` count all matter, neutrinos included.
+        m_nu: sum of the masses of three equal neutrinos, or the three masses [eV], of which the sum
+            and `m_nu_shares` are kept; above 0 it needs `radiation`. `Omega_m` and `sigma8` count
+            all matter, neutrinos included.
         f_NL: local primordial non-Gaussianity [1]; above 0 for a density skewed towards peaks. It
             changes the initial conditions alone, see `flowpm_dist.initial.non_gaussianity`.
         transfer: "eisenstein-hu" (differentiable), or tables of "camb" or "class", which need the
             package camb or classy.
         radiation: whether photons and neutrinos are part of expansion and growth.
+        m_nu_shares: each mass of the three neutrinos over their sum `m_nu`; empty for equal ones.
         power: linear power in place of a transfer function and `n_s`: a `PowerTable`, or what
             `power_table` takes. Other parameters then change expansion and growth alone.
 
@@ -227,6 +229,7 @@ class Cosmology:
     )  # fmt: skip
     transfer: Transfer = "eisenstein-hu"
     radiation: bool = field(default=False, kw_only=True)
+    m_nu_shares: Shares = field(default=(), kw_only=True)
     power: PowerTable | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -243,6 +246,7 @@ class Cosmology:
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
         if not isinstance(self.radiation, bool | np.bool_):
             raise TypeError(f"radiation must be True or False, got {self.radiation!r}")
+        self._take_masses()
         names = [n for n in PARAMETERS if n not in AMPLITUDES or getattr(self, n) is not None]
         for name in names:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))
@@ -263,6 +267,24 @@ class Cosmology:
             if self.sigma8 is not None and (h := known_value(self.h)) is not None:
                 if problem := theory_problem(self.power, OF_SIGMA8, h):
                     raise ValueError(f"sigma8 {problem}")
+
+    def _take_masses(self) -> None:
+        """Makes the sum and the shares of three masses, and checks the shares."""
+        masses, shares = in_unit("m_nu", self.m_nu, "eV"), self.m_nu_shares
+        if isinstance(masses, list | tuple | np.ndarray) and np.ndim(masses) == 1:
+            if len(shares):
+                raise ValueError("m_nu_shares go with the sum of the masses: m_nu has three")
+            if any(map(is_tensor, masses)):
+                raise TypeError("m_nu: give the sum of the masses as a tensor, and m_nu_shares")
+            shares = tuple(masses) if np.any(masses) else ()
+            object.__setattr__(self, "m_nu", float(np.sum(masses)))
+            name = "m_nu"
+        else:
+            name = "m_nu_shares"
+        try:
+            object.__setattr__(self, "m_nu_shares", shares_of(shares) if len(shares) else ())
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
 
     @classmethod
     def planck18(cls) -> Cosmology:
@@ -318,10 +340,16 @@ class Cosmology:
         return not is_tensor(self.f_NL) and self.f_NL == 0
 
     @property
+    def expansion(self) -> dict[str, Any]:
+        """What is chosen of the expansion: radiation, and the shares of the masses."""
+        return {"radiation": bool(self.radiation), "m_nu_shares": self.m_nu_shares}
+
+    @property
     def choices(self) -> dict[str, Any]:
-        """What is chosen besides the parameters: power or transfer, and radiation."""
+        """What is chosen besides the parameters: power or transfer, and the expansion."""
         of = {"transfer": self.transfer} if self.power is None else {"power": self.power}
-        return {**of, "radiation": bool(self.radiation)}
+        shares = {"m_nu_shares": list(self.m_nu_shares)} if self.m_nu_shares else {}
+        return {**of, "radiation": bool(self.radiation), **shares}
 
     def parameters(self) -> dict[str, tf.Tensor]:
         """The numerical parameters that are set, by name, as scalar float64 tensors."""
@@ -349,6 +377,8 @@ class Cosmology:
     def replace(self, **changes: Any) -> Cosmology:
         """A copy with some parameters changed; a new A_s replaces sigma8, and vice versa.
 
+        A new sum of masses keeps their shares.
+
         Raises:
             TypeError: an unknown parameter.
             ValueError: as at construction.
@@ -357,6 +387,8 @@ class Cosmology:
         for name in changes:
             if name not in names:
                 raise TypeError(f"no cosmological parameter {name!r}: one of {', '.join(names)}")
+        if np.ndim(changes.get("m_nu", 0.0)) == 1:
+            changes.setdefault("m_nu_shares", ())
         if changes.get("A_s") is not None:
             changes.setdefault("sigma8", None)
         elif changes.get("sigma8") is not None:

@@ -100,7 +100,7 @@ class LinearPower:
         parameters = {name: getattr(cosmology, name) for name in SHAPE}
         code = cosmology.transfer.upper()
         values = {name: known_number(name, each, code) for name, each in parameters.items()}
-        spline = boltzmann_spline(cosmology.transfer, **values)
+        spline = boltzmann_spline(cosmology.transfer, cosmology.m_nu_shares, **values)
         tilt = as_array(parameters.pop("n_s")) - 1.0
         guard = without_gradient(parameters, code)
         shape = _TableShape(spline, self._growth_from(1.0), guard)

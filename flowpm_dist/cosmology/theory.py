@@ -74,7 +74,7 @@ class Theory:
         if type(self) is not Theory or type(other) is not Theory:
             return
         mine, others = self.cosmology, other.cosmology
-        if mine.radiation != others.radiation:
+        if mine.expansion != others.expansion:
             return
         names = {*mine.names, *others.names}
         differ = [n for n in names if getattr(mine, n, None) is not getattr(others, n, None)]

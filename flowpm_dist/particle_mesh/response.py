@@ -29,17 +29,18 @@ class Response(Hashable, Protocol):
 class NeutrinoResponse:
     """The overdensity of all matter over the particles' overdensity, see `cosmology.neutrinos`.
 
-    Its coefficients are the neutrinos' fraction of matter, and their free-streaming wavenumber over
-    the Nyquist wavenumber of the force mesh.
+    Its coefficients are each species' fraction of matter, and then their free-streaming wavenumbers
+    over the Nyquist wavenumber of the force mesh.
     """
 
     size: int = 2
 
     def __call__(self, k: tf.Tensor, coefficients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the factor, see `Response`."""
-        fraction, scale = coefficients
-        clustered = scale / (scale + tf.where(k > 0, k, tf.ones_like(k)))
-        return (1 - fraction) / (1 - fraction * clustered**2)
+        count, k = self.size // 2, tf.where(k > 0, k, tf.ones_like(k))
+        fractions, scales = coefficients[:count], coefficients[count:]
+        parts = [f * (s / (s + k)) ** 2 for f, s in zip(fractions, scales, strict=True)]
+        return (1 - sum(fractions[1:], fractions[0])) / (1 - sum(parts[1:], parts[0]))
 
 
 @dataclass(frozen=True)

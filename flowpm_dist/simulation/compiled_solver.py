@@ -196,7 +196,7 @@ class CompiledSolver:
         return self.nbody(halo, mesh_factor).density(displacement, label, weights)
 
 
-def compiled_solver(box: Box, options: SolverOptions, *, neutrinos: bool = False) -> CompiledSolver:
+def compiled_solver(box: Box, options: SolverOptions, *, neutrinos: int = 0) -> CompiledSolver:
     """Returns the functions of a box under its options; the same ones at every call.
 
     They suit any cosmology, steps, halo and adjoint, and are kept in this process: a simulation of
@@ -206,13 +206,13 @@ def compiled_solver(box: Box, options: SolverOptions, *, neutrinos: bool = False
     Args:
         box: the box of one universe, or of a batch.
         options: the simulation's options.
-        neutrinos: whether neutrinos that have a mass add to the force.
+        neutrinos: how many kinds of neutrinos add to the force, see `Neutrinos.species`.
     """
     initial, force = options.part(InitialOptions), options.part(ForceOptions)
     force_correction = options.force_correction
     responses: list[Response] = [] if force_correction is None else [force_correction.response]
     if neutrinos:
-        responses.append(NeutrinoResponse())
+        responses.append(NeutrinoResponse(2 * neutrinos))
     both = len(responses) > 1
     response = Product(tuple(responses)) if both else next(iter(responses), None)
     return _solver(box, initial, force, options.integrator.uses_lpt, response)

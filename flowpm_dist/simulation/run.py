@@ -199,7 +199,7 @@ class Inputs:
     @functools.cached_property
     def solver(self) -> CompiledSolver:
         """The lowered functions of the box."""
-        return compiled_solver(self.box, self.options, neutrinos=self.cosmologies.by_scale)
+        return compiled_solver(self.box, self.options, neutrinos=self.cosmologies.species)
 
     @property
     def from_particles(self) -> bool:
@@ -453,21 +453,23 @@ def _schedule(inputs: Inputs) -> Schedule:
         of = local.of_powers(lambda theory: correction.coefficients(theta, theory.power, cell, a))
         factors = tf.concat([factors, local.stack(of)], axis=-1)
     if local.by_scale:
-        of = local.of_growths(lambda theory: _of_neutrinos(theory.background, a, cell))
+        count = local.species
+        of = local.of_growths(lambda theory: _of_neutrinos(theory.background, a, cell, count))
         factors = tf.concat([factors, local.stack(of)], axis=-1)
     return Schedule(operations, factors)
 
 
-def _of_neutrinos(background: Background, a: np.ndarray, cell: float) -> tf.Tensor:
-    """Returns the coefficients of `NeutrinoResponse` at scale factors, float64 [times, 2].
+def _of_neutrinos(background: Background, a: np.ndarray, cell: float, count: int) -> tf.Tensor:
+    """Returns the coefficients of `NeutrinoResponse` at scale factors, float64 [times, 2 count].
 
     Args:
         background: the universe's background; without massive neutrinos the coefficients are 0.
         a: scale factors [times].
         cell: the side of a cell of the force mesh [Mpc/h].
+        count: the number of kinds, see `Neutrinos.species`.
     """
     neutrinos = background.neutrinos
     if neutrinos is None:
-        return tf.zeros([len(a), 2], tf.float64)
-    fraction, scale = neutrinos.fraction(a), neutrinos.free_streaming(a)
-    return tf.stack([as_float64(fraction), as_float64(scale * cell / np.pi)], axis=-1)
+        return tf.zeros([len(a), 2 * count], tf.float64)
+    scales = [scale * cell / np.pi for scale in neutrinos.free_streaming(a)]
+    return tf.stack([as_float64(each) for each in (*neutrinos.fractions(a), *scales)], axis=-1)

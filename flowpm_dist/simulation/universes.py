@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
-from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.parameters import Cosmology, known_value
 from flowpm_dist.cosmology.power import known_number
 from flowpm_dist.cosmology.power_table import box_problem
 from flowpm_dist.cosmology.theory import Theory
@@ -71,6 +71,12 @@ class LocalCosmologies:
     def by_scale(self) -> bool:
         """Whether neutrinos of a universe have a mass, so that growth depends on the wavenumber."""
         return any(theory.background.neutrinos is not None for theory in self.theories)
+
+    @property
+    def species(self) -> int:
+        """How many kinds of massive neutrinos a universe has, see `Neutrinos.species`."""
+        neutrinos = (theory.background.neutrinos for theory in self.theories)
+        return max((len(each.species) for each in neutrinos if each is not None), default=0)
 
     def __reduce__(self) -> tuple[Any, ...]:
         numbers = {id(c): Cosmology(**c.numbers()) for c in self.cosmologies}
@@ -223,13 +229,18 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
 
     Raises:
         ValueError: neither one cosmology nor one for each universe, or amplitudes given by A_s in
-            some and by sigma8 in others, or radiation in some; or see `check_power`.
+            some and by sigma8 in others, or radiation in some, or other m_nu_shares; or see
+            `check_power`.
     """
     count = 1 if box.batch is None else box.batch
     if len(cosmologies) not in (1, count):
         raise ValueError(f"{len(cosmologies)} cosmologies for {count} universes")
     if len({c.radiation for c in cosmologies}) != 1:
         raise ValueError("all cosmologies of a batch must have radiation, or none of them")
+    massive = {c.m_nu_shares for c in cosmologies if known_value(c.m_nu) != 0}
+    if len(massive) > 1:
+        raise ValueError("all cosmologies of a batch must have the same m_nu_shares")
+    of_species = {"m_nu_shares": massive.pop()} if massive else {}
     if len({c.names for c in cosmologies}) != 1:
         raise ValueError(
             "all cosmologies of a batch must give A_s, or all sigma8, or all neither (with power)"
@@ -248,7 +259,7 @@ def of_this_rank(cosmologies: Sequence[Cosmology], box: Box) -> list[Cosmology]:
     for cosmology in cosmologies:
         check_power(cosmology, box.size, box.grid)
     universes = [
-        cosmologies[i].replace(**{name: values[i] for name, values in shared.items()})
+        cosmologies[i].replace(**{name: values[i] for name, values in shared.items()}, **of_species)
         for i in numbers
     ]
     return universes if len(cosmologies) > 1 else universes * local
