@@ -60,12 +60,7 @@ def camb_power_table(
         **(massive if omnuh2 > 0 else {}),
     )
     if omnuh2 > 0 and shares:
-        each = [share for share in shares if share > 0]
-        run.nu_mass_eigenstates = run.num_nu_massive = len(each)
-        run.nu_mass_numbers = [1] * len(each)
-        run.nu_mass_degeneracies = [p["N_eff"] / SPECIES] * len(each)
-        run.nu_mass_fractions = each
-        run.num_nu_massless = p["N_eff"] * (1 - len(each) / SPECIES)
+        _set_masses(run, [share for share in shares if share > 0], p["N_eff"])
     run.InitPower.set_params(As=A_s, ns=p["n_s"], pivot_scalar=p["k_pivot"])
     run.NonLinear = camb.model.NonLinear_none
     run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX)
@@ -77,6 +72,15 @@ def camb_power_table(
     results = camb.get_results(run)
     k, _, power = results.get_linear_matter_power_spectrum(*parts, nonlinear=nonlinear)
     return k, power
+
+
+def _set_masses(run: Any, shares: list[float], N_eff: float) -> None:
+    """Sets the species that have a mass, in place of three equal ones."""
+    run.nu_mass_eigenstates = run.num_nu_massive = len(shares)
+    run.nu_mass_numbers = [1] * len(shares)
+    run.nu_mass_degeneracies = [N_eff / SPECIES] * len(shares)
+    run.nu_mass_fractions = shares
+    run.num_nu_massless = N_eff * (1 - len(shares) / SPECIES)
 
 
 def neutrino_density(parameters: Mapping[str, Any]) -> float:

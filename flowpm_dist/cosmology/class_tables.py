@@ -59,15 +59,7 @@ def class_power_table(
     if (p["w0"], p["wa"]) != (-1.0, 0.0):
         settings |= {"Omega_Lambda": 0.0, "w0_fld": p["w0"], "wa_fld": p["wa"], "use_ppf": "yes"}
     if massive:
-        temperature = (4 / 11) ** (1 / 3) * (p["N_eff"] / SPECIES) ** 0.25  # over the photons'
-        settings |= {"N_ur": 0.0, "N_ncdm": 1, "deg_ncdm": SPECIES, "T_ncdm": temperature}
-        settings |= {"m_ncdm": p["m_nu"] / SPECIES}
-        if shares:
-            masses = [p["m_nu"] * share for share in shares if share > 0]
-            several = {"deg_ncdm": 1, "T_ncdm": temperature}
-            settings |= {key: ",".join([str(x)] * len(masses)) for key, x in several.items()}
-            settings |= {"N_ncdm": len(masses), "m_ncdm": ",".join(map(str, masses))}
-            settings |= {"N_ur": p["N_eff"] * (1 - len(masses) / SPECIES)}
+        settings |= _of_masses(p["m_nu"], p["N_eff"], shares)
     run = classy.Class()
     try:
         run.set(settings)
@@ -81,3 +73,15 @@ def class_power_table(
     finally:
         run.struct_cleanup()
         run.empty()
+
+
+def _of_masses(m_nu: float, N_eff: float, shares: Shares) -> dict[str, Any]:
+    """Returns the settings of the species that have a mass."""
+    temperature = (4 / 11) ** (1 / 3) * (N_eff / SPECIES) ** 0.25  # over the photons'
+    if not shares:
+        one = {"N_ncdm": 1, "deg_ncdm": SPECIES, "T_ncdm": temperature}
+        return {"N_ur": 0.0, **one, "m_ncdm": m_nu / SPECIES}
+    masses = [m_nu * share for share in shares if share > 0]
+    lists = {"deg_ncdm": [1] * len(masses), "T_ncdm": [temperature] * len(masses)}
+    texts = {k: ",".join(map(str, v)) for k, v in {**lists, "m_ncdm": masses}.items()}
+    return {"N_ur": N_eff * (1 - len(masses) / SPECIES), "N_ncdm": len(masses), **texts}

@@ -35,7 +35,6 @@ SPECIES = 3
 MASSLESS = 7 / 8 * (4 / 11) ** (4 / 3)
 """The density of a massless species over the density of photons [1]."""
 
-_SMALLEST = 1e-30  # wavenumber in place of 0 [h/Mpc]
 _KELVIN = 8.617333262e-5  # [eV]
 _ZETA3 = 1.2020569031595942
 _HEAVY = 180 * _ZETA3 / (7 * math.pi**4)  # density over massless, by mass over temperature
@@ -195,10 +194,10 @@ class Neutrinos:
         return self._response(k, a, [share * mass * mean for mass in self.species])
 
     def _response(self, k: Any, a: Any, fractions: list[Any]) -> Any:
-        k = where(k > 0, k, _SMALLEST * ones_like(k))  # where a mass of 0 would give 0 / 0
-        scales = self.free_streaming(a)
+        scales, mean = self.free_streaming(a), k <= 0  # which clusters, whatever the mass
+        k = where(mean, ones_like(k), k)
         clustered = [
-            fraction * square(scale / (scale + k))
+            fraction * where(mean, ones_like(scale / k), square(scale / (scale + k)))
             for fraction, scale in zip(fractions, scales, strict=True)
         ]
         rest = 1.0 - functools.reduce(operator.add, fractions)

@@ -191,9 +191,10 @@ def measurements_vjp(
         along = [cotangents[name] for name in measured]
         gradients = tape.gradient(list(measured.values()), sources, output_gradients=along)
         del tape, measured
+        whole = [each if each is None else tf.convert_to_tensor(each) for each in gradients]
         slopes = [
             one if other is None else other if one is None else one + other
-            for one, other in zip(slopes, gradients, strict=True)
+            for one, other in zip(slopes, whole, strict=True)
         ]
     x, before, after, *lpt = (
         tf.zeros_like(t) if slope is None else slope

@@ -389,6 +389,13 @@ def test_a_mass_that_is_a_tensor():
     zero = tf.constant(0.0, tf.float64)
     power = fpm.LinearPower(PLANCK.replace(m_nu=zero))
     np.testing.assert_allclose(power([0.0, 0.1]), fpm.LinearPower(PLANCK)([0.0, 0.1]), rtol=1e-9)
+    k = np.array([0.0, 0.1])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(zero)
+        factors = tf.unstack(Background(PLANCK.replace(m_nu=zero)).neutrinos.matter(k, 1.0))
+    slopes = [float(tape.gradient(factor, zero)) for factor in factors]
+    step = Background(PLANCK.replace(m_nu=1e-5)).neutrinos.matter(k[1], 1.0)
+    assert slopes == [0.0, pytest.approx((float(step) - 1) / 1e-5, rel=1e-3)]
     with pytest.raises(ValueError, match="m_nu, a tensor: needs radiation = true"):
         WITHOUT.replace(m_nu=zero)
 

@@ -101,7 +101,7 @@ def test_lensing_is_by_all_matter(mesh):
 
 
 def test_multipoles_are_multiplied_by_factors():
-    """Of a sum of harmonics, whose maps healpy makes; with the adjoint's inner product."""
+    """Of a sum of harmonics, whose maps healpy makes; the gradient is the adjoint."""
     rng, nside = np.random.default_rng(2), 8
     modes = healpy.synalm(np.ones(9), lmax=8)
     parts = tf.constant([healpy.alm2map(modes, nside), healpy.alm2map(2j * modes, nside)])
@@ -112,6 +112,15 @@ def test_multipoles_are_multiplied_by_factors():
     )
     found = multiply_multipoles(parts, factors)
     np.testing.assert_allclose(found, expected, atol=0.02 * np.abs(expected).max())
+    cotangent = tf.constant(rng.normal(size=found.shape))
+    with tf.GradientTape() as tape:
+        tape.watch([parts, factors])
+        found = multiply_multipoles(parts, factors)
+    for slope, of in zip(
+        tape.gradient(found, [parts, factors], cotangent), (parts, factors), strict=True
+    ):
+        inner = float(tf.reduce_sum(found * cotangent))  # linear in both
+        assert float(tf.reduce_sum(slope * of)) == pytest.approx(inner, rel=1e-9)
 
 
 @functools.cache
@@ -351,6 +360,16 @@ def test_a_batch_has_its_maps(mesh):
         one = SKY.convergence(sim, source, seed=seed, cosmology=cosmology).kappa.numpy()
         # The cone of a batch reaches as far as the farthest of z_max.
         np.testing.assert_allclose(kappa, one, atol=1e-12)
+    Omega_m, slopes = tf.Variable(0.2, dtype=tf.float64), []
+    for seed in ([1, 2], 1):
+        with tf.GradientTape() as tape:
+            universe = cosmology_of(Omega_m, 0.8)
+            several = [universe, cosmologies[1].replace(Omega_m=tf.constant(0.31, tf.float64))]
+            given = several if seed == [1, 2] else universe
+            kappa = SKY.convergence(sim, source, seed=seed, cosmology=given).kappa
+            loss = tf.reduce_sum((kappa if seed == 1 else kappa[0]) ** 2)
+        slopes.append(float(tape.gradient(loss, Omega_m)))
+    assert slopes[0] == pytest.approx(slopes[1], rel=1e-9)
 
 
 @pytest.mark.ranks(2)

@@ -10,6 +10,7 @@ is multiplied by the factor at its node.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,7 @@ def multiply_multipoles(maps: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     Returns:
         [..., pixel].
     """
-    import healpy
-
+    healpy = importlib.import_module("healpy")  # takes long
     last, dtype = factors.shape[-1] - 1, maps.dtype
     area = 4 * np.pi / maps.shape[-1]
     nside = Healpix(round((maps.shape[-1] / 12) ** 0.5)).nside

@@ -185,7 +185,13 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         measured = per_log * spectra.power[pair]
         scatter = gaussian_scatter(measured, spectra.modes)
         draw_measured(top, shifted, measured, scatter, colour=colour, label=name)
-        top.plot(fine, per_log_fine * spectra.noise[pair], color=colour, lw=1.0, ls=":")
+        top.plot(
+            fine,
+            per_log_fine * np.interp(fine, spectra.ell, spectra.noise[pair]),
+            color=colour,
+            lw=1.0,
+            ls=":",
+        )
         ratio = spectra.power[pair] / spectra.halofit[pair]
         scatter = gaussian_scatter(ratio, spectra.modes)
         draw_measured(below, shifted, ratio, scatter, colour=colour)

@@ -127,12 +127,16 @@ class LightConePlan:
             precision: dtype of the maps.
         """
         cone = self.options
+        full_sky, massive = (
+            isinstance(cone, FullSkyLensingOptions),
+            self.painted > len(cone.sources),
+        )
         maps = map_bytes(
             self._pixels,
             precision,
-            sources=self.painted,
-            planes=self.planes,
-            full_sky=isinstance(cone, FullSkyLensingOptions),
+            sources=len(cone.sources) if cone.ray_tracing else self.painted,
+            planes=self.planes * (1 if not massive else 2 if full_sky else 3),  # of all matter
+            full_sky=full_sky,
             rays=cone.ray_tracing,
         )
         return maps + THEORY + (RECORDING if cone.particles else 0)

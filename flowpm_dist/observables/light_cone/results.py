@@ -132,7 +132,7 @@ def write_light_cone_results(
     write_light_cone(folder / LIGHT_CONE, maps, attributes, conventions)
     spectra = measure(kappa, options, cosmology, plan.particle_volume)
     if subtract:
-        spectra = replace(spectra, power=spectra.power - spectra.noise[:, np.newaxis])
+        spectra = replace(spectra, power=spectra.power - spectra.noise)
     try:
         write_convergence_power(folder / "convergence_power.csv", spectra)
     except OSError as error:
@@ -263,7 +263,8 @@ class ConvergenceSpectra:
         ell: mean |l| in each bin [bin].
         modes: number of modes in each bin [bin].
         power: measured power [pair, bin] [1].
-        noise: the power of particles that are placed at random, the same for all l [pair] [1].
+        noise: the power of particles that are placed at random [pair, bin] [1]; the same in all
+            bins without massive neutrinos, which do not follow them at small scales.
         linear, halofit: Limber's approximation, means over the same modes [pair, bin] [1].
         fine: multipoles of a curve [ell].
         curves: Limber's approximation there, of linear power and of halofit [2, source, ell] [1].
@@ -319,14 +320,19 @@ def measure(
     theories = [
         functools.partial(spectra, power) for power in (universe.power, Halofit(universe.power))
     ]
-    white = spectra(lambda k, a: tf.fill(tf.shape(k * a), tf.cast(particle_volume, k.dtype)), [1.0])
+    neutrinos = universe.background.neutrinos
+
+    def white(k: Any, a: Any) -> Any:
+        volume = tf.fill(tf.shape(k * a), tf.cast(particle_volume, k.dtype))
+        return volume if neutrinos is None else volume * neutrinos.matter(k, a) ** 2
+
     fine, each = np.geomspace(ell[0], ell[-1], 100), np.arange(count)
     return ConvergenceSpectra(
         pairs,
         ell,
         measured[0].modes,
         np.stack([spectrum.power for spectrum in measured]),
-        white[tuple(zip(*pairs, strict=True))][:, 0],
+        in_bins(functools.partial(spectra, white)),
         in_bins(theories[0]),
         in_bins(theories[1]),
         fine,
@@ -366,7 +372,7 @@ def write_convergence_power(path: Path, spectra: ConvergenceSpectra) -> None:
         "modes": np.tile(spectra.modes, len(spectra.pairs)),
         "limber_linear": spectra.linear.ravel(),
         "limber_halofit": spectra.halofit.ravel(),
-        "particle_noise": np.repeat(spectra.noise, count),
+        "particle_noise": spectra.noise.ravel(),
     }
     table, formats = np.column_stack(list(columns.values())), "%d,%d,%.8e,%.8e,%d,%.8e,%.8e,%.8e"
     np.savetxt(path, table, formats, header=",".join(columns), comments="")
