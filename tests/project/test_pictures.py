@@ -392,5 +392,5 @@ def test_power_of_the_convergence():
     assert linear.get_linestyle() == "--"
     noise = [line for line in top.lines if line.get_linestyle() == ":"]
     for line, level in zip(noise, spectra.noise[[0, 2]], strict=False):
-        np.testing.assert_allclose(line.get_ydata(), fine * level)
+        np.testing.assert_allclose(line.get_ydata(), fine * level[0])
     assert len(noise) == 3  # one of the legend
