@@ -25,7 +25,7 @@ import typer
 
 from flowpm_dist.grid.decomposition import default_mesh, parse_mesh, why_default_mesh
 from flowpm_dist.io.errors import UserError, WorkError
-from flowpm_dist.io.files import UnreadableError, WriteError
+from flowpm_dist.io.files import UnreadableError, WriteError, versions
 from flowpm_dist.jobs.folder import existing_part
 from flowpm_dist.jobs.job import JOBS, job_class
 from flowpm_dist.jobs.progress import Progress, Verbosity, terminal_environment, verbosity
@@ -321,8 +321,6 @@ def setting() -> str:
     """Returns a description of the ranks and packages of a verbose job; otherwise an empty text."""
     if verbosity() is not Verbosity.VERBOSE:
         return ""
-    from flowpm_dist.io.files import versions
-
     here = launch.detect()
     on = f"{here.size} ranks by {here.launcher}" if here.size > 1 else "1 rank"
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -9,14 +9,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flowpm_dist.cosmology.camb_tables import camb_power_table
+from flowpm_dist.cosmology.camb_tables import PART, camb_power_table
 from flowpm_dist.cosmology.class_tables import class_power_table
 from flowpm_dist.cosmology.neutrinos import Shares
 from flowpm_dist.cosmology.parameters import PACKAGES, PARAMETERS, SHAPE, affecting
 from flowpm_dist.cosmology.power_table import Spline, log_spline
-
-PART = "delta_nonu"
-"""CAMB's name of the overdensity of cold dark matter and baryons."""
 
 TRANSFER = affecting("transfer")
 """The parameters that the transfer function depends on."""

@@ -10,7 +10,10 @@ import numpy as np
 from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos, Shares
 
 K_MAX = 20.0
-"""Largest wavenumber that CAMB computes [1/Mpc]."""
+"""Largest wavenumber that is computed [1/Mpc]."""
+
+PART = "delta_nonu"
+"""CAMB's name of the overdensity of cold dark matter and baryons."""
 
 
 def camb_power_table(
@@ -27,7 +30,7 @@ def camb_power_table(
         redshifts: redshifts that increase from 0.
         model: "linear", or one of CAMB's versions of halofit, such as "takahashi".
         A_s: amplitude of the primordial spectrum [1].
-        of: CAMB's name of an overdensity, such as "delta_nonu"; None for all matter.
+        of: CAMB's name of an overdensity, such as `PART`; None for all matter.
         shares: see `Cosmology.m_nu_shares`.
         **parameters: all parameters in `SHAPE`.
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
 
-from flowpm_dist.cosmology.camb_tables import neutrino_density
+from flowpm_dist.cosmology.camb_tables import K_MAX, neutrino_density
 from flowpm_dist.cosmology.neutrinos import SPECIES, Shares
 from flowpm_dist.cosmology.power_table import power_table
-
-K_MAX = 20.0
-"""Largest wavenumber that CLASS computes [1/Mpc]."""
 
 
 def class_power_table(
@@ -33,7 +29,7 @@ def class_power_table(
         ValueError: CLASS refuses the universe.
     """
     try:
-        classy = importlib.import_module("classy")
+        import classy
     except ImportError:
         raise ImportError(
             'transfer="class" needs the package classy: pip install classy, or use '

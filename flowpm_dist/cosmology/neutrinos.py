@@ -70,6 +70,11 @@ def shares_of(masses: Sequence[float]) -> Shares:
     return tuple(float(share) for share in each / each.sum())
 
 
+def sum_and_shares(masses: Sequence[float]) -> tuple[float, Shares]:
+    """Returns the sum of three masses, and their shares of it; see `shares_of`."""
+    return math.fsum(masses), shares_of(masses) if any(masses) else ()
+
+
 def photons(T_cmb: Any, h: Any) -> Any:
     """Returns the density of photons today over the critical density [1].
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -16,7 +15,7 @@ from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import arrays_within
 from flowpm_dist.cosmology.background import A_MAX, Background, expansion_parameters
-from flowpm_dist.cosmology.neutrinos import shares_of
+from flowpm_dist.cosmology.neutrinos import shares_of, sum_and_shares
 from flowpm_dist.cosmology.parameters import (
     AMPLITUDES,
     NOT_IN_TABLES,
@@ -184,8 +183,8 @@ class _Chosen(Options):
         if "m_nu_shares" in keys:
             raise ProblemsError([Problem("m_nu_shares", "goes with the sum of the masses")])
         try:
-            shares = shares_of(masses) or None if any(masses) else None
-            return {**keys, "m_nu": math.fsum(masses), "m_nu_shares": shares}
+            total, shares = sum_and_shares(masses)
+            return {**keys, "m_nu": total, "m_nu_shares": shares or None}
         except (TypeError, ValueError):
             must = f"= {masses}: must be a sum of masses, or three masses of at least 0"
             raise ProblemsError([Problem("m_nu", must)]) from None
@@ -204,8 +203,8 @@ class _Chosen(Options):
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `Cosmology` by name, without those that are missing."""
-        given = self.model_dump(exclude_none=True, exclude={"power"})
-        return given if self.power is None else {**given, "power": self.power.table}
+        table = {} if self.power is None else {"power": self.power.table}
+        return {**self.model_dump(exclude_none=True, exclude={"power"}), **table}
 
 
 if TYPE_CHECKING:  # the keys follow from the table of parameters

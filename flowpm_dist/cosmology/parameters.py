@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from flowpm_dist.cosmology.arrays import as_array, as_float64, is_tensor, known
-from flowpm_dist.cosmology.neutrinos import Neutrinos, Shares, shares_of
+from flowpm_dist.cosmology.neutrinos import Neutrinos, Shares, shares_of, sum_and_shares
 from flowpm_dist.cosmology.power_table import OF_SIGMA8, PowerTable, power_table, theory_problem
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.html import as_html
@@ -271,20 +271,20 @@ class Cosmology:
     def _take_masses(self) -> None:
         """Makes the sum and the shares of three masses, and checks the shares."""
         masses, shares = in_unit("m_nu", self.m_nu, "eV"), self.m_nu_shares
-        if isinstance(masses, list | tuple | np.ndarray) and np.ndim(masses) == 1:
-            if len(shares):
-                raise ValueError("m_nu_shares go with the sum of the masses: m_nu has three")
-            if any(map(is_tensor, masses)):
-                raise TypeError("m_nu: give the sum of the masses as a tensor, and m_nu_shares")
-            shares = tuple(masses) if np.any(masses) else ()
-            object.__setattr__(self, "m_nu", float(np.sum(masses)))
-            name = "m_nu"
-        else:
-            name = "m_nu_shares"
+        three = isinstance(masses, list | tuple | np.ndarray) and np.ndim(masses) == 1
+        if three and len(shares):
+            raise ValueError("m_nu_shares go with the sum of the masses: m_nu has three")
+        if three and any(map(is_tensor, masses)):
+            raise TypeError("m_nu: give the sum of the masses as a tensor, and m_nu_shares")
         try:
-            object.__setattr__(self, "m_nu_shares", shares_of(shares) if len(shares) else ())
+            if three:
+                masses, shares = sum_and_shares(masses)
+                object.__setattr__(self, "m_nu", masses)
+            elif len(shares):
+                shares = shares_of(shares)
         except ValueError as error:
-            raise ValueError(f"{name} {error}") from None
+            raise ValueError(f"{'m_nu' if three else 'm_nu_shares'} {error}") from None
+        object.__setattr__(self, "m_nu_shares", shares)
 
     @classmethod
     def planck18(cls) -> Cosmology:

@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from flowpm_dist.cosmology.arrays import is_tensor, known
+from flowpm_dist.cosmology.camb_tables import PART
 from flowpm_dist.options import in_unit
-from flowpm_dist.options.regular_files import read_table
+from flowpm_dist.options.regular_files import read_numbers
 
 Part = Literal["matter", "cb"]
 """Whose power it is: all matter's, or cold dark matter's and baryons' alone."""
@@ -117,7 +118,7 @@ class PowerTable:
             ValueError: it has no such columns, or no table of power; the message names the file.
             OSError: it cannot be read.
         """
-        table, (first, second) = read_table(Path(path)), in_unit("columns", columns)
+        table, (first, second) = read_numbers(Path(path)), in_unit("columns", columns)
         try:
             if not 0 <= min(first, second) <= max(first, second) < table.shape[1]:
                 raise ValueError(
@@ -193,7 +194,7 @@ def _of_camb(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
     there |= {"w0": of.DarkEnergy.w, "wa": of.DarkEnergy.wa, "n_s": of.InitPower.ns}
     _compare("camb", {**there, "m_nu": of.omnuh2 * _EV}, parameters)
     try:
-        k, redshifts, power = value.get_linear_matter_power_spectrum("delta_nonu", "delta_nonu")
+        k, redshifts, power = value.get_linear_matter_power_spectrum(PART, PART)
     except Exception as error:
         raise ValueError(f"power: the object of camb has no matter power: {error}") from error
     return PowerTable(k, power[0], redshifts[0], of="cb")

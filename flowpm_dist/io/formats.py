@@ -34,7 +34,7 @@ NAMES = ("ParticleIDs", "Coordinates", "Velocities")
 def header_facts(header: Header) -> dict[str, Any]:
     """Returns box size, dark energy and those parameters that have an effect.
 
-    Names are those of Gadget and MP-Gadget; ours where they have none, as for neutrinos.
+    Names are Gadget's and MP-Gadget's; ours where they have none, as for neutrinos.
     """
     parameters = {
         theirs: header.cosmology[ours]

@@ -83,7 +83,7 @@ def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
     return read_bytes(path, most).decode(encoding)
 
 
-def read_table(path: Path) -> np.ndarray:
+def read_numbers(path: Path) -> np.ndarray:
     """Returns the numbers of a text file [row, column]; blanks or commas separate its columns.
 
     Args:

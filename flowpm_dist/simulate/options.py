@@ -254,7 +254,7 @@ class SimulatedRun(RunFile):
             yield doubt
         lensing = theory_problem(power.table, OF_LENSING, known["h"])
         if self.cone is not None and lensing:
-            yield f"theory beside maps {lensing}; beyond, it is a power law"
+            yield f"the theory of maps {lensing}; beyond, it is a power law"
 
     def _power_problems(self) -> Iterator[Problem]:
         """Yields what the boxes, and sigma8, need of a table of power and do not find there."""

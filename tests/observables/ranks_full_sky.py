@@ -71,7 +71,7 @@ def test_gradients_of_maps_with_massive_neutrinos(mesh):
 
 
 def test_lensing_is_by_all_matter(mesh):
-    """The change of power by massive neutrinos is that of Limber's integral over linear theory.
+    """Massive neutrinos change the power as in Limber's integral over linear theory.
 
     The particles' own power is higher by 2.5 to 5 % of itself.
     """

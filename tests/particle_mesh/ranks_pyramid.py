@@ -129,7 +129,7 @@ def test_massive_neutrinos_add_to_the_potential(mesh: ProcessMesh, choice: str) 
 
 @pytest.mark.parametrize("choice", COSTLY)
 def test_adjoint(mesh: ProcessMesh, choice: str) -> None:
-    """<v, F u> = <F^T v, u> for any fields, and the messages are those of the formulas.
+    """<v, F u> = <F^T v, u> for any fields, and the messages are as the formulas have them.
 
     A tape gives the adjoint, too, on one rank.
     """

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.options.regular_files import read_table
+from flowpm_dist.options.regular_files import read_numbers
 
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)
 """Quadrature between each two edges of n(z)."""
@@ -37,7 +37,7 @@ def read_distribution(path: str | Path, column: int = 1) -> tuple[np.ndarray, np
 def read_distributions(path: str | Path, column: int = 1) -> np.ndarray:
     """Reads all columns of such a file [row, column]; arguments and errors as above."""
     try:
-        table = read_table(Path(path))
+        table = read_numbers(Path(path))
         if not 1 <= column < table.shape[1]:
             count = "1 column" if table.shape[1] == 1 else f"{table.shape[1]} columns"
             raise ValueError(f"it has {count}: n(z) cannot be column {column}")

@@ -10,7 +10,6 @@ is multiplied by the factor at its node.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -97,7 +96,7 @@ def multiply_flat(maps: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
 
     Args:
         maps: [..., part, x, y].
-        factors: of the modes of `tf.signal.rfft2d` [..., part, kx, ky], which broadcast.
+        factors: one for each mode of `tf.signal.rfft2d` [..., part, kx, ky], which broadcast.
 
     Returns:
         [..., x, y].
@@ -120,7 +119,8 @@ def multiply_multipoles(maps: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     Returns:
         [..., pixel].
     """
-    healpy = importlib.import_module("healpy")  # takes long
+    import healpy  # takes long
+
     last, dtype = factors.shape[-1] - 1, maps.dtype
     area = 4 * np.pi / maps.shape[-1]
     nside = Healpix(round((maps.shape[-1] / 12) ** 0.5)).nside

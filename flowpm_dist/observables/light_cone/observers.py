@@ -71,12 +71,9 @@ class ConvergenceMaps(Labelled):
             source: number of the source.
             universe: number of the universe among the universes of this rank.
         """
-        from flowpm_dist.io.figures import new_figure
-        from flowpm_dist.observables.light_cone.pictures import draw_field, draw_sky
+        from flowpm_dist.observables.light_cone.pictures import draw_field, draw_sky, new_axes
 
-        if axes is None:
-            height = 6.4 if isinstance(self.sky, FlatField) else 5.15
-            axes = new_figure(7.9, height, shown=True).add_subplot()
+        axes = new_axes(self.sky) if axes is None else axes
         maps = self.kappa.numpy().reshape(-1, *self.kappa.shape[-1 - len(self.sky.map_shape) :])
         kappa, name = maps[universe, source], f"number {source % maps.shape[1]}"
         if isinstance(self.sky, FlatField):
@@ -116,12 +113,14 @@ class DensityPlanes(Labelled):
             plane: number of the plane.
             universe: number of the universe among the universes of this rank.
         """
-        from flowpm_dist.io.figures import new_figure
-        from flowpm_dist.observables.light_cone.pictures import DELTA, draw_plane, draw_sky
+        from flowpm_dist.observables.light_cone.pictures import (
+            DELTA,
+            draw_plane,
+            draw_sky,
+            new_axes,
+        )
 
-        if axes is None:
-            height = 6.4 if isinstance(self.sky, FlatField) else 5.15
-            axes = new_figure(7.9, height, shown=True).add_subplot()
+        axes = new_axes(self.sky) if axes is None else axes
         maps = self.delta.numpy().reshape(-1, *self.delta.shape[-1 - len(self.sky.map_shape) :])
         delta = maps[universe, plane]
         title = f"matter at a distance of {float(self.planes.chi[plane]):.0f} Mpc/h"

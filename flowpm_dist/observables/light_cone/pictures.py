@@ -27,6 +27,7 @@ from flowpm_dist.io.figures import (
     plain_log_ticks,
     style_axes,
 )
+from flowpm_dist.observables.light_cone.options import FlatField, SkyOptions
 
 if TYPE_CHECKING:
     from flowpm_dist.observables.light_cone.results import ConvergenceSpectra
@@ -87,6 +88,11 @@ def draw_field(axes: Axes, maps: Sequence[np.ndarray], field_of_view: float, nam
     )
     title = f"sources: {name}; the longest sticks are a shear of {max_shear:.2g}"
     _frame_field(axes, image, field_of_view, title, KAPPA)
+
+
+def new_axes(sky: SkyOptions) -> Axes:
+    """Returns axes in a new figure of pyplot, for a map of a sky."""
+    return new_figure(7.9, 6.4 if isinstance(sky, FlatField) else 5.15, shown=True).add_subplot()
 
 
 def draw_plane(axes: Axes, delta: np.ndarray, field_of_view: float, title: str) -> None:
@@ -185,13 +191,8 @@ def power_figure(spectra: ConvergenceSpectra, names: Sequence[str]) -> Figure:
         measured = per_log * spectra.power[pair]
         scatter = gaussian_scatter(measured, spectra.modes)
         draw_measured(top, shifted, measured, scatter, colour=colour, label=name)
-        top.plot(
-            fine,
-            per_log_fine * np.interp(fine, spectra.ell, spectra.noise[pair]),
-            color=colour,
-            lw=1.0,
-            ls=":",
-        )
+        noise = per_log_fine * np.interp(fine, spectra.ell, spectra.noise[pair])
+        top.plot(fine, noise, color=colour, lw=1.0, ls=":")
         ratio = spectra.power[pair] / spectra.halofit[pair]
         scatter = gaussian_scatter(ratio, spectra.modes)
         draw_measured(below, shifted, ratio, scatter, colour=colour)

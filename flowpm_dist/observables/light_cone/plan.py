@@ -127,15 +127,14 @@ class LightConePlan:
             precision: dtype of the maps.
         """
         cone = self.options
-        full_sky, massive = (
-            isinstance(cone, FullSkyLensingOptions),
-            self.painted > len(cone.sources),
-        )
+        full_sky = isinstance(cone, FullSkyLensingOptions)
+        massive = self.painted > len(cone.sources)
+        copies = 1 if not massive else 2 if full_sky else 3  # measured, see `all_matter`
         maps = map_bytes(
             self._pixels,
             precision,
             sources=len(cone.sources) if cone.ray_tracing else self.painted,
-            planes=self.planes * (1 if not massive else 2 if full_sky else 3),  # of all matter
+            planes=self.planes * copies,
             full_sky=full_sky,
             rays=cone.ray_tracing,
         )
