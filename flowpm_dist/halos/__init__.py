@@ -1,0 +1,1 @@
+"""Halos of dark matter and galaxies: found where particles are, as catalogues."""

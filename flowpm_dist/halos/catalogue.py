@@ -1,0 +1,176 @@
+"""Catalogues of halos and of galaxies: arrays with a row for each object, split over ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from typing_extensions import override
+
+from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.io.labelled import Labelled, LabelledArray
+from flowpm_dist.io.particles import Header
+from meshimpl.process_mesh import ProcessMesh
+
+Kind = Literal["halos", "galaxies"]
+
+
+class Column(NamedTuple):
+    """What a column of a catalogue holds.
+
+    Attributes:
+        units: of its numbers; "1" for pure numbers.
+        meaning: in words.
+        axes: the names of the axes after the first, which is the number of the object.
+    """
+
+    units: str
+    meaning: str
+    axes: tuple[str, ...] = ()
+
+
+AXIS = ("axis",)
+COLUMNS = {
+    "id": Column("1", "number of the halo: the lowest number of a member particle"),
+    "number": Column("1", "number of member particles"),
+    "mass": Column("Msun/h", "mass of the members"),
+    "position": Column("Mpc/h", "comoving centre of mass, 0 <= x < side", AXIS),
+    "velocity": Column("km/s", "peculiar velocity", AXIS),
+    "velocity_dispersion": Column("km/s", "of the members along one axis, mean of three"),
+    "axis_lengths": Column(
+        "Mpc/h", "root mean square distances of the members along the three axes of inertia", AXIS
+    ),
+    "axis_directions": Column(
+        "1", "unit vectors along the axes of inertia, the longest first", ("principal", "axis")
+    ),
+    "centre": Column("Mpc/h", "position of the densest member, 0 <= x < side", AXIS),
+    "mass_200m": Column("Msun/h", "mass within radius_200m"),
+    "radius_200m": Column("Mpc/h", "comoving, of 200 times the mean density of matter"),
+    "mass_200c": Column("Msun/h", "mass within radius_200c"),
+    "radius_200c": Column("Mpc/h", "comoving, of 200 times the critical density"),
+    "host": Column("1", "id of the galaxy's halo"),
+    "central": Column("1", "whether the galaxy is the central one of its halo"),
+    "redshift": Column("1", "as it is observed, peculiar velocity included"),
+    "direction": Column("1", "unit vector from the observer", AXIS),
+    "edge": Column("1", "whether it touches an edge or a seam, where particles may be missing"),
+}
+"""The columns that a catalogue can have, by name. An object of a user may have others."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Catalogue(Labelled):
+    """Halos or galaxies: arrays with a row for each object.
+
+    A column is an attribute of the catalogue: `halos.mass`, `halos["mass"]`. The objects lie on the
+    rank in whose block of the box they are, unless the catalogue is `whole`. On each rank they are
+    in the order of falling mass, objects of one mass in the order of their `id`.
+
+    Attributes:
+        kind: "halos" or "galaxies".
+        columns: arrays [n, ...] by name, see `COLUMNS`.
+        about: the snapshot's attributes, see `State.header`, and the settings of the finder; JSON
+            can take them.
+        mesh: the ranks.
+        total: the number of objects on all ranks.
+        is_whole: whether each rank has all objects, instead of a part of them.
+    """
+
+    kind: Kind
+    columns: Mapping[str, np.ndarray]
+    about: Mapping[str, Any]
+    mesh: ProcessMesh
+    total: int
+    is_whole: bool
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        if name.startswith("_") or name not in self.columns:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return self.columns[name]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Returns a column.
+
+        Raises:
+            KeyError: there is no such column.
+        """
+        if name not in self.columns:
+            raise KeyError(f"the {self.kind} have no {name!r}; they have {', '.join(self.columns)}")
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        """The number of objects that this rank has."""
+        return len(next(iter(self.columns.values())))
+
+    def __repr__(self) -> str:
+        part = "" if self.is_whole or self.mesh.size == 1 else f", {len(self)} on this rank"
+        return f"<{self.total} {self.kind} at a = {self.a:.6g}{part}: {', '.join(self.columns)}>"
+
+    @functools.cached_property
+    def header(self) -> Header:
+        """Scale factor, box, universe and the particles' mass."""
+        return Header.of(self.about)
+
+    @property
+    def a(self) -> float:
+        """Scale factor."""
+        return self.header.a
+
+    @property
+    def box_size(self) -> tuple[float, float, float]:
+        """The sides of the box [Mpc/h]."""
+        return self.header.box_size
+
+    @functools.cached_property
+    def cosmology(self) -> Cosmology:
+        """The universe."""
+        return Cosmology(**self.about["cosmology"])
+
+    def of(self, rows: Any) -> Catalogue:
+        """Returns a catalogue of some of the objects, such as `halos.of(halos.mass > 1e13)`.
+
+        On all ranks together.
+
+        Args:
+            rows: this rank's objects: a mask [n], or their numbers.
+        """
+        chosen = {name: values[rows] for name, values in self.columns.items()}
+        return self.with_columns(chosen)
+
+    def with_columns(self, columns: Mapping[str, np.ndarray], kind: Kind | None = None) -> Catalogue:
+        """Returns a catalogue of other objects on the same ranks. On all ranks together."""
+        count = np.array(len(next(iter(columns.values()))), np.int64)
+        total = count if self.is_whole else self.mesh.world.allreduce(count).numpy()
+        return replace(self, kind=kind or self.kind, columns=dict(columns), total=int(total))
+
+    def whole(self) -> Catalogue:
+        """Returns the catalogue of all objects on each rank. On all ranks together."""
+        if self.is_whole or self.mesh.size == 1:
+            return replace(self, is_whole=True)
+        columns = {}
+        for name, part in self.columns.items():
+            parts = self.mesh.gather_to_root(part)
+            shape, dtype = part.shape[1:], part.dtype
+            all_rows = np.zeros(0, dtype) if parts is None else np.concatenate(parts).ravel()
+            columns[name] = self.mesh.array_from_root(all_rows).reshape(self.total, *shape)
+        order = by_mass(columns)
+        return replace(self, columns={n: x[order] for n, x in columns.items()}, is_whole=True)
+
+    @override
+    def labelled(self) -> dict[str, LabelledArray]:
+        one = {"halos": "halo", "galaxies": "galaxy"}[self.kind]
+        arrays = {}
+        for name, values in self.columns.items():
+            axes = [f"{name}_{n}" for n in range(1, values.ndim)]
+            about = COLUMNS.get(name, Column("1", "", tuple(axes)))
+            arrays[name] = LabelledArray(values, (one, *about.axes), about.units, about.meaning)
+        return arrays
+
+
+def by_mass(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the order of objects by falling mass; those of one mass in the order of their id."""
+    if "mass" not in columns:
+        return np.argsort(columns["host"], kind="stable")
+    return np.lexsort((columns["id"], -columns["mass"]))
