@@ -139,7 +139,9 @@ class Catalogue(Labelled):
         chosen = {name: values[rows] for name, values in self.columns.items()}
         return self.with_columns(chosen)
 
-    def with_columns(self, columns: Mapping[str, np.ndarray], kind: Kind | None = None) -> Catalogue:
+    def with_columns(
+        self, columns: Mapping[str, np.ndarray], kind: Kind | None = None
+    ) -> Catalogue:
         """Returns a catalogue of other objects on the same ranks. On all ranks together."""
         count = np.array(len(next(iter(columns.values()))), np.int64)
         total = count if self.is_whole else self.mesh.world.allreduce(count).numpy()

@@ -438,3 +438,18 @@ class Kernels(ABC):
         return self._call(
             "paint_ball_vjp", ball, fields=fields, factors=factors, amounts=amounts, dout=dmaps
         )
+
+    def friends(self, x: tf.Tensor, links: Sequence[float]) -> tf.Tensor:
+        """Returns the groups of points that chains of links join: friends of friends.
+
+        Two points are friends if the distance between them is at most one link; space is not
+        periodic.
+
+        Args:
+            x: [n, 3], float64, finite; differences of its numbers should be exact.
+            links: the number of links that make a unit of x along each axis.
+
+        Returns:
+            int32 [n], the number of the first point of each point's group.
+        """
+        return self._call("friends", x=x, links=tf.constant(links, tf.float64))

@@ -50,6 +50,16 @@ struct Ball : Maps<T> {
   void run(const Parallel& parallel) const;
 };
 
+// Groups of points that chains of links join.
+struct Friends {
+  int64_t count;
+  const double* x;      // [count, 3], finite
+  const double* links;  // [3], links to a unit of length along each axis
+  int32_t* group;       // [count], the first point of the group
+
+  void run(const Parallel& parallel) const;
+};
+
 // The adjoint of painting maps.
 template <typename T, template <typename> class Painted>
 struct MapsVjp {

@@ -7,7 +7,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
 
 from flowpm_dist.grid.box import cast_float
 from flowpm_dist.particle_mesh.kernels import portable_sky
@@ -245,6 +249,16 @@ def _drift_vjp(
     return x_after - by * v, dv + by * dx, _sum(dx, v)
 
 
+def _friends(x: tf.Tensor, links: tf.Tensor) -> tf.Tensor:
+    places, count = x.numpy() * links.numpy(), x.shape[0]
+    pairs = cKDTree(places).query_pairs(1.0, output_type="ndarray")
+    joined = coo_array((np.ones(len(pairs), bool), (pairs[:, 0], pairs[:, 1])), (count, count))
+    groups, group = connected_components(joined, directed=False)
+    first = np.full(groups, count, np.int32)
+    np.minimum.at(first, group, np.arange(count, dtype=np.int32))
+    return tf.constant(first[group], tf.int32)
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     function.__name__.removeprefix("_"): function
     for function in (
@@ -291,6 +305,8 @@ class Portable(Kernels):
             # Not compiled: the slabs and the particles in view differ from call to call.
             paint = portable_sky.paint_vjp if "dout" in arguments else portable_sky.paint
             return paint(geometry, **arguments)
+        if kernel == "friends":
+            return _friends(**arguments)
         function = _KERNELS[kernel]
         if not self._xla:
             return function(*([] if geometry is None else [geometry]), **arguments)
