@@ -25,6 +25,7 @@ class RowExchange:
         count: the number of rows; by default m.
 
     Attributes:
+        ranks: as given.
         rows: [m], the row of each copy, in the order in which copies are sent: by rank, and for
             each rank as they were given.
         arrived: the number of copies that come here. They are in the order of their ranks.
@@ -41,6 +42,7 @@ class RowExchange:
         count: int | None = None,
     ) -> None:
         self._group, self.count = group, len(ranks) if count is None else count
+        self.ranks = ranks
         if rows is None:
             rows = np.arange(len(ranks))
         for name, numbers, end in (("ranks", ranks, group.size), ("rows", rows, self.count)):

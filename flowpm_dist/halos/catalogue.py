@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.cosmology.parameters import Cosmology
@@ -76,6 +77,8 @@ class Catalogue(Labelled):
         mesh: the ranks.
         total: the number of objects on all ranks.
         is_whole: whether each rank has all objects, instead of a part of them.
+        members: numbers of the member particles, int64 [sum of `number`], one halo after the other
+            and rising within each; None if they were not wanted.
     """
 
     kind: Kind
@@ -84,6 +87,7 @@ class Catalogue(Labelled):
     mesh: ProcessMesh
     total: int
     is_whole: bool
+    members: np.ndarray | None = None
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name.startswith("_") or name not in self.columns:
@@ -137,28 +141,54 @@ class Catalogue(Labelled):
             rows: this rank's objects: a mask [n], or their numbers.
         """
         chosen = {name: values[rows] for name, values in self.columns.items()}
-        return self.with_columns(chosen)
+        members = self.members
+        if members is not None:
+            ends = np.cumsum(self["number"])
+            pieces = np.split(members, ends[:-1])
+            kept = [pieces[row] for row in np.arange(len(self))[rows]]
+            members = np.concatenate([members[:0], *kept])
+        return replace(self.with_columns(chosen), members=members)
+
+    def members_of(self, row: int) -> np.ndarray:
+        """Returns the numbers of a halo's member particles, see `members`.
+
+        Args:
+            row: of this rank's halos.
+
+        Raises:
+            ValueError: the catalogue was made without members.
+        """
+        if self.members is None:
+            raise ValueError("the catalogue has no members: find its halos with members=True")
+        end = int(self["number"][: row + 1].sum())
+        return self.members[end - int(self["number"][row]) : end]
 
     def with_columns(
         self, columns: Mapping[str, np.ndarray], kind: Kind | None = None
     ) -> Catalogue:
         """Returns a catalogue of other objects on the same ranks. On all ranks together."""
-        count = np.array(len(next(iter(columns.values()))), np.int64)
-        total = count if self.is_whole else self.mesh.world.allreduce(count).numpy()
-        return replace(self, kind=kind or self.kind, columns=dict(columns), total=int(total))
+        count = tf.constant(len(next(iter(columns.values()))), tf.int64)
+        total = count if self.is_whole else self.mesh.world.allreduce(count)
+        made = replace(self, kind=kind or self.kind, columns=dict(columns), members=None)
+        return replace(made, total=int(total))
+
+    def sorted(self) -> Catalogue:
+        """Returns the catalogue in its order. On all ranks together."""
+        return self.of(by_mass(self.columns))
 
     def whole(self) -> Catalogue:
         """Returns the catalogue of all objects on each rank. On all ranks together."""
         if self.is_whole or self.mesh.size == 1:
             return replace(self, is_whole=True)
-        columns = {}
-        for name, part in self.columns.items():
-            parts = self.mesh.gather_to_root(part)
-            shape, dtype = part.shape[1:], part.dtype
-            all_rows = np.zeros(0, dtype) if parts is None else np.concatenate(parts).ravel()
-            columns[name] = self.mesh.array_from_root(all_rows).reshape(self.total, *shape)
-        order = by_mass(columns)
-        return replace(self, columns={n: x[order] for n, x in columns.items()}, is_whole=True)
+        columns = {name: self._from_all(part) for name, part in self.columns.items()}
+        members = None if self.members is None else self._from_all(self.members)
+        return replace(self, columns=columns, members=members, is_whole=True).sorted()
+
+    def _from_all(self, part: np.ndarray) -> np.ndarray:
+        """Returns the rows of all ranks, on each of them."""
+        parts = self.mesh.gather_to_root(part)
+        rows = np.zeros(0, part.dtype) if parts is None else np.concatenate(parts).ravel()
+        return self.mesh.array_from_root(rows).reshape(-1, *part.shape[1:])
 
     @override
     def labelled(self) -> dict[str, LabelledArray]:

@@ -3,127 +3,160 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from flowpm_dist.halos.catalogue import Catalogue, by_mass
-from flowpm_dist.halos.friends import Groups, friends_of_friends
-from flowpm_dist.halos.moments import axes_of, moments_of
-from flowpm_dist.halos.space import Space
+from flowpm_dist.grid.space import Space
+from flowpm_dist.halos.catalogue import Catalogue
+from flowpm_dist.halos.friends import friends_of_friends, keepers
+from flowpm_dist.halos.moments import Moments, axes_of, moments_of
+from flowpm_dist.halos.options import FinderOptions
+from flowpm_dist.halos.spherical import Members, spherical_masses
 from flowpm_dist.io.particles import Header
+from flowpm_dist.options import constructed
 from flowpm_dist.simulation.state import State
+from meshimpl.exchange import RowExchange
 
 
-def halos(
-    state: State,
-    linking_length: float = 0.2,
-    minimum: int = 20,
-    *,
-    whole: bool = False,
-) -> Catalogue:
+def halos(state: State, *, whole: bool = False, **options: Any) -> Catalogue:
     """Returns the halos of dark matter of a state: friends of friends. On all ranks together.
 
     There is no gradient: the members of a halo change in jumps.
 
     Args:
         state: a single universe.
-        linking_length: [mean distance of particles].
-        minimum: the number of particles that make a halo, at least 2.
         whole: give each rank all halos, instead of those in its block.
+        **options: `linking_length=0.2`, `minimum=20` and the others of `FinderOptions`.
 
     Raises:
-        ValueError: a batch of universes, a number out of its range, or a linking length that spans
+        ValueError: a batch of universes, an option out of its range, or a linking length that spans
             a rank's block.
+        TypeError: there is no such option.
     """
-    box = state.box
+    box, chosen = state.box, constructed(FinderOptions, options)
     if box.batch is not None:
         raise ValueError("halos of a batch: run its universes one by one")
-    first, block, (_, ny, nz) = box.offset, box.block, box.grid
-    x, y, z = (np.arange(b, b + n) for b, n in zip(first, block, strict=True))
+    box.check_equal("halos", whole=whole, options=chosen)
+    x, y, z = (np.arange(b, b + n) for b, n in zip(box.offset, box.block, strict=True))
+    _, ny, nz = box.grid
     numbers = (x[:, np.newaxis, np.newaxis] * ny + y[:, np.newaxis]) * nz + z
-    space = Space(box.size, box.mesh)
-    found = find_halos(
-        space,
+    particles = Particles(
+        Space(box.size, box.mesh),
         state.positions(wrap=False).block.numpy().reshape(-1, 3),
         state.peculiar_velocity().block.numpy().reshape(-1, 3),
         numbers.ravel().astype(np.int64),
-        state.header(),
-        linking_length,
-        minimum,
     )
+    found = find_halos(particles, state.header(), chosen)
     return found.whole() if whole else found
 
 
+@dataclass(frozen=True)
+class Particles:
+    """Particles of this rank, anywhere in space.
+
+    Attributes:
+        space: space and ranks.
+        positions: comoving [n, 3] [Mpc/h].
+        velocities: peculiar [n, 3] [km/s].
+        numbers: int64 [n]; no two particles of any rank have the same.
+    """
+
+    space: Space
+    positions: np.ndarray
+    velocities: np.ndarray
+    numbers: np.ndarray
+
+
 def find_halos(
-    space: Space,
-    positions: np.ndarray,
-    velocities: np.ndarray,
-    numbers: np.ndarray,
-    about: Mapping[str, Any],
-    linking_length: float = 0.2,
-    minimum: int = 20,
+    particles: Particles, about: Mapping[str, Any], options: FinderOptions | None = None
 ) -> Catalogue:
     """Returns the halos of particles. On all ranks together.
 
     Args:
-        space: space and ranks.
-        positions: comoving, of this rank's particles, which may be anywhere in it [n, 3] [Mpc/h].
-        velocities: peculiar [n, 3] [km/s].
-        numbers: of the particles, int64 [n]; no two of any rank have the same.
+        particles: of this rank.
         about: attributes of a snapshot, see `State.header`; "grid" has the number of particles in a
             box of "box_size".
-        linking_length: [mean distance of particles].
-        minimum: the number of particles that make a halo, at least 2.
+        options: of the finder.
 
     Raises:
-        ValueError: a number out of its range, or a linking length that spans a rank's block.
+        ValueError: a position that is not finite, or a linking length that spans a rank's block.
     """
-    header = Header.of(about)
-    if not linking_length > 0:
-        raise ValueError(f"linking_length {linking_length}: must be positive")
-    if minimum < 2:
-        raise ValueError(f"minimum {minimum}: a halo has at least 2 particles")
-    spacing = float(np.prod(header.box_size) / header.count) ** (1 / 3)
-    places = space.places(positions)
+    header, options, space = Header.of(about), options or FinderOptions(), particles.space
+    places = space.places(particles.positions)
     home = space.to_owners(places)
-    places = home.send(places).numpy()
-    groups = friends_of_friends(space, places, home.send(numbers).numpy(), linking_length * spacing)
-    columns = _columns(space, places, home.send(velocities).numpy(), groups, minimum, header)
-    settings = {"linking_length": linking_length, "minimum": minimum}
-    return _catalogue(columns, {**about, **settings}, space)
+    given = (places, particles.velocities, particles.numbers)
+    owned = _Owned(space, *(home.send(values).numpy() for values in given))
+    found, halo = _groups(owned, options, float(np.prod(header.box_size) / header.count) ** (1 / 3))
+    columns = _columns(owned, found, halo, options, header)
+    to_owner = space.to_owners(found.place)
+    columns = {name: to_owner.send(values).numpy() for name, values in columns.items()}
+    settings = options.model_dump(mode="json")
+    catalogue = Catalogue("halos", columns, {**about, **settings}, space.mesh, 0, False)
+    if options.members:
+        catalogue = replace(catalogue, members=_members(owned, found, halo, to_owner))
+    return catalogue.sorted()
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """The particles in this rank's block: places [n, 3], velocities [n, 3] and numbers [n]."""
+
+    space: Space
+    place: np.ndarray
+    velocity: np.ndarray
+    number: np.ndarray
+
+
+def _groups(owned: _Owned, options: FinderOptions, spacing: float) -> tuple[Moments, np.ndarray]:
+    """Returns the halos that this rank keeps, and of each owned particle its halo's id or -1."""
+    halo, found = np.full(len(owned.number), -1, np.int64), None
+    rows = np.arange(len(halo))
+    for length, below in options.stages:
+        place = owned.place[rows]
+        groups = friends_of_friends(owned.space, place, owned.number[rows], length * spacing)
+        members, at, kept = groups.within(options.minimum, below)
+        labels = groups.label[kept]
+        halo[rows[members]] = labels[at]
+        velocity = owned.velocity[rows[members]]
+        moments = moments_of(owned.space, place[members], velocity, at, labels)
+        found = moments if found is None else found.joined_with(moments)
+        rows = rows[groups.count[groups.piece] >= below]
+    assert found is not None
+    return found, halo
 
 
 def _columns(
-    space: Space,
-    places: np.ndarray,
-    velocities: np.ndarray,
-    groups: Groups,
-    minimum: int,
-    header: Header,
+    owned: _Owned, found: Moments, halo: np.ndarray, options: FinderOptions, header: Header
 ) -> dict[str, np.ndarray]:
-    """Returns the columns of the halos, on the ranks in whose blocks their centres are."""
-    found = moments_of(space, places, velocities, groups, minimum)
+    """Returns the columns of the halos that this rank keeps."""
     lengths, directions = axes_of(found.spread)
     columns = {
         "id": found.label,
         "number": found.number,
         "mass": found.number * (header.mass * 1e10),
-        "position": space.positions(found.place),
+        "position": owned.space.positions(found.place),
         "velocity": found.velocity,
         "velocity_dispersion": np.sqrt(found.dispersion / 3),
         "axis_lengths": lengths,
         "axis_directions": directions,
     }
-    to_owner = space.to_owners(found.place)
-    return {name: to_owner.send(values).numpy() for name, values in columns.items()}
+    if options.overdensities:
+        rows = np.flatnonzero(halo >= 0)
+        members = Members(owned.place[rows], owned.number[rows], halo[rows])
+        columns |= spherical_masses(
+            *(owned.space, owned.place, members, found.label, found.number),
+            *(header, options.overdensities, options.minimum),
+        )
+    return columns
 
 
-def _catalogue(
-    columns: Mapping[str, np.ndarray], about: Mapping[str, Any], space: Space
-) -> Catalogue:
-    order = by_mass(columns)
-    total = int(space.mesh.world.allreduce(tf.constant(len(order), tf.int64)))
-    sorted_columns = {name: values[order] for name, values in columns.items()}
-    return Catalogue("halos", sorted_columns, about, space.mesh, total, False)
+def _members(owned: _Owned, found: Moments, halo: np.ndarray, to_owner: RowExchange) -> np.ndarray:
+    """Returns the numbers of the members of the halos that come here, one halo after the other."""
+    rows = np.flatnonzero(halo >= 0)
+    to_keeper = keepers(owned.space, halo[rows])
+    label, number = (to_keeper.send(x[rows]).numpy() for x in (halo, owned.number))
+    number = number[np.lexsort((number, label))]
+    ranks = np.repeat(to_owner.ranks, found.number)
+    return RowExchange(owned.space.mesh.world, ranks).send(number).numpy()

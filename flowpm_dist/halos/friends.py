@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.halos.space import Margins, Space
+from flowpm_dist.grid.space import Margins, Space
 from flowpm_dist.particle_mesh.kernels import kernels
 from meshimpl.exchange import RowExchange
 
@@ -35,6 +35,25 @@ class Groups:
     piece: np.ndarray
     label: np.ndarray
     count: np.ndarray
+
+    def within(self, minimum: float, below: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the members of groups of some sizes.
+
+        Args:
+            minimum, below: the smallest number of points, and one that is too large.
+
+        Returns:
+            The rows of the members [m]; for each the number of its piece among those that are kept;
+            and the kept pieces, rows of `label`.
+        """
+        chosen = (self.count >= minimum) & (self.count < below)
+        members = np.flatnonzero(chosen[self.piece])
+        held = np.zeros(len(chosen), bool)
+        held[self.piece[members]] = True
+        kept = np.flatnonzero(held)
+        number = np.zeros(len(chosen), np.int64)
+        number[kept] = np.arange(len(kept))
+        return members, number[self.piece[members]], kept
 
 
 def friends_of_friends(
@@ -116,24 +135,3 @@ def sums_by_label(space: Space, labels: np.ndarray, values: np.ndarray) -> np.nd
 def keepers(space: Space, labels: np.ndarray) -> RowExchange:
     """Returns the exchange that brings rows of the same label together on one rank."""
     return RowExchange(space.mesh.world, (labels % space.mesh.size).astype(np.int32))
-
-
-def groups_above(groups: Groups, minimum: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the members of groups that have enough points.
-
-    Args:
-        groups: of this rank's points.
-        minimum: number of points.
-
-    Returns:
-        The rows of the members [m]; for each the number of its piece among those that are kept;
-        and the kept pieces, rows of `groups.label`.
-    """
-    enough = groups.count >= minimum
-    held = np.zeros(len(enough), bool)
-    members = np.flatnonzero(enough[groups.piece])
-    held[groups.piece[members]] = True
-    kept = np.flatnonzero(held)
-    number = np.zeros(len(enough), np.int64)
-    number[kept] = np.arange(len(kept))
-    return members, number[groups.piece[members]], kept

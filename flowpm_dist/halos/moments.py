@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from flowpm_dist.halos.friends import Groups, groups_above, keepers
-from flowpm_dist.halos.space import Space
+from flowpm_dist.grid.space import Space
+from flowpm_dist.halos.friends import keepers
 
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 """Components of a symmetric matrix [3, 3] in the order in which they are kept."""
@@ -34,36 +34,41 @@ class Moments:
     spread: np.ndarray
     dispersion: np.ndarray
 
+    def joined_with(self, other: Moments) -> Moments:
+        """Returns the moments of these and of other groups, in the order of their labels."""
+        both = {
+            f.name: np.concatenate([getattr(self, f.name), getattr(other, f.name)])
+            for f in fields(Moments)
+        }
+        order = np.argsort(both["label"])
+        return Moments(**{name: values[order] for name, values in both.items()})
+
 
 def moments_of(
-    space: Space, places: np.ndarray, velocities: np.ndarray, groups: Groups, minimum: int
+    space: Space,
+    places: np.ndarray,
+    velocities: np.ndarray,
+    at: np.ndarray,
+    labels: np.ndarray,
 ) -> Moments:
-    """Returns the moments of all groups with enough members. On all ranks together.
+    """Returns the moments of groups. On all ranks together.
 
     Args:
         space: space and ranks.
-        places: of the points in this rank's block [n, 3].
-        velocities: of these points [n, 3].
-        groups: of these points.
-        minimum: number of members.
+        places: of members on this rank, in its block [n, 3].
+        velocities: of these members [n, 3].
+        at: the piece of a group to which each belongs [n].
+        labels: of the groups of these pieces.
 
     Returns:
-        Those of some of the groups; each group is on one rank.
+        The moments of some of the groups in the order of their labels; each is on one rank, its
+        keeper.
     """
-    members, at, kept = groups_above(groups, minimum)
-    number = np.bincount(at, minlength=len(kept))
-    with np.errstate(invalid="ignore"):
-        parts = _moments(
-            groups.label[kept],
-            number,
-            at,
-            places[members],
-            velocities[members],
-            np.array(space.size),
-        )
-    exchange = keepers(space, parts.label)
+    size, number = np.array(space.size), np.bincount(at, minlength=len(labels))
+    parts = _moments(labels, number, at, places, velocities, size)
+    exchange = keepers(space, labels)
     brought = {f.name: exchange.send(getattr(parts, f.name)).numpy() for f in fields(Moments)}
-    return _joined(Moments(**brought), np.array(space.size))
+    return _joined(Moments(**brought), size)
 
 
 def _means(x: np.ndarray, at: np.ndarray, number: np.ndarray) -> np.ndarray:
