@@ -11,9 +11,16 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.space import Space
 from flowpm_dist.io.labelled import Labelled, LabelledArray
-from flowpm_dist.io.particles import Header
+from flowpm_dist.io.particles import HUBBLE, Header
+from flowpm_dist.particle_mesh.positions import axis_number
+from flowpm_dist.particle_mesh.scattered import paint_points
+from flowpm_dist.simulation.state import Axis
 from meshimpl.process_mesh import ProcessMesh
 
 Kind = Literal["halos", "galaxies"]
@@ -189,6 +196,73 @@ class Catalogue(Labelled):
         parts = self.mesh.gather_to_root(part)
         rows = np.zeros(0, part.dtype) if parts is None else np.concatenate(parts).ravel()
         return self.mesh.array_from_root(rows).reshape(-1, *part.shape[1:])
+
+    def density(
+        self,
+        grid: int | tuple[int, int, int],
+        *,
+        weights: np.ndarray | None = None,
+        redshift_space: Axis | None = None,
+        shift: float = 0.0,
+    ) -> Field:
+        """Returns the cloud-in-cell density of the objects, mean 1. On all ranks together.
+
+        The field knows its window, which spectra divide out. There is no gradient.
+
+        Args:
+            grid: cells along each side, or along x, y and z.
+            weights: of this rank's objects [n]; 1 if None.
+            redshift_space: the line of sight, along which peculiar velocities move the objects.
+            shift: how far objects are moved along each axis [cells]; 0.5 for the second density of
+                an interlaced spectrum.
+
+        Raises:
+            ValueError: there are no objects, their weights have no positive sum, or a grid that the
+                ranks do not divide.
+        """
+        cells = (grid,) * 3 if isinstance(grid, int) else grid
+        box = Box(cells, self.box_size, self.mesh, tf.float64)
+        positions = self["position"]
+        if redshift_space is not None:
+            positions = self.apparent_positions(redshift_space)
+        if self.is_whole and self.mesh.rank:  # each object counts once
+            positions, weights = positions[:0], None if weights is None else weights[:0]
+        block = paint_points(box, positions, weights, shift=shift)
+        total = float(self.mesh.world.allreduce(tf.constant(block.sum())))
+        if not total > 0:
+            raise ValueError(
+                f"{self.total} {self.kind}, whose weights sum to {total:g}: no density"
+            )
+        return Field(tf.constant(block * (box.cells / total)), box, "cic")
+
+    def apparent_positions(self, axis: Axis) -> np.ndarray:
+        """Returns the positions at which a distant observer places the objects [n, 3] [Mpc/h].
+
+        They are x + v / (a H), from 0 to below the side.
+
+        Args:
+            axis: the line of sight, "x", "y" or "z".
+        """
+        rate = float(Background(self.cosmology).e(self.a))
+        moved = self["position"].copy()
+        number = axis_number(axis)
+        moved[:, number] += self["velocity"][:, number] / (HUBBLE * self.a * rate)
+        space = Space(self.box_size, self.mesh)
+        return space.positions(space.places(moved))
+
+    def shot_noise(self, weights: np.ndarray | None = None) -> float:
+        """Returns the power of objects that are placed at random [(Mpc/h)^3].
+
+        V sum w^2 / (sum w)^2, which is V / N without weights. On all ranks together.
+
+        Args:
+            weights: of this rank's objects [n]; 1 if None.
+        """
+        if weights is None:
+            return float(np.prod(self.box_size) / self.total)
+        sums = np.array([np.sum(weights), np.sum(np.square(weights))])
+        first, second = sums if self.is_whole else self.mesh.world.allreduce(sums).numpy()
+        return float(np.prod(self.box_size) * second / first**2)
 
     @override
     def labelled(self) -> dict[str, LabelledArray]:
