@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from meshimpl.imports import lazy_names
 
 if TYPE_CHECKING:  # what type checkers and editors see
+    from flowpm_dist.catalogues.catalogue import Catalogue as Catalogue
+    from flowpm_dist.catalogues.finder import halos as halos
     from flowpm_dist.cli.from_python import run as run
     from flowpm_dist.cosmology.growth import Growth as Growth
     from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
@@ -50,6 +52,7 @@ _HOMES = {
     "Bins": "statistics",
     "BullFrog": "evolution.integrators",
     "COLA": "evolution.integrators",
+    "Catalogue": "catalogues.catalogue",
     "Cosmology": "cosmology",
     "Growth": "cosmology",
     "LinearPower": "cosmology",
@@ -67,6 +70,7 @@ _HOMES = {
     "cross_power": "statistics",
     "density_histogram": "statistics",
     "growth_steps": "cosmology.steps",
+    "halos": "catalogues.finder",
     "jacobian": "statistics",
     "logarithmic_steps": "cosmology.steps",
     "multipoles": "statistics",

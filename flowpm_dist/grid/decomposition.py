@@ -81,6 +81,25 @@ def parts_of(axes: Mapping[str, int]) -> Grid:
     return axes.get("row", 1), axes.get("col", 1), 1
 
 
+def reach_problem(size: Sequence[float], parts: Sequence[int], length: float) -> str | None:
+    """Returns why only neighbours do not hold all within a length of a block; None if they do.
+
+    Args:
+        size: the sides of the box [Mpc/h].
+        parts: the number of blocks along each side.
+        length: [Mpc/h].
+    """
+    for axis, side, count in zip("xyz", size, parts, strict=True):
+        if length >= side / count:
+            fits = math.ceil(side / length) - 1
+            remedy = f"at most {fits} ranks along {axis}" if fits else "a larger box"
+            return (
+                f"{length:.4g} Mpc/h spans a rank's block of the box, {side / count:.4g} Mpc/h "
+                f"along {axis}: it needs {remedy}"
+            )
+    return None
+
+
 def mesh_factor_problem(factor: float, grid: Grid, axes: Mapping[str, int]) -> str | None:
     """Returns why a force mesh cannot be `factor` times as fine as a grid; None if it can be.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.grid.decomposition import reach_problem
 from meshimpl.exchange import RowExchange
 from meshimpl.process_mesh import ProcessMesh
 
@@ -80,14 +81,8 @@ class Space:
         Raises:
             ValueError: it does.
         """
-        for axis, (side, parts) in enumerate(zip(self.size, self.parts, strict=True)):
-            if length * MARGIN >= side / parts:
-                fits = int(side / (length * MARGIN))
-                remedy = f"at most {fits} ranks along {'xyz'[axis]}" if fits else "a larger box"
-                raise ValueError(
-                    f"{what} of {length:.4g} Mpc/h spans a rank's block of the box, "
-                    f"{side / parts:.4g} Mpc/h along {'xyz'[axis]}: it needs {remedy}"
-                )
+        if problem := reach_problem(self.size, self.parts, length * MARGIN):
+            raise ValueError(f"{what} of {problem}")
 
     def _rank_of(self, blocks: Sequence[np.ndarray | int]) -> np.ndarray | int:
         """Returns the ranks of blocks, given by their places along x and y."""

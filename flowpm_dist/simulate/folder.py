@@ -15,10 +15,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 from typing_extensions import override
 
+from flowpm_dist.catalogues.options import CatalogueFormat
 from flowpm_dist.io.files import (
     CONE_PARTICLES,
     GENERATOR,
@@ -42,7 +44,15 @@ from meshimpl import launch
 FILES = ("power_spectrum.csv", "density.png", "power_spectrum.png", "run.toml", "timings.json")
 OF_LIGHT_CONE = ("convergence_power.csv", "convergence.png", "convergence_power.png", LIGHT_CONE)
 """Further results of a run with a light cone."""
-OF_RUN = (*OF_LIGHT_CONE, CONE_PARTICLES)
+HALOS, GALAXIES = "halos", "galaxies"
+"""Names of catalogues, without the ending of their format."""
+OF_HALOS = (
+    *(f"{name}.{format}" for name in (HALOS, GALAXIES) for format in get_args(CatalogueFormat)),
+    *("halo_mass_function.csv", "halo_mass_function.png", "halos.png"),
+    *("halo_power.csv", "halo_power.png", "galaxy_power.csv", "galaxy_power.png"),
+)
+"""Further results of a run that finds halos."""
+OF_RUN = (*OF_LIGHT_CONE, *OF_HALOS, CONE_PARTICLES)
 """Results that only some runs have."""
 STATISTICS, FEATURES = "statistics", "features.json"
 """The folder of a state's statistics, and the file in it with the features of each."""
@@ -53,6 +63,11 @@ CAPTIONS = {
     "convergence.png": "The convergence of the last sources.",
     "convergence_power.png": "The angular power of the convergence, with Halofit.",
     "convergence_power.csv": "The angular power of the convergence, with Halofit.",
+    "halos.png": "Halos over the density of a slab through the box.",
+    "halo_mass_function.png": "The abundance of halos by mass, with fits to other simulations.",
+    "halo_mass_function.csv": "The abundance of halos by mass, with Poisson errors.",
+    "halo_power.png": "The power of halos by wavenumber, and their bias.",
+    "halo_power.csv": "The power of halos by wavenumber, and their bias.",
 }
 PARTIAL = ".partial-flowpm-dist"
 POWER_K = 0.1

@@ -21,7 +21,7 @@ from flowpm_dist.jobs.job import Command, Costs, Job, Request, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.options.regular_files import human_size
-from flowpm_dist.simulate.folder import SimulationFolder
+from flowpm_dist.simulate.folder import HALOS, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.cost import field_bytes, process_bytes, simulation_bytes, writing_bytes
 from flowpm_dist.simulation.demand import Demand, Fits
@@ -29,6 +29,12 @@ from flowpm_dist.simulation.speeds import Pieces
 
 if TYPE_CHECKING:
     from flowpm_dist.simulate.session import Summary
+
+HALO_BYTES, HALO_PARTICLES = 400, 100
+"""Size of a halo in a catalogue, and particles to a halo, about; a halo has 300 in a tree code's
+run in cells of 2 Mpc/h."""
+FINDER = 25
+"""Memory of the halo finder [float64 values of a particle]."""
 
 
 class SimulationJob(Job[SimulationOptions, "Summary | None"]):
@@ -124,6 +130,8 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
             held += f"\n  convergence_power{files}: angular power of all pairs, with theory"
             if self.options.lightcone.particles:
                 held += f'\n  {CONE_PARTICLES}: in Python: fpm.io.read_light_cone("{path}")'
+        if self.options.halos is not None:
+            held += "\n" + self._halo_lines(summary.halos)
         figures = """\
   density.png         a slab of the universe
   power_spectrum.png  with linear theory; numbers in power_spectrum.csv"""
@@ -138,6 +146,16 @@ Results in {path}:
 {steps} steps in {summary.seconds:.3g} s after {summary.compile_seconds:.3g} s of compilation: \
 {summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
 P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
+
+    def _halo_lines(self, count: int) -> str:
+        """Returns the lines of the report about halos."""
+        section, path, figures = self.options.halos, self.folder.path, self.options.output.figures
+        assert section is not None
+        name = f"{HALOS}.{section.format}"
+        files = ".png, .csv" if figures else ".csv"
+        return f"""\
+  {name:<19} {count:,} halos; in Python: fpm.Catalogue.read("{path / name}")
+  halo_mass_function{files}: their abundance by mass; halo_power{files}: power and bias"""
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:
@@ -156,6 +174,9 @@ def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:
     # One is written before the oldest goes; the last of them are there while results are written.
     every = options.output.checkpoint_every
     count = min(KEEP + 1, (options.evolution.step_count - 1) // every) if every else 0
+    if options.halos is not None:
+        cells = math.prod(options.box.grid)
+        results += HALO_BYTES * cells // HALO_PARTICLES + ID_BYTES * cells * options.halos.members
     results *= 1 + len(options.output_times)
     if (cone := options.light_cone) is not None:
         results += cone.results(itemsize, particle_files(options, ranks))
@@ -191,6 +212,7 @@ def demand_of(options: SimulationOptions) -> Demand:
             + max(
                 writing_bytes(solver, grid, axes),
                 field_bytes(options.results.values, grid, axes, precision),
+                0 if options.halos is None else field_bytes(FINDER, grid, axes, "float64"),
             )
         )
 

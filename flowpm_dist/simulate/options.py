@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import override
 
+from flowpm_dist.catalogues.options import HaloSection
 from flowpm_dist.cosmology.options import (
     KEYS,
     CosmologyOptions,
@@ -38,7 +39,9 @@ from flowpm_dist.grid.decomposition import (
     mesh_factor_problem,
     misfits,
     parse_mesh,
+    parts_of,
     pyramid_problem,
+    reach_problem,
 )
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
@@ -500,8 +503,10 @@ class SimulationOptions(SimulatedRun):
     results: ResultsOptions
     output: OutputOptions
     lightcone: Annotated[LensingOptions | None, Variants("sky", SKIES, "flat")] = None
+    halos: HaloSection | None = None
 
     may_differ = (
+        *(f"halos.{name}" for name in HaloSection.model_fields),
         "output.checkpoint_every", "output.format", "output.fields", "output.figures",
         "results.interlaced", "results.line_of_sight", "results.multipoles", "results.statistics",
         "results.subtract_shot_noise", "results.window",
@@ -512,6 +517,9 @@ class SimulationOptions(SimulatedRun):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.output.times_beyond(self.evolution)
+        if self.halos is not None and self.halos.minimum > math.prod(self.box.grid):
+            reason = f"= {self.halos.minimum}: there are {math.prod(self.box.grid)} particles"
+            yield Problem("halos.minimum", reason)
         if (noise := self.initial.white_noise) is not None:
             try:
                 check_white_noise_file(noise, self.box.grid)
@@ -521,6 +529,19 @@ class SimulationOptions(SimulatedRun):
     @override
     def idle(self) -> dict[str, str]:
         return WITHOUT_GRADIENTS
+
+    @override
+    def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
+        """Returns the mesh of ranks, whose blocks no linking length spans."""
+        mesh = super().mesh_for(ranks, source=source, shape=shape)
+        if self.halos is not None:
+            sides, parts = self.box.size, parts_of(parse_mesh(mesh))
+            spacing = (math.prod(sides) / math.prod(self.box.grid)) ** (1 / 3)
+            problem = reach_problem(sides, parts, self.halos.longest * spacing)
+            if problem:
+                key = "relaxed" if self.halos.relaxed else "linking_length"
+                raise ConfigError(source, [Problem(f"halos.{key}", f"a link of {problem}")])
+        return mesh
 
     @property
     def initial_options(self) -> InitialOptions:

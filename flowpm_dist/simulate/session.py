@@ -12,6 +12,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.nbody import MidRun, Particles
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.io.drawing import drawing
@@ -31,6 +32,7 @@ from flowpm_dist.observables.light_cone.results import (
     write_light_cone_results,
 )
 from flowpm_dist.simulate.folder import SimulationFolder
+from flowpm_dist.simulate.halos import FoundHalos, draw_halos, write_halos
 from flowpm_dist.simulate.measured import (
     check_statistics,
     measured,
@@ -56,6 +58,7 @@ class Summary:
         peak_memory: greatest memory that each rank has held [bytes].
         k: the wave number nearest to 0.1 h/Mpc [h/Mpc].
         ratio: measured power at `k` divided by linear theory's.
+        halos: number of halos; 0 where none were looked for.
     """
 
     seconds: float
@@ -64,13 +67,14 @@ class Summary:
     peak_memory: list[int]
     k: float
     ratio: float
+    halos: int
 
 
 def write_results(
     folder: SimulationFolder,
     options: SimulationOptions,
     state: State,
-    linear: LinearPower,
+    theory: Theory,
     warn: Callable[[str], None],
 ) -> Summary | None:
     """Write all results, move them into place, and draw them there. On all ranks.
@@ -79,7 +83,7 @@ def write_results(
         folder: folder of the results; `begin` has been called on rank 0.
         options: the run file.
         state: at the end of the run.
-        linear: power spectrum of linear theory.
+        theory: of its universe.
         warn: shows a warning, about a figure that cannot be drawn.
 
     Returns:
@@ -89,7 +93,8 @@ def write_results(
         WriteError: this rank cannot write. Only this rank raises it, and the job must end.
     """
     mesh = state.box.mesh
-    density, spectrum, theory = write_state(folder.partial, options, state, linear, warn)
+    written = write_state(folder.partial, options, state, theory.power, warn)
+    spectrum = written.spectrum
     memory = mesh.gather_to_root(np.array([peak_memory()]))
     summary = None
     if memory is not None:
@@ -106,13 +111,18 @@ def write_results(
             ns_per_particle_per_step=float(state.timings["ns_per_particle_per_step"]),
             peak_memory=peaks,
             k=float(spectrum.k[at]),
-            ratio=float(spectrum.power[at] / theory[at]),
+            ratio=float(spectrum.power[at] / written.linear[at]),
+            halos=0 if written.halos is None else written.halos.catalogue.total,
         )
     # All ranks meet here, and rank 0 only once the results are in place.
-    layers = max(1, options.box.grid[2] // 8)
-    slab = project(density, layers) if options.output.figures else None
-    if slab is not None:
-        _draw(folder.path, options, slab, layers, spectrum, state, linear, warn)
+    if options.output.figures:
+        layers = max(1, options.box.grid[2] // 8)
+        slab = project(written.density, layers)
+        if slab is not None:
+            _draw(folder.path, options, slab, layers, spectrum, state, theory.power, warn)
+        if written.halos is not None:
+            thickness = layers * state.box.cell[2]
+            draw_halos(folder.path, written.halos, slab, thickness, theory, warn)
     mesh.barrier()
     return summary
 
@@ -154,14 +164,31 @@ def _flat_noise(options: SimulationOptions, state: State) -> float | None:
     return particle_noise(state.box) if options.results.window == "cic" else None
 
 
+@dataclass(frozen=True)
+class WrittenState:
+    """What was measured of a state that is on disk.
+
+    Attributes:
+        density: of the particles.
+        spectrum: its power.
+        linear: linear theory at the same wavenumbers [(Mpc/h)^3].
+        halos: None where none were looked for.
+    """
+
+    density: Field
+    spectrum: PowerSpectrum
+    linear: np.ndarray
+    halos: FoundHalos | None
+
+
 def write_state(
     folder: Path,
     options: SimulationOptions,
     state: State,
     linear: LinearPower,
     warn: Callable[[str], None],
-) -> tuple[Field, PowerSpectrum, np.ndarray]:
-    """Write the snapshot of a state and the tables of its statistics. On all ranks.
+) -> WrittenState:
+    """Write the snapshot of a state, the tables of its statistics and its halos. On all ranks.
 
     Args:
         folder: to write into.
@@ -169,9 +196,6 @@ def write_state(
         state: state of one universe.
         linear: power spectrum of linear theory.
         warn: shows a warning, about what cannot be made of a statistic.
-
-    Returns:
-        The density, its power spectrum, and linear theory at the same wave numbers [(Mpc/h)^3].
 
     Raises:
         WriteError: see `write_results`.
@@ -200,7 +224,10 @@ def write_state(
         except OSError as error:
             raise WriteError.of(path, error) from error
     write_statistics(folder, options, state, density, known, warn)
-    return density, spectrum, theory
+    section, found = options.halos, None
+    if section is not None:
+        found = write_halos(folder, section, state, density, warn)
+    return WrittenState(density, spectrum, theory, found)
 
 
 def write_power_spectrum(
@@ -329,8 +356,8 @@ class SimulationSession:
                 self._particles.complete()
             shown = self._write_light_cone(state, results)
             del results
-            power, warn = self.simulation.theory.power, self.progress.warn
-            summary = write_results(self.folder, options, state, power, warn)
+            theory, warn = self.simulation.theory, self.progress.warn
+            summary = write_results(self.folder, options, state, theory, warn)
             if shown is not None and options.output.figures:
                 draw_light_cone(self.folder.path, shown, warn)
             self.stopped_by = self._stop.name()

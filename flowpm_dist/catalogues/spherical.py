@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 from scipy.spatial import cKDTree
 
+from flowpm_dist.catalogues.friends import keepers
+from flowpm_dist.catalogues.options import Overdensity
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.grid.space import Space
-from flowpm_dist.halos.friends import keepers
-from flowpm_dist.halos.options import Overdensity
 from flowpm_dist.io.particles import CRITICAL_DENSITY, Header
 
 NEIGHBOURS = 16
@@ -59,7 +59,8 @@ def spherical_masses(
 
     The centre is the densest member. The sphere ends where the mean density within it first falls
     below the threshold, going outwards from the nearest `NEIGHBOURS` particles. Masses and radii
-    are NaN where it has fewer particles than a halo, or does not end within `MOST` radii.
+    are NaN where it has fewer particles than those or than a halo, or does not end within `MOST`
+    radii.
 
     Args:
         space: space and ranks.
@@ -132,9 +133,9 @@ def _spheres(
         number = np.arange(1, len(distance) + 1)
         for n, limit in enumerate(limits):
             below = number < 4 / 3 * np.pi * limit * distance**3
-            below[:NEIGHBOURS] = False
+            below[: NEIGHBOURS - 1] = False
             end = int(below.argmax())
-            if below.any() and end >= minimum:
+            if below.any() and end >= max(minimum, NEIGHBOURS):
                 # Where the mean density of the particles within crosses the threshold.
                 found[n] = end, np.cbrt(end / (4 / 3 * np.pi * limit))
         if np.isfinite(found).all():

@@ -11,6 +11,7 @@ from typing_extensions import override
 from flowpm_dist.options import Options, Problem, distinct, listed
 
 Overdensity = Literal["200m", "200c"]
+CatalogueFormat = Literal["hdf5", "bigfile"]
 LinkingLength = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -67,3 +68,13 @@ class FinderOptions(Options):
         return [(length, below) for below, length in self.relaxed] + [
             (self.linking_length, float("inf"))
         ]
+
+
+class HaloSection(FinderOptions):
+    """The section [halos]: halos of dark matter at the end of a run, and at its outputs.
+
+    Attributes:
+        format: format of the catalogues, "hdf5" or "bigfile".
+    """
+
+    format: CatalogueFormat = Field(default="hdf5", description='"hdf5" or "bigfile"')

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.cosmology.theory import Theory
-from flowpm_dist.halos.catalogue import Catalogue
 from flowpm_dist.io.figures import draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.io.particles import CRITICAL_DENSITY

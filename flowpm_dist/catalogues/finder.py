@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.catalogues.catalogue import Catalogue
+from flowpm_dist.catalogues.friends import friends_of_friends, keepers
+from flowpm_dist.catalogues.moments import Moments, axes_of, moments_of
+from flowpm_dist.catalogues.options import FinderOptions
+from flowpm_dist.catalogues.spherical import Members, spherical_masses
 from flowpm_dist.grid.space import Space
-from flowpm_dist.halos.catalogue import Catalogue
-from flowpm_dist.halos.friends import friends_of_friends, keepers
-from flowpm_dist.halos.moments import Moments, axes_of, moments_of
-from flowpm_dist.halos.options import FinderOptions
-from flowpm_dist.halos.spherical import Members, spherical_masses
 from flowpm_dist.io.particles import Header
 from flowpm_dist.options import constructed
 from flowpm_dist.simulation.state import State

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
 
+from flowpm_dist.catalogues.friends import keepers
 from flowpm_dist.grid.space import Space
-from flowpm_dist.halos.friends import keepers
 
 PAIRS = ((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))
 """Components of a symmetric matrix [3, 3] in the order in which they are kept."""
@@ -73,8 +74,8 @@ def moments_of(
 
 def _means(x: np.ndarray, at: np.ndarray, number: np.ndarray) -> np.ndarray:
     """Returns the means [rows, ...] of values [n, ...] by the row to which each belongs."""
-    flat = x.reshape(len(x), -1)
-    sums = [np.bincount(at, flat[:, n], minlength=len(number)) for n in range(flat.shape[1])]
+    flat = x.reshape(len(x), math.prod(x.shape[1:]))
+    sums = [np.bincount(at, column, minlength=len(number)) for column in flat.T]
     return (np.stack(sums, axis=-1) / number[:, np.newaxis]).reshape(len(number), *x.shape[1:])
 
 

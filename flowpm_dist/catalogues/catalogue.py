@@ -199,7 +199,7 @@ class Catalogue(Labelled):
 
     def density(
         self,
-        grid: int | tuple[int, int, int],
+        grid: int | tuple[int, int, int] | Box,
         *,
         weights: np.ndarray | None = None,
         redshift_space: Axis | None = None,
@@ -210,7 +210,7 @@ class Catalogue(Labelled):
         The field knows its window, which spectra divide out. There is no gradient.
 
         Args:
-            grid: cells along each side, or along x, y and z.
+            grid: cells along each side, or along x, y and z; or the box with the mesh.
             weights: of this rank's objects [n]; 1 if None.
             redshift_space: the line of sight, along which peculiar velocities move the objects.
             shift: how far objects are moved along each axis [cells]; 0.5 for the second density of
@@ -220,8 +220,7 @@ class Catalogue(Labelled):
             ValueError: there are no objects, their weights have no positive sum, or a grid that the
                 ranks do not divide.
         """
-        cells = (grid,) * 3 if isinstance(grid, int) else grid
-        box = Box(cells, self.box_size, self.mesh, tf.float64)
+        box = grid if isinstance(grid, Box) else self._box(grid)
         positions = self["position"]
         if redshift_space is not None:
             positions = self.apparent_positions(redshift_space)
@@ -233,7 +232,11 @@ class Catalogue(Labelled):
             raise ValueError(
                 f"{self.total} {self.kind}, whose weights sum to {total:g}: no density"
             )
-        return Field(tf.constant(block * (box.cells / total)), box, "cic")
+        return Field(tf.constant(block * (box.cells / total), box.dtype), box, "cic")
+
+    def _box(self, grid: int | tuple[int, int, int]) -> Box:
+        cells = (grid,) * 3 if isinstance(grid, int) else grid
+        return Box(cells, self.box_size, self.mesh, tf.float64)
 
     def apparent_positions(self, axis: Axis) -> np.ndarray:
         """Returns the positions at which a distant observer places the objects [n, 3] [Mpc/h].
