@@ -61,8 +61,10 @@ COLUMNS = {
     "radius_200c": Column("Mpc/h", "comoving, of 200 times the critical density"),
     "host": Column("1", "id of the galaxy's halo"),
     "central": Column("1", "whether the galaxy is the central one of its halo"),
+    "scale_factor": Column("1", "when the halo crosses the light cone"),
     "redshift": Column("1", "as it is observed, peculiar velocity included"),
     "direction": Column("1", "unit vector from the observer", AXIS),
+    "angle": Column("deg", "from the centre of the field, along x and y", AXIS),
     "edge": Column("1", "whether it touches an edge or a seam, where particles may be missing"),
 }
 """The columns that a catalogue can have, by name. An object of a user may have others."""
@@ -154,7 +156,7 @@ class Catalogue(Labelled):
             pieces = np.split(members, ends[:-1])
             kept = [pieces[row] for row in np.arange(len(self))[rows]]
             members = np.concatenate([members[:0], *kept])
-        return replace(self.with_columns(chosen), members=members)
+        return self.with_columns(chosen, members=members)
 
     def members_of(self, row: int) -> np.ndarray:
         """Returns the numbers of a halo's member particles, see `members`.
@@ -171,13 +173,16 @@ class Catalogue(Labelled):
         return self.members[end - int(self["number"][row]) : end]
 
     def with_columns(
-        self, columns: Mapping[str, np.ndarray], kind: Kind | None = None
+        self,
+        columns: Mapping[str, np.ndarray],
+        kind: Kind | None = None,
+        members: np.ndarray | None = None,
     ) -> Catalogue:
         """Returns a catalogue of other objects on the same ranks. On all ranks together."""
         count = tf.constant(len(next(iter(columns.values()))), tf.int64)
         total = count if self.is_whole else self.mesh.world.allreduce(count)
-        made = replace(self, kind=kind or self.kind, columns=dict(columns), members=None)
-        return replace(made, total=int(total))
+        kind, columns = kind or self.kind, dict(columns)
+        return replace(self, kind=kind, columns=columns, members=members, total=int(total))
 
     def sorted(self) -> Catalogue:
         """Returns the catalogue in its order. On all ranks together."""

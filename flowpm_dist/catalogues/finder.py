@@ -61,12 +61,15 @@ class Particles:
         positions: comoving [n, 3] [Mpc/h].
         velocities: peculiar [n, 3] [km/s].
         numbers: int64 [n]; no two particles of any rank have the same.
+        edge: whether each is near an edge, beyond which particles may be missing [n]; None where
+            there are no edges.
     """
 
     space: Space
     positions: np.ndarray
     velocities: np.ndarray
     numbers: np.ndarray
+    edge: np.ndarray | None = None
 
 
 def find_halos(
@@ -90,6 +93,8 @@ def find_halos(
     owned = _Owned(space, *(home.send(values).numpy() for values in given))
     found, halo = _groups(owned, options, float(np.prod(header.box_size) / header.count) ** (1 / 3))
     columns = _columns(owned, found, halo, options, header)
+    if particles.edge is not None:
+        columns["edge"] = _touching(owned, found, halo[home.send(particles.edge).numpy()])
     to_owner = space.to_owners(found.place)
     columns = {name: to_owner.send(values).numpy() for name, values in columns.items()}
     settings = options.model_dump(mode="json")
@@ -150,6 +155,18 @@ def _columns(
             *(header, options.overdensities, options.minimum),
         )
     return columns
+
+
+def _touching(owned: _Owned, found: Moments, near: np.ndarray) -> np.ndarray:
+    """Returns whether the halos that this rank keeps have one of the particles near an edge.
+
+    Args:
+        owned, found: the particles and the halos.
+        near: the ids of the halos of these particles, or -1.
+    """
+    labels = np.unique(near[near >= 0])
+    kept: np.ndarray = keepers(owned.space, labels).send(labels).numpy()
+    return np.isin(found.label, kept)
 
 
 def _members(owned: _Owned, found: Moments, halo: np.ndarray, to_owner: RowExchange) -> np.ndarray:

@@ -291,11 +291,14 @@ class _List(BaseModel):
     light_cone: dict[str, Any]
 
 
-def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_light_cone(
+    folder: str | Path, *, part: tuple[int, int] = (0, 1)
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Returns the particles of a light cone, and its attributes.
 
     Args:
         folder: of its files, or the output folder of a run that holds them.
+        part: (n, of): of every `of` files only the n-th, so that ranks can share them.
 
     Returns:
         "Coordinates" [n, 3] [Mpc/h], "Velocities" [n, 3] [km/s] and "ScaleFactor" [n]; the
@@ -318,7 +321,7 @@ def read_light_cone(folder: str | Path) -> tuple[dict[str, np.ndarray], dict[str
     if missing:
         raise UserError(f"{folder}: of {len(files)} files of a light cone, {missing[0]} is missing")
     columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
-    for path in files:
+    for path in files[part[0] :: part[1]]:
         with open_hdf5(path) as file:
             count = len(file["ScaleFactor"]) if "ScaleFactor" in file else 0
             for name, values in columns.items():
