@@ -69,7 +69,7 @@ def moments_of(
     parts = _moments(labels, number, at, places, velocities, size)
     exchange = keepers(space, labels)
     brought = {f.name: exchange.send(getattr(parts, f.name)).numpy() for f in fields(Moments)}
-    return _joined(Moments(**brought), size)
+    return _joined(space, Moments(**brought))
 
 
 def _means(x: np.ndarray, at: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ def _moments(
     return Moments(label, number, place, velocity, spread, _means(squares, at, number))
 
 
-def _joined(parts: Moments, size: np.ndarray) -> Moments:
+def _joined(space: Space, parts: Moments) -> Moments:
     """Returns the moments of groups whose parts are rows of the same label."""
     label, first, at = np.unique(parts.label, return_index=True, return_inverse=True)
     weight = np.bincount(at, parts.number, minlength=len(label))
@@ -110,20 +110,19 @@ def _joined(parts: Moments, size: np.ndarray) -> Moments:
     def mean(x: np.ndarray) -> np.ndarray:
         return _means((x.T * parts.number).T, at, weight)
 
-    # The part that is nearest of all periodic copies.
     about = parts.place[first]
     apart = parts.place - about[at]
-    apart -= np.round(apart)
+    if space.periodic:  # from the nearest of all copies
+        apart -= np.round(apart)
     offset = mean(apart)
     velocity = mean(parts.velocity)
-    beside = (apart - offset[at]) * size
+    beside = (apart - offset[at]) * space.size
     spread = mean(parts.spread + _products(beside))
     other = ((parts.velocity - velocity[at]) ** 2).sum(axis=1)
     place = about + offset
+    place -= np.floor(place) if space.periodic else 0
     number = weight.astype(np.int64)
-    return Moments(
-        label, number, place - np.floor(place), velocity, spread, mean(parts.dispersion + other)
-    )
+    return Moments(label, number, place, velocity, spread, mean(parts.dispersion + other))
 
 
 def axes_of(spread: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
