@@ -5,23 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from flowpm_dist.catalogues.options import CatalogueFormat
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.space import Space
+from flowpm_dist.io.catalogue_files import MEMBERS, read_catalogue, write_catalogue
+from flowpm_dist.io.files import remove
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.io.particles import HUBBLE, Header
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.particle_mesh.scattered import paint_points
 from flowpm_dist.simulation.state import Axis
-from meshimpl.process_mesh import ProcessMesh
+from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 Kind = Literal["halos", "galaxies"]
 
@@ -271,6 +275,69 @@ class Catalogue(Labelled):
         sums = np.array([np.sum(weights), np.sum(np.square(weights))])
         first, second = sums if self.is_whole else self.mesh.world.allreduce(sums).numpy()
         return float(np.prod(self.box_size) * second / first**2)
+
+    def write(
+        self, path: str | Path, format: CatalogueFormat = "hdf5", *, overwrite: bool = False
+    ) -> Path:
+        """Writes the catalogue, and returns its path. On all ranks together.
+
+        In HDF5 it is one file, in bigfile a folder. `ID`, `Length`, `Mass`, `Position` and
+        `Velocity` have the names of nbodykit, whose `HDFCatalog` and `BigFileCatalog` read them;
+        other columns have ours. `to_halotools` has halotools' names.
+
+        Args:
+            path: to write; a file system that all ranks see.
+            format: "hdf5" or "bigfile".
+            overwrite: replace what is there.
+
+        Raises:
+            FileExistsError: there is something at the path already. On every rank.
+            WriteError: this rank cannot write. Only this rank raises it, and the job must end.
+        """
+        path = Path(path)
+        exists = tf.constant(int(path.exists()))
+        if int(self.mesh.world.allreduce(exists, "max")):
+            if not overwrite:
+                raise FileExistsError(f"{path} exists: give overwrite=True, or another path")
+            if self.mesh.rank == 0:
+                remove(path)
+            self.mesh.barrier()
+        once = slice(0, 0) if self.is_whole and self.mesh.rank else slice(None)
+        columns = {name: values[once] for name, values in self.columns.items()}
+        description = {
+            "kind": self.kind,
+            "rows": self.total,
+            "columns": {name: list(values.shape[1:]) for name, values in columns.items()},
+            "about": dict(self.about),
+        }
+        if self.members is not None:
+            columns[MEMBERS] = self.members[once]
+        write_catalogue(path, columns, description, self.mesh, format)
+        return path
+
+    @classmethod
+    def read(cls, path: str | Path, *, mesh: MeshShape | ProcessMesh = "") -> Catalogue:
+        """Returns a catalogue that `write` has written. On all ranks together.
+
+        Args:
+            path: the HDF5 file, or the folder in bigfile.
+            mesh: the ranks, each of which gets the objects in its block of the box.
+
+        Raises:
+            UserError: there is no catalogue, or one that this package did not write.
+            UnreadableError: it is damaged.
+        """
+        ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
+        columns, found = read_catalogue(Path(path))
+        members = columns.pop(MEMBERS, None)
+        kind: Kind = "halos" if found.kind == "halos" else "galaxies"
+        whole = cls(kind, columns, found.about, ranks, found.rows, True, members)
+        if ranks.size == 1:
+            return replace(whole, is_whole=False)
+        space = Space(whole.box_size, ranks)
+        owners = space.owners(space.places(columns["position"]))
+        part = whole.of(owners == ranks.rank)
+        return replace(part, is_whole=False, total=found.rows)
 
     @override
     def labelled(self) -> dict[str, LabelledArray]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import override
 
-from flowpm_dist.options import Options, Problem, distinct, listed
+from flowpm_dist.options import Options, Problem, distinct, listed, rows
 
 Overdensity = Literal["200m", "200c"]
 CatalogueFormat = Literal["hdf5", "bigfile"]
@@ -32,7 +32,7 @@ class FinderOptions(Options):
 
     linking_length: LinkingLength = Field(default=0.2, description="a number above 0, at most 1")
     minimum: int = Field(default=20, ge=2, description="a whole number of particles, at least 2")
-    relaxed: tuple[tuple[int, LinkingLength], ...] = Field(
+    relaxed: Annotated[tuple[tuple[int, LinkingLength], ...], BeforeValidator(rows)] = Field(
         default=(), description="a list of pairs [particles, linking length], such as [[40, 0.25]]"
     )
     overdensities: Annotated[

@@ -100,14 +100,17 @@ class Space:
         Args:
             places: of this rank's points [n, 3].
         """
+        return RowExchange(self.mesh.world, self.owners(places))
+
+    def owners(self, places: np.ndarray) -> np.ndarray:
+        """Returns the ranks in whose blocks places lie, int32 [n]."""
         if self.mesh.size == 1:
-            return RowExchange(self.mesh.world, np.zeros(len(places), np.int32))
+            return np.zeros(len(places), np.int32)
         blocks = [
             np.minimum((places[:, axis] * parts).astype(np.int32), parts - 1)
             for axis, parts in enumerate(self.parts[:2])
         ]
-        ranks = self._rank_of(blocks) + np.zeros(len(places), np.int32)
-        return RowExchange(self.mesh.world, ranks)
+        return self._rank_of(blocks) + np.zeros(len(places), np.int32)
 
     def margins(self, places: np.ndarray, length: float, *, once: bool = False) -> Margins:
         """Returns the exchange that shows each rank the points about its block.

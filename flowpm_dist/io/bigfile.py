@@ -51,7 +51,7 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
     blocks = [("Position", real, 3), ("Velocity", real, 3), ("ID", "<i8", 1)]
     for at, (name, dtype, members) in enumerate(blocks):
         files = [(int(part[0]), int(part[2 + at])) for part in parts]
-        _write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
+        write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
     nx, ny, nz = header.grid
     species = {
         "q.strides": np.array([ny * nz, nz, 1], np.int64),
@@ -76,18 +76,18 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
         **header_facts(header),
         **UNITS,
     }
-    _write_block(folder / str(DARK_MATTER), "<i8", 0, [], species)
-    _write_block(folder / "Header", "<i8", 0, [], universe)
+    write_block(folder / str(DARK_MATTER), "<i8", 0, [], species)
+    write_block(folder / "Header", "<i8", 0, [], universe)
 
 
-def _write_block(
+def write_block(
     path: Path,
     dtype: str,
     members: int,
     files: Sequence[tuple[int, int]],
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the files of a block's folder that describe its data files.
+    """Writes the files of a block's folder that describe its data files. On one rank.
 
     Args:
         path: the folder.

@@ -400,7 +400,7 @@ def _bigfile(path: Path) -> ParticleFiles:
         header.setdefault("Time", header["ScalingFactor"])
     folders = [path / str(DARK_MATTER) / name for name in BLOCKS]
     described = [
-        list(_files_of(folder, kinds, members))
+        list(block_files(folder, kinds, members))
         for folder, (kinds, members) in zip(folders, TYPES, strict=True)
     ]
     counts = [[count for _, count in files] for files in described]
@@ -415,7 +415,7 @@ def _bigfile(path: Path) -> ParticleFiles:
     return ParticleFiles(path, header, parts, 1.0, snapshot_attributes(path))
 
 
-def _files_of(
+def block_files(
     folder: Path, kinds: str, members: int
 ) -> Iterator[tuple[Callable[[], np.ndarray], int]]:
     """Yields for each data file of a block what maps its values [items, members], and the items.
