@@ -22,6 +22,7 @@ from flowpm_dist.io.catalogue_files import MEMBERS, read_catalogue, write_catalo
 from flowpm_dist.io.files import remove
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.io.particles import HUBBLE, Header
+from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.particle_mesh.scattered import paint_points
 from flowpm_dist.simulation.state import Axis
@@ -230,6 +231,7 @@ class Catalogue(Labelled):
                 ranks do not divide.
         """
         box = grid if isinstance(grid, Box) else self._box(grid)
+        weights, shift = in_unit("weights", weights), in_unit("shift", shift)
         positions = self["position"]
         if redshift_space is not None:
             positions = self.apparent_positions(redshift_space)
@@ -270,6 +272,7 @@ class Catalogue(Labelled):
         Args:
             weights: of this rank's objects [n]; 1 if None.
         """
+        weights = in_unit("weights", weights)
         if weights is None:
             return float(np.prod(self.box_size) / self.total)
         sums = np.array([np.sum(weights), np.sum(np.square(weights))])

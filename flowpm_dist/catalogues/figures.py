@@ -19,6 +19,7 @@ from flowpm_dist.io.figures import (
     density_figure,
     draw_measured,
     new_figure,
+    plain_log_ticks,
     style_axes,
 )
 from flowpm_dist.io.particles import CRITICAL_DENSITY
@@ -58,10 +59,13 @@ def abundance_figure(abundance: MassFunction, theory: Theory, halos: Catalogue) 
     """
     figure = new_figure(6.4, 4.6)
     axes = figure.add_subplot()
+    held = abundance.count > 0
+    lowest = abundance.abundance[held].min(initial=np.inf) / 5
     mass = np.geomspace(abundance.edges[0], abundance.edges[-1], 100)
     for colour, (name, fit) in zip((THEORY, COLOURS[2]), FITS.items(), strict=True):
-        axes.plot(mass, predicted(theory, mass, halos.a, fit), color=colour, lw=1.4, label=name)
-    held = abundance.count > 0
+        values = predicted(theory, mass, halos.a, fit)
+        shown = (values > lowest) | (np.isinf(lowest))
+        axes.plot(mass[shown], values[shown], color=colour, lw=1.4, label=name)
     draw_measured(
         axes,
         abundance.mass[held],
@@ -71,9 +75,6 @@ def abundance_figure(abundance: MassFunction, theory: Theory, halos: Catalogue) 
     )
     axes.set(xscale="log", yscale="log", xlabel=r"$M$  [$M_\odot/h$]")
     axes.set_ylabel(r"$dn/d\ln M$  [$(h/\mathrm{Mpc})^3$]")
-    lowest = abundance.abundance[held].min(initial=np.inf)
-    if np.isfinite(lowest):
-        axes.set_ylim(bottom=lowest / 5)
     axes.set_title(f"{halos.total:,} halos at $z = {1 / halos.a - 1:.3g}$", fontsize=9)
     style_axes(axes)
     axes.legend(fontsize=8)
@@ -102,4 +103,5 @@ def tracer_figure(power: TracerPower, a: float, of: str = "halos") -> Figure:
     below.set(xlabel=WAVENUMBER, ylabel="bias")
     for axes in (top, below):
         style_axes(axes)
+    plain_log_ticks(below.xaxis)
     return figure

@@ -253,7 +253,8 @@ def public_arguments() -> Iterator[tuple[str, str]]:
                 yield name, parameter.name
 
 
-RESULTS = """AngularPower Bispectrum Calibration Comparison FeatureDensity Histogram Iteration
+RESULTS = """AngularPower Bispectrum Calibration Catalogue Catalogue.of Catalogue.with_columns
+Comparison FeatureDensity Histogram Iteration
 Jacobian Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response

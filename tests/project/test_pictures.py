@@ -18,6 +18,8 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 
 import flowpm_dist
+from flowpm_dist.catalogues.abundance import predicted, watson
+from flowpm_dist.cosmology import Theory
 from flowpm_dist.io import figures
 from flowpm_dist.observables.light_cone import pictures as sky
 from flowpm_dist.posteriors import figures as posteriors
@@ -31,6 +33,11 @@ MAPS = "test_notebook.py::test_a_map_is_drawn_on_its_field"
 SPECTRA = "test_notebook.py::test_a_spectrum_is_drawn_with_its_scatter_and_units"
 RUNS = "test_pictures_of_runs.py::"
 CHECKED = {
+    "catalogues/abundance.py MassFunction.plot": "test_the_abundance_of_halos",
+    "catalogues/clustering.py TracerPower.plot": "test_the_power_of_halos",
+    "catalogues/figures.py abundance_figure": "test_the_abundance_of_halos",
+    "catalogues/figures.py halos_figure": "test_halos_over_the_density",
+    "catalogues/figures.py tracer_figure": "test_the_power_of_halos",
     "cosmoflow/scores/figures.py predicted_figure": RUNS + "test_predictions",
     "cosmoflow/scores/figures.py learning_curve_figure": "test_judging.py::"
     "test_the_learning_curve_figure_takes_seeds_and_gaps",
@@ -166,6 +173,45 @@ def test_a_power_spectrum():
     noise = curve(top, "particles at random")
     np.testing.assert_allclose(noise, [[drawn.K[0], drawn.NOISE], [drawn.K[-1], drawn.NOISE]])
     assert top.lines[-1].get_xdata()[0] == 3.2 and "z = 1$" in top.get_title()
+
+
+def test_halos_over_the_density():
+    halos = drawn.catalogue()
+    axes = drawn.DRAWN["halos"]().axes[0]
+    (circles,) = axes.collections
+    paths = [path.vertices for path in circles.get_paths()]
+    for path, position, mass in zip(paths, halos["position"], halos["mass"], strict=True):
+        low, high = path.min(axis=0), path.max(axis=0)
+        np.testing.assert_allclose((low + high) / 2, position[:2])
+        density = mass / (4 / 3 * np.pi * ((high - low) / 2) ** 3)
+        np.testing.assert_allclose(density, 200 * 0.3 * 2.77549975e11, rtol=1e-3)
+    assert axes.get_title() == "8 halos in a slab of 12.5 Mpc/$h$ at $z = 1$"
+
+
+def test_the_abundance_of_halos():
+    axes = drawn.DRAWN["abundance"]().axes[0]
+    halos, found = drawn.catalogue(), drawn.abundance()
+    held = found.count > 0
+    np.testing.assert_allclose(half_lengths(axes), found.error[held])
+    points = np.stack([found.mass, found.abundance], axis=1)[held]
+    np.testing.assert_allclose(axes.lines[2].get_xydata(), points)
+    fit = curve(axes, "Watson 2013")
+    theory = predicted(Theory(halos.cosmology), fit[:, 0], halos.a, watson)
+    np.testing.assert_allclose(fit[:, 1], theory)
+    plotted = found.plot(figures.new_figure(4, 4).add_subplot())
+    np.testing.assert_allclose(half_lengths(plotted), found.error[held])
+
+
+def test_the_power_of_halos():
+    top, below = drawn.DRAWN["power of halos"]().axes
+    found = drawn.tracers()
+    np.testing.assert_allclose(curve(top, "matter"), np.stack([found.k, found.matter], axis=1))
+    shown = found.power > 0
+    np.testing.assert_allclose(curve(top, "halos")[:, 1], found.power[shown])
+    np.testing.assert_allclose(half_lengths(below), found.error)
+    plotted = found.plot(figures.new_figure(4, 4).add_subplot())
+    np.testing.assert_allclose(half_lengths(plotted), found.error)
+    np.testing.assert_allclose(plotted.lines[0].get_ydata(), found.bias)
 
 
 @pytest.mark.parametrize("sides", [(100, 75, 50), (800, 100, 50)])

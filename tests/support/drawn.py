@@ -7,12 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 from matplotlib.collections import LineCollection
 
+from flowpm_dist.catalogues import figures as catalogues
+from flowpm_dist.catalogues.abundance import mass_function
+from flowpm_dist.catalogues.catalogue import Catalogue
+from flowpm_dist.catalogues.clustering import TracerPower
 from flowpm_dist.corrections.options import SPACING
 from flowpm_dist.cosmoflow.scores import figures as scores
 from flowpm_dist.cosmoflow.scores.judging import LearningCurve, Predictions
+from flowpm_dist.cosmology import Theory
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.emulate import figures as emulation
 from flowpm_dist.io import figures
+from flowpm_dist.io.particles import Header
 from flowpm_dist.observables.light_cone import pictures as sky
 from flowpm_dist.posteriors import figures as posteriors
 from flowpm_dist.posteriors.calibration import Answers, calibration_of
@@ -24,6 +30,7 @@ from flowpm_dist.studies.summary import Run, groups_of
 from flowpm_dist.studies.tuning import figures as tuning
 from flowpm_dist.studies.tuning.options import Range
 from flowpm_dist.studies.tuning.records import TrialRecord
+from meshimpl.process_mesh import ProcessMesh
 
 RNG = np.random.default_rng(5)
 NAMES = ("Omega_m", "sigma8", "n_s")
@@ -153,7 +160,37 @@ def power_figure():
 
 LONG = "a ridge on log P(k) and on the histogram"
 SOURCES = "a survey with a long name, bin 3 of 10, of the galaxies of the file catalogue.fits"
+
+
+@functools.cache
+def catalogue():
+    """Halos in a slab of 12.5 Mpc/h."""
+    number = np.array([20, 25, 30, 40, 60, 100, 300, 5000])
+    position = RNG.uniform(0, 1, (8, 3)) * [100, 75, 12.5]
+    cosmology = {"Omega_m": 0.3, "Omega_b": 0.05, "h": 0.7, "n_s": 0.96, "sigma8": 0.8}
+    about = {"a": 0.5, "grid": [8] * 3, "box_size": [100.0, 75.0, 50.0], "minimum": 20}
+    columns = {"id": np.arange(8), "number": number, "position": position}
+    about["cosmology"] = cosmology
+    columns["mass"] = number * Header.of(about).mass * 1e10
+    return Catalogue("halos", columns, about, ProcessMesh(""), 8, True)
+
+
+def abundance():
+    return mass_function(catalogue())
+
+
+@functools.cache
+def tracers():
+    power = MEASURED * 2 - 500
+    return TracerPower(K, MODES, power, 1.5 * MEASURED, MEASURED, 1.5 + K, 0.1 * K, 500.0)
+
+
 DRAWN = {
+    "halos": lambda: catalogues.halos_figure(SLAB, 12.5, catalogue()),
+    "abundance": lambda: catalogues.abundance_figure(
+        abundance(), Theory(catalogue().cosmology), catalogue()
+    ),
+    "power of halos": lambda: catalogues.tracer_figure(tracers(), 0.5),
     "density": lambda: figures.density_figure(SLAB, (100, 75, 50), 12.5, 1.0),
     "low density": lambda: figures.density_figure(SLAB, (800, 100, 50), 12.5, 1.0),
     "high density": lambda: figures.density_figure(SLAB, (100, 800, 50), 12.5, 1.0),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import drawn
 import numpy as np
 import tensorflow as tf
 
@@ -233,6 +234,11 @@ def of_grids_and_runs() -> Iterator[Argument]:
     yield from run("Simulation.lpt", functools.partial(simulation().lpt, 1), a=("", 0.5))
     density = dict(mesh_factor=("", 1.5), shift=("", 0.5), weights=FIELD)
     yield from run("State.density", functools.partial(fpm.State.density, None), **density)
+    painted = functools.partial(drawn.catalogue().density, 8)
+    weights = ("", np.arange(1.0, 9.0))
+    yield from arguments("Catalogue.density", lambda **given: painted(**given).block,
+                         weights=weights, shift=("", 0.5))  # fmt: skip
+    yield from arguments("Catalogue.shot_noise", drawn.catalogue().shot_noise, weights=weights)
 
 
 def of_statistics() -> Iterator[Argument]:
