@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -70,6 +71,24 @@ def _unit(high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
     top = tf.bitwise.left_shift(high, tf.constant(21, tf.uint64))
     bits = tf.bitwise.bitwise_or(top, tf.bitwise.right_shift(low, tf.constant(11, tf.uint64)))
     return tf.cast(tf.bitcast(bits, tf.int64), tf.float64) * 2.0**-53
+
+
+def uniform_pair(counter: Sequence[np.ndarray | int], seed: int) -> np.ndarray:
+    """Two independent uniform deviates in [0, 1) for each place that four words name. Eager.
+
+    `uniform` and `normal` use counters whose last word is the upper half of `stream`.
+
+    Args:
+        counter: four words, from 0 to 2^32 - 1, which broadcast to one shape [n].
+        seed: from 0 to 2^63 - 1.
+
+    Returns:
+        float64 [2, n].
+    """
+    words = [tf.constant(np.array(word)) for word in np.broadcast_arrays(*counter)]
+    key = [tf.constant(seed & _MASK, tf.uint64), tf.constant(seed >> 32, tf.uint64)]
+    bits = philox4x32([tf.cast(word, tf.uint64) for word in words], key)
+    return np.stack([_unit(*bits[:2]).numpy(), _unit(*bits[2:]).numpy()])
 
 
 @tf.function(jit_compile=True, autograph=False)

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -18,15 +18,21 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.space import Space
-from flowpm_dist.io.catalogue_files import MEMBERS, read_catalogue, write_catalogue
-from flowpm_dist.io.files import remove
-from flowpm_dist.io.labelled import Labelled, LabelledArray
+from flowpm_dist.io.catalogue_files import CatalogueFile, write_catalogue
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import reading
+from flowpm_dist.io.labelled import Labelled, LabelledArray, package
 from flowpm_dist.io.particles import HUBBLE, Header
 from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.particle_mesh.scattered import paint_points
 from flowpm_dist.simulation.state import Axis
+from meshimpl.exchange import RowExchange
 from meshimpl.process_mesh import MeshShape, ProcessMesh
+
+if TYPE_CHECKING:
+    import pandas
+    from astropy.table import QTable
 
 Kind = Literal["halos", "galaxies"]
 
@@ -54,7 +60,9 @@ COLUMNS = {
     "velocity": Column("km/s", "peculiar velocity", AXIS),
     "velocity_dispersion": Column("km/s", "of the members along one axis, mean of three"),
     "axis_lengths": Column(
-        "Mpc/h", "root mean square distances of the members along the three axes of inertia", AXIS
+        "Mpc/h",
+        "root mean square distances of the members along the three axes of inertia",
+        ("principal",),
     ),
     "axis_directions": Column(
         "1", "unit vectors along the axes of inertia, the longest first", ("principal", "axis")
@@ -65,7 +73,9 @@ COLUMNS = {
     "mass_200c": Column("Msun/h", "mass within radius_200c"),
     "radius_200c": Column("Mpc/h", "comoving, of 200 times the critical density"),
     "host": Column("1", "id of the galaxy's halo"),
+    "host_mass": Column("Msun/h", "mass of the galaxy's halo"),
     "central": Column("1", "whether the galaxy is the central one of its halo"),
+    "satellite": Column("1", "number of the satellite in its halo, from 1; 0 for the central"),
     "scale_factor": Column("1", "when the halo crosses the light cone"),
     "redshift": Column("1", "as it is observed, peculiar velocity included"),
     "direction": Column("1", "unit vector from the observer", AXIS),
@@ -80,8 +90,9 @@ class Catalogue(Labelled):
     """Halos or galaxies: arrays with a row for each object.
 
     A column is an attribute of the catalogue: `halos.mass`, `halos["mass"]`. The objects lie on the
-    rank in whose block of the box they are, unless the catalogue is `whole`. On each rank they are
-    in the order of falling mass, objects of one mass in the order of their `id`.
+    rank in whose block of the box they are, unless the catalogue is `whole`; galaxies lie with
+    their halo. On each rank they are in the order of falling mass, objects of one mass in the order
+    of their `id`, and the galaxies of a halo in the order of `satellite`.
 
     Attributes:
         kind: "halos" or "galaxies".
@@ -230,6 +241,7 @@ class Catalogue(Labelled):
             ValueError: there are no objects, their weights have no positive sum, or a grid that the
                 ranks do not divide.
         """
+        grid = in_unit("grid", grid)
         box = grid if isinstance(grid, Box) else self._box(grid)
         weights, shift = in_unit("weights", weights), in_unit("shift", shift)
         positions = self["position"]
@@ -279,69 +291,6 @@ class Catalogue(Labelled):
         first, second = sums if self.is_whole else self.mesh.world.allreduce(sums).numpy()
         return float(np.prod(self.box_size) * second / first**2)
 
-    def write(
-        self, path: str | Path, format: CatalogueFormat = "hdf5", *, overwrite: bool = False
-    ) -> Path:
-        """Writes the catalogue, and returns its path. On all ranks together.
-
-        In HDF5 it is one file, in bigfile a folder. `ID`, `Length`, `Mass`, `Position` and
-        `Velocity` have the names of nbodykit, whose `HDFCatalog` and `BigFileCatalog` read them;
-        other columns have ours. `to_halotools` has halotools' names.
-
-        Args:
-            path: to write; a file system that all ranks see.
-            format: "hdf5" or "bigfile".
-            overwrite: replace what is there.
-
-        Raises:
-            FileExistsError: there is something at the path already. On every rank.
-            WriteError: this rank cannot write. Only this rank raises it, and the job must end.
-        """
-        path = Path(path)
-        exists = tf.constant(int(path.exists()))
-        if int(self.mesh.world.allreduce(exists, "max")):
-            if not overwrite:
-                raise FileExistsError(f"{path} exists: give overwrite=True, or another path")
-            if self.mesh.rank == 0:
-                remove(path)
-            self.mesh.barrier()
-        once = slice(0, 0) if self.is_whole and self.mesh.rank else slice(None)
-        columns = {name: values[once] for name, values in self.columns.items()}
-        description = {
-            "kind": self.kind,
-            "rows": self.total,
-            "columns": {name: list(values.shape[1:]) for name, values in columns.items()},
-            "about": dict(self.about),
-        }
-        if self.members is not None:
-            columns[MEMBERS] = self.members[once]
-        write_catalogue(path, columns, description, self.mesh, format)
-        return path
-
-    @classmethod
-    def read(cls, path: str | Path, *, mesh: MeshShape | ProcessMesh = "") -> Catalogue:
-        """Returns a catalogue that `write` has written. On all ranks together.
-
-        Args:
-            path: the HDF5 file, or the folder in bigfile.
-            mesh: the ranks, each of which gets the objects in its block of the box.
-
-        Raises:
-            UserError: there is no catalogue, or one that this package did not write.
-            UnreadableError: it is damaged.
-        """
-        ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
-        columns, found = read_catalogue(Path(path))
-        members = columns.pop(MEMBERS, None)
-        kind: Kind = "halos" if found.kind == "halos" else "galaxies"
-        whole = cls(kind, columns, found.about, ranks, found.rows, True, members)
-        if ranks.size == 1:
-            return replace(whole, is_whole=False)
-        space = Space(whole.box_size, ranks)
-        owners = space.owners(space.places(columns["position"]))
-        part = whole.of(owners == ranks.rank)
-        return replace(part, is_whole=False, total=found.rows)
-
     @override
     def labelled(self) -> dict[str, LabelledArray]:
         one = {"halos": "halo", "galaxies": "galaxy"}[self.kind]
@@ -352,9 +301,116 @@ class Catalogue(Labelled):
             arrays[name] = LabelledArray(values, (one, *about.axes), about.units, about.meaning)
         return arrays
 
+    @override
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns a table with a row for each object of this rank.
+
+        The components of vectors are columns: `position_x`, `position_y`, `position_z`.
+        `attrs["units"]` holds the units by column.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        columns, units = {}, {}
+        for name, each in self.labelled().items():
+            for place in np.ndindex(each.values.shape[1:]):
+                axes = zip(each.dimensions[1:], place, strict=True)
+                parts = ["xyz"[n] if axis == "axis" else str(n + 1) for axis, n in axes]
+                full = "_".join([name, *parts])
+                columns[full], units[full] = each.values[:, *place], each.units
+        table: pandas.DataFrame = package("pandas").DataFrame(columns)
+        table.attrs["units"] = units
+        return table
+
+    def to_table(self) -> QTable:
+        """Returns a table of astropy with units, a row for each object of this rank.
+
+        Its `meta` has the catalogue's attributes.
+        """
+        from astropy.cosmology.units import littleh
+        from astropy.table import QTable
+        from astropy.units import Unit
+
+        table = QTable(meta=dict(self.about))
+        for name, each in self.labelled().items():
+            unit, per_h, _ = each.units.partition("/h")
+            unit = Unit(unit.replace("Msun", "solMass")) / (littleh if per_h else 1)
+            table[name] = each.values if each.units in ("", "1") else each.values * unit
+            table[name].info.description = each.meaning
+        return table
+
+    def write(
+        self, path: str | Path, format: CatalogueFormat = "hdf5", *, overwrite: bool = False
+    ) -> None:
+        """Writes the catalogue; each rank writes its part. On all ranks together.
+
+        `Catalogue.read` returns it exactly. An HDF5 file has the table `data`, as halotools keeps
+        halos: `halo_id`, `halo_x`, `halo_vx`, `halo_mass`, `halo_m200m`, `halo_r200m` and so on;
+        galaxies have `x`, `vx`, `halo_id`, `halo_mass`, `central`, `satellite`. `Table.read(path,
+        path="data")` of astropy reads it, and nbodykit's `HDFCatalog(path, root="data")`. A bigfile
+        is a folder with blocks as FastPM writes them: `LL-0.200/MinID`, `Length`, `Position`,
+        `Velocity`, `Mass` and so on, or `Galaxies/Position`. nbodykit reads it by
+        `BigFileCatalog(path, dataset="LL-0.200")`. Units are those of `COLUMNS`. The
+        numbers of member particles are in `members` or `Members/ID`.
+
+        Args:
+            path: the file, or the folder of a bigfile, on a file system that all ranks see.
+            format: "hdf5" or "bigfile".
+            overwrite: replace a catalogue that is there.
+
+        Raises:
+            FileExistsError: there is one, on every rank.
+            ValueError: a column of a user holds no real numbers, or its name is not of letters,
+                digits and _.
+            UserError: `path` is a folder with other things.
+            WriteError: raised only on a rank that cannot write; the job must then end.
+        """
+        ours = slice(0 if self.is_whole and self.mesh.rank else None)  # each object once
+        columns = {n: replace(x, values=x.values[ours]) for n, x in self.labelled().items()}
+        members = None if self.members is None else self.members[ours]
+        write_catalogue(
+            *(Path(path), self.kind, columns, members, self.about, self.mesh, format),
+            overwrite=overwrite,
+        )
+
+    @classmethod
+    def read(cls, path: str | Path, mesh: MeshShape | ProcessMesh = "") -> Catalogue:
+        """Returns a catalogue that `write` has written. On all ranks together.
+
+        Galaxies come to the rank in whose block they are, like halos.
+
+        Args:
+            path: its file or folder, in either format.
+            mesh: the ranks, on any number of which it was written.
+
+        Raises:
+            UserError: there is none, it is another code's, or it is damaged.
+        """
+        ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
+        file = CatalogueFile.at(Path(path))
+        facts = file.facts
+        begin, end = (facts.count * n // ranks.size for n in (ranks.rank, ranks.rank + 1))
+        columns = file.read(begin, end)
+        with reading(Path(path), raises=UserError):
+            space = Space(Header.of(facts.about).box_size, ranks)
+            to_owner = space.to_owners(space.places(columns["position"]))
+        here = {name: to_owner.send(values).numpy() for name, values in columns.items()}
+        members = None
+        if facts.members is not None:
+            number = columns["number"]
+            sums = ranks.world.allgather(tf.constant([number.sum()], tf.int64)).numpy()
+            before = int(sums[: ranks.rank].sum())
+            members = file.read_members(before, before + int(number.sum()))
+            to_rank = np.repeat(to_owner.ranks, number)
+            members = RowExchange(ranks.world, to_rank).send(members).numpy()
+        return cls(facts.kind, here, facts.about, ranks, 0, False, members).sorted()
+
 
 def by_mass(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the order of objects by falling mass; those of one mass in the order of their id."""
-    if "mass" not in columns:
-        return np.argsort(columns["host"], kind="stable")
+    """Returns the order of objects by falling mass; those of one mass in the order of their id.
+
+    Galaxies are in the order of their halos, and of `satellite` in each.
+    """
+    if "host" in columns:
+        return np.lexsort((columns["satellite"], columns["host"], -columns["host_mass"]))
     return np.lexsort((columns["id"], -columns["mass"]))

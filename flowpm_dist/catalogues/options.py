@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import override
 
-from flowpm_dist.options import Options, Problem, distinct, listed, rows
+from flowpm_dist.options import (
+    A_SEED,
+    Options,
+    Problem,
+    Seed,
+    checked_python_name,
+    distinct,
+    listed,
+    rows,
+)
 
 Overdensity = Literal["200m", "200c"]
 CatalogueFormat = Literal["hdf5", "bigfile"]
@@ -78,3 +87,43 @@ class HaloSection(FinderOptions):
     """
 
     format: CatalogueFormat = Field(default="hdf5", description='"hdf5" or "bigfile"')
+
+
+LogMass = Annotated[float, Field(ge=0, le=20)]
+
+
+class HOD(Options):
+    """A halo occupation distribution: how many galaxies halos have, by mass.
+
+    The mean numbers of central and satellite galaxies in halos of mass M are N_c = (1 + erf((log M
+    - log_M_min) / sigma_log_M)) / 2 and N_s = N_c ((M - M_0) / M_1)^alpha, with logarithms of base
+    10 (Zheng, Coil and Zehavi 2007, ApJ 667, 760, arXiv:astro-ph/0703457, equations 2 and 5). The
+    defaults are their fit to galaxies of SDSS brighter than M_r = -21 (their table 1).
+
+    Attributes:
+        log_M_min: log of the mass where half of all halos have a central galaxy [Msun/h].
+        sigma_log_M: width of this transition in log M.
+        log_M_0: log of the mass below which halos have no satellites [Msun/h].
+        log_M_1: log of M_1 [Msun/h].
+        alpha: slope of the number of satellites.
+        concentration: of the halos' NFW profiles within 200 times the mean density: a number, or
+            "duffy2008" (Duffy and others 2008, MNRAS 390, L64, arXiv:0804.2486, table 1, full
+            sample).
+        seed: of the random numbers, which depend on it, the halo's id and the galaxy's number.
+        occupation: a function of a catalogue of halos and of this `HOD`, as
+            "package.module:object", which returns the mean numbers of centrals and of satellites
+            [n] in place of those above; for assembly bias, for example.
+    """
+
+    log_M_min: LogMass = Field(default=12.79, description="a number from 0 to 20")
+    sigma_log_M: float = Field(default=0.39, gt=0, description="a number above 0")
+    log_M_0: LogMass = Field(default=11.92, description="a number from 0 to 20")
+    log_M_1: LogMass = Field(default=13.94, description="a number from 0 to 20")
+    alpha: float = Field(default=1.15, ge=0, description="a number of at least 0")
+    concentration: Annotated[float, Field(gt=0, le=100)] | Literal["duffy2008"] = Field(
+        default="duffy2008", description='"duffy2008", or a number above 0, at most 100'
+    )
+    seed: Seed = Field(default=0, description=A_SEED)
+    occupation: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
+        default=None, description="a function, as package.module:object"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -36,13 +36,18 @@ def write_part(
         for ids, positions, velocities in block.particles(header):
             values = positions, velocities, ids.astype("<i8")
             for at, (file, value) in enumerate(zip(files, values, strict=True)):
-                written = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
-                file.write(written)
-                sums[at] += int(np.frombuffer(written, np.uint8).sum(dtype=np.int64))
+                sums[at] += write_values(file, value)
     finally:
         for file in files:
             file.close()
     return np.array([block.count, block.dtype.itemsize, *(s % 2**32 for s in sums)], np.int64)
+
+
+def write_values(file: BinaryIO, values: np.ndarray) -> int:
+    """Writes values to a data file; returns the sum of their bytes."""
+    written = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    file.write(written)
+    return int(np.frombuffer(written, np.uint8).sum(dtype=np.int64))
 
 
 def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
@@ -52,7 +57,7 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
     for at, (name, dtype, members) in enumerate(blocks):
         files = [(int(part[0]), int(part[2 + at])) for part in parts]
         write_block(folder / str(DARK_MATTER) / name, dtype, members, files)
-    nx, ny, nz = header.grid
+    _, ny, nz = header.grid
     species = {
         "q.strides": np.array([ny * nz, nz, 1], np.int64),
         "q.scale": np.array(header.box_size) / header.grid,
@@ -62,6 +67,13 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
         "a.v": header.a,
         "M0": header.mass,
     }
+    write_block(folder / str(DARK_MATTER), "<i8", 0, [], species)
+    write_universe(folder, header)
+
+
+def write_universe(folder: Path, header: Header) -> None:
+    """Writes the attributes of the universe, as those of the block `Header`."""
+    nx, ny, nz = header.grid
     universe = {
         "NC": np.array(nx if nx == ny == nz else header.grid, np.int64),
         "ScalingFactor": header.a,
@@ -76,7 +88,6 @@ def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:
         **header_facts(header),
         **UNITS,
     }
-    write_block(folder / str(DARK_MATTER), "<i8", 0, [], species)
     write_block(folder / "Header", "<i8", 0, [], universe)
 
 
@@ -87,7 +98,7 @@ def write_block(
     files: Sequence[tuple[int, int]],
     attributes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes the files of a block's folder that describe its data files. On one rank.
+    """Writes the files of a block's folder that describe its data files.
 
     Args:
         path: the folder.

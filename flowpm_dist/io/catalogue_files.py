@@ -1,204 +1,379 @@
-"""Files of catalogues, in HDF5 and bigfile, written by all ranks. Nothing here imports TensorFlow.
-
-Columns have the names of nbodykit where it has one, see `NAMES`. Attributes are JSON.
-"""
+"""Files of catalogues of halos and galaxies: HDF5 and bigfile. Nothing here imports TensorFlow."""
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
+import re
+import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from flowpm_dist.io.bigfile import write_block
+from flowpm_dist.io.bigfile import write_block, write_universe, write_values
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import (
-    GENERATOR,
-    WriteError,
-    read_json,
-    reading,
-    write_json,
-    written_whole,
-)
-from flowpm_dist.io.opening import check_numbers, checked, open_hdf5
+from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, read_json, reading, remove
+from flowpm_dist.io.gadget_hdf5 import METADATA, take_room, unfilled
+from flowpm_dist.io.labelled import LabelledArray
+from flowpm_dist.io.opening import checked, number_type, open_hdf5
 from flowpm_dist.io.other_codes import block_files
+from flowpm_dist.io.particles import Header, mark_particles_complete
+from flowpm_dist.io.snapshot import check_attributes
 
 if TYPE_CHECKING:
-    import h5py
+    from meshimpl import ProcessMesh
 
-    from meshimpl.process_mesh import ProcessMesh
-
-NAMES = {
-    "id": "ID",
-    "number": "Length",
-    "mass": "Mass",
-    "position": "Position",
-    "velocity": "Velocity",
-}
-"""Names in files of some columns; the others keep theirs."""
-SPARE = 2**20
-"""Room that is left on a disk [bytes]."""
-MEMBERS = "Members"
-"""The column of the members of all halos, which has rows of its own."""
-ABOUT = "catalogue.json"
-"""The file with the attributes of a catalogue in bigfile, which is written last."""
+TABLE, MEMBERS = "data", "members"
+"""The data sets of an HDF5 file."""
+GALAXIES, MEMBER_BLOCK = "Galaxies", "Members"
+"""Folders of blocks of a bigfile."""
+HALOTOOLS = {
+    "host": "halo_id", "host_mass": "halo_mass",
+    "mass_200m": "halo_m200m", "radius_200m": "halo_r200m",
+    "mass_200c": "halo_m200c", "radius_200c": "halo_r200c",
+}  # fmt: skip
+FASTPM = {"id": "MinID", "number": "Length"}
+NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+"""The form of a column's name, in memory and in files."""
+_Size = Annotated[int, Field(ge=0, le=2**40)]
 
 
-class Description(BaseModel):
-    """What a file says of a catalogue.
+class StoredColumn(BaseModel):
+    """How a file stores a column: under which names, its dtype, and the shape of one object's."""
 
-    Attributes:
-        kind: "halos" or "galaxies".
-        rows: the number of objects.
-        columns: for each column the shape of a row.
-        about: the catalogue's attributes.
-    """
+    names: tuple[Annotated[str, Field(pattern=f"^{NAME}$", max_length=200)], ...]
+    dtype: str
+    shape: tuple[Annotated[int, Field(ge=1, le=1000)], ...]
+    units: str
+    meaning: str
 
-    kind: str = Field(pattern="^(halos|galaxies)$")
-    rows: int = Field(ge=0)
-    columns: dict[str, tuple[int, ...]] = Field(min_length=1)
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The dtype in the file; truth values are numbers of one byte."""
+        return np.dtype("u1") if self.dtype == "|b1" else number_type(self.dtype, "dtype")
+
+
+class Facts(BaseModel):
+    """What a file says about its catalogue; `group` is the folder of its blocks in a bigfile."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    generator: Literal["flowpm-dist"]
+    complete: Literal[True]
+    kind: Literal["halos", "galaxies"]
+    count: _Size
+    members: _Size | None
+    group: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$", max_length=200)]
+    columns: Annotated[dict[str, StoredColumn], Field(min_length=1)]
     about: dict[str, Any]
+
+    @property
+    def record(self) -> np.dtype[Any]:
+        """The dtype of a row of the table of an HDF5 file."""
+        fields: list[Any] = []
+        for column in self.columns.values():
+            shape = column.shape if len(column.names) == 1 else column.shape[1:]
+            fields += [(name, column.stored, shape) for name in column.names]
+        return np.dtype(fields)
+
+
+def _names(kind: str, name: str, format: str) -> tuple[str, ...]:
+    """Returns the names of a column in a file."""
+    if format == "bigfile":
+        plain = "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+        return (FASTPM.get(name, plain),)
+    prefix = "halo_" if kind == "halos" else ""
+    if name in ("position", "velocity"):
+        return tuple(f"{prefix}{'v' * (name == 'velocity')}{axis}" for axis in "xyz")
+    return (HALOTOOLS.get(name, prefix + name),)
 
 
 def write_catalogue(
     path: Path,
-    columns: Mapping[str, np.ndarray],
-    description: Mapping[str, Any],
+    kind: str,
+    columns: Mapping[str, LabelledArray],
+    members: np.ndarray | None,
+    about: Mapping[str, Any],
     mesh: ProcessMesh,
     format: str,
+    *,
+    overwrite: bool,
 ) -> None:
-    """Writes a catalogue. On all ranks together.
+    """Writes a catalogue; each rank writes its rows. On all ranks together.
+
+    See `Catalogue.write`, which also says what other codes read.
 
     Args:
-        path: an HDF5 file, which rank 0 writes column by column; or a folder in bigfile, where each
-            rank writes its own data files.
-        columns: this rank's rows by name [n, ...].
-        description: see `Description`.
+        path: the file, or the folder of a bigfile.
+        kind: "halos" or "galaxies".
+        columns: this rank's rows by name.
+        members: numbers of this rank's member particles, or None.
+        about: attributes of the catalogue, which JSON can take.
         mesh: the ranks.
         format: "hdf5" or "bigfile".
-
-    Raises:
-        WriteError: this rank cannot write. Only this rank raises it, and the job must end.
+        overwrite: whether the catalogue replaces one that is there.
     """
+    if format not in WRITERS:
+        raise ValueError(f"format = {format!r}: must be one of {', '.join(WRITERS)}")
+    rows = len(next(iter(columns.values())).values)
+    sizes = np.array([rows, 0 if members is None else len(members)], np.int64)
+    gathered = mesh.gather_to_root(sizes)
+    whole = np.zeros(0, np.int64) if gathered is None else np.concatenate(gathered)
+    counts = mesh.array_from_root(whole).reshape(-1, 2)
+    total = counts.sum(axis=0).tolist()
+    facts = _facts(kind, columns, about, format, total[0], None if members is None else total[1])
+    _check_free(path, overwrite)
+    token = mesh.array_from_root(np.array([secrets.randbits(32)], np.int64))[0]
+    aside = path.with_name(f".{path.name}.{token:08x}.partial")
+    values = {name: each.values for name, each in columns.items()}
     try:
-        (_write_hdf5 if format == "hdf5" else _write_bigfile)(path, columns, description, mesh)
+        try:
+            WRITERS[format](aside, facts, values, members, mesh, counts)
+            if mesh.rank == 0:
+                if path.is_dir():
+                    remove(path)
+                aside.replace(path)
+        except BaseException:
+            if mesh.rank == 0:
+                remove(aside, ignore_errors=True)
+            raise
     except OSError as error:
         raise WriteError.of(path, error) from error
+    mesh.barrier()
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    if not path.exists():
+        return
+    if not overwrite:
+        raise FileExistsError(f"{path} exists: give another path, or overwrite=True")
+    if path.is_dir() and not (path / ABOUT).is_file():
+        raise UserError(f"{path} is a folder that holds no catalogue: give another path")
+
+
+def _facts(
+    kind: str,
+    columns: Mapping[str, LabelledArray],
+    about: Mapping[str, Any],
+    format: str,
+    count: int,
+    members: int | None,
+) -> Facts:
+    """Returns what a file says about its catalogue.
+
+    Raises:
+        ValueError: a column has a name that a file cannot have, or no real numbers.
+    """
+    stored, taken = {}, set[str]()
+    for name, each in columns.items():
+        names, dtype = _names(kind, name, format), each.values.dtype
+        if dtype.kind not in "fiub" or not re.fullmatch(NAME, name) or taken & {*names}:
+            raise ValueError(
+                f"column {name!r} of {dtype} cannot be written: columns must hold real numbers, "
+                f"and have different names of letters, digits and _, in the file too ({names[0]})"
+            )
+        taken |= {*names}
+        rest = {"units": each.units, "meaning": each.meaning}
+        little = dtype.newbyteorder("<").str
+        stored[name] = StoredColumn(names=names, dtype=little, shape=each.values.shape[1:], **rest)
+    group = GALAXIES if kind == "galaxies" else f"LL-{about.get('linking_length', 0):05.3f}"
+    plain = {"generator": GENERATOR, "complete": True, "kind": kind, "group": group}
+    sizes = {"count": count, "members": members, "columns": stored, "about": dict(about)}
+    return Facts.model_validate({**plain, **sizes})
 
 
 def _write_hdf5(
     path: Path,
+    facts: Facts,
     columns: Mapping[str, np.ndarray],
-    description: Mapping[str, Any],
+    members: np.ndarray | None,
     mesh: ProcessMesh,
+    counts: np.ndarray,
 ) -> None:
-    size = sum(x.itemsize * math.prod(x.shape[1:]) for x in columns.values()) * description["rows"]
-    with _new_hdf5(path, size, description) if mesh.rank == 0 else nullcontext() as file:
-        for name, values in columns.items():
-            parts = mesh.gather_to_root(values)
-            if file is not None and parts is not None:
-                file.create_dataset(NAMES.get(name, name), data=np.concatenate(parts))
+    """Writes an HDF5 file: rank 0 lays it out, then each rank writes its rows in their place."""
+    records = np.empty(counts[mesh.rank, 0], facts.record)
+    for name, column in facts.columns.items():
+        for at, field in enumerate(column.names):
+            records[field] = columns[name] if len(column.names) == 1 else columns[name][:, at]
+    parts = [(TABLE, records)]
+    if members is not None:
+        parts.append((MEMBERS, members.astype("<i8")))
+    begins = np.zeros(len(parts), np.int64)
+    if mesh.rank == 0:
+        begins[:] = _laid_out(path, facts, {n: x.dtype for n, x in parts}, counts.sum(axis=0))
+    begins = mesh.array_from_root(begins)
+    with path.open("r+b") as file:
+        for n, (_, values) in enumerate(parts):
+            before = int(counts[: mesh.rank, n].sum()) * values.dtype.itemsize
+            file.seek(int(begins[n]) + before)
+            file.write(values.tobytes())
+    mesh.barrier()
 
 
-@contextmanager
-def _new_hdf5(path: Path, size: int, description: Mapping[str, Any]) -> Iterator[h5py.File]:
-    """Yields a new file with the attributes of a catalogue of some size [bytes]."""
+def _laid_out(
+    path: Path, facts: Facts, dtypes: Mapping[str, np.dtype[Any]], counts: np.ndarray
+) -> list[int]:
+    """Writes a file without its values; returns where those of each data set begin."""
     import h5py
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # On a full disk HDF5 may end the process without a message.
-    if shutil.disk_usage(path.parent).free < SPARE + size:
-        raise WriteError(f"cannot write {path}: the disk is full")
-    with written_whole(path) as aside, h5py.File(aside, "w") as file:
-        file.attrs["generator"] = GENERATOR
-        file.attrs["catalogue"] = json.dumps(dict(description))
-        yield file
+    text, header = facts.model_dump_json(), Header.of(facts.about)
+    sizes = [int(n) * dtype.itemsize for n, dtype in zip(counts, dtypes.values(), strict=False)]
+    take_room(path, sum(sizes), METADATA + len(text))
+    with h5py.File(path, "w") as file:
+        file.attrs[GENERATOR] = text
+        file.attrs["Lbox"] = header.length
+        file.attrs["particle_mass"] = header.mass * 1e10
+        file.attrs["redshift"] = 1 / header.a - 1
+        return [
+            unfilled(file, name, dtype, (int(n),))
+            for n, (name, dtype) in zip(counts, dtypes.items(), strict=False)
+        ]
 
 
 def _write_bigfile(
     path: Path,
+    facts: Facts,
     columns: Mapping[str, np.ndarray],
-    description: Mapping[str, Any],
+    members: np.ndarray | None,
     mesh: ProcessMesh,
+    counts: np.ndarray,
 ) -> None:
-    if mesh.rank == 0:
-        path.mkdir(parents=True)
-    mesh.barrier()
-    for name, values in columns.items():
-        plain = values.astype(np.uint8) if values.dtype == bool else values
-        little = plain.astype(plain.dtype.newbyteorder("<"), copy=False)
-        block, written = path / NAMES.get(name, name), little.tobytes()
-        block.mkdir(exist_ok=True)
-        (block / f"{mesh.rank:06X}").write_bytes(written)
-        total = int(np.frombuffer(written, np.uint8).sum(dtype=np.int64)) % 2**32
-        parts = mesh.gather_to_root(np.array([len(values), total], np.int64))
-        if parts is not None:
-            members = int(np.prod(values.shape[1:]))
-            files = [(int(rows), int(checksum)) for rows, checksum in parts]
-            write_block(block, little.dtype.str.replace("|", "<"), members, files)
-    if mesh.rank == 0:
-        header = description["about"]
-        attributes = {"BoxSize": np.array(header["box_size"]), "Time": header["a"]}
-        write_block(path / "Header", "<i8", 0, [], attributes)
-        write_json(path / ABOUT, description)
-    mesh.barrier()
+    """Writes a bigfile: each rank a data file of each block, then rank 0 what describes them."""
+    blocks = dict(_blocks(facts))
+    parts = [
+        x.astype(dtype) for x, (dtype, _) in zip(columns.values(), blocks.values(), strict=False)
+    ]
+    parts += [] if members is None else [members.astype("<i8")]
+    sums = []
+    for name, part in zip(blocks, parts, strict=True):
+        (path / name).mkdir(parents=True, exist_ok=True)
+        with (path / name / f"{mesh.rank:06X}").open("wb") as file:
+            sums.append(write_values(file, part) % 2**32)
+    gathered = mesh.gather_to_root(np.array(sums, np.int64))
+    if gathered is None:
+        return
+    totals = np.stack(gathered)
+    for n, (name, (dtype, width)) in enumerate(blocks.items()):
+        rows = counts[:, int(name.startswith(MEMBER_BLOCK))]
+        files = list(zip(rows.tolist(), totals[:, n].tolist(), strict=True))
+        write_block(path / name, dtype.str, width, files)
+    for group in {name.split("/")[0] for name in blocks}:
+        write_block(path / group, "<i8", 0, [])
+    write_universe(path, Header.of(facts.about))
+    mark_particles_complete(path, facts.model_dump())
 
 
-def read_catalogue(path: Path) -> tuple[dict[str, np.ndarray], Description]:
-    """Returns all rows of a catalogue.
+def _blocks(facts: Facts) -> Iterator[tuple[str, tuple[np.dtype[Any], int]]]:
+    """Yields the names of blocks, with the dtype and the number of the values of one object."""
+    for column in facts.columns.values():
+        yield f"{facts.group}/{column.names[0]}", (column.stored, math.prod(column.shape))
+    if facts.members is not None:
+        yield f"{MEMBER_BLOCK}/ID", (np.dtype("<i8"), 1)
 
-    Args:
-        path: the HDF5 file, or the folder in bigfile.
 
-    Raises:
-        UserError: there is no catalogue, or one that this package did not write.
-        UnreadableError: it is damaged.
+WRITERS = {"hdf5": _write_hdf5, "bigfile": _write_bigfile}
+
+
+@dataclass(frozen=True)
+class CatalogueFile:
+    """A catalogue that was written, whose rows are read as they are needed.
+
+    Attributes:
+        path: its file or folder.
+        facts: what the file says about it.
     """
-    if not path.exists():
-        raise UserError(f"{path}: there is no such catalogue")
-    return _read_bigfile(path) if path.is_dir() else _read_hdf5(path)
 
+    path: Path
+    facts: Facts
 
-def _read_hdf5(path: Path) -> tuple[dict[str, np.ndarray], Description]:
-    with open_hdf5(path) as file:
-        if "catalogue" not in file.attrs:
-            raise UserError(f"{path} is not a catalogue of this package: it has no such attribute")
-        about = _description(path, json.loads(str(file.attrs["catalogue"])))
-        columns = {}
-        for name, shape in about.columns.items():
-            place = NAMES.get(name, name)
-            check_numbers(file.get(place), f"{path}:{place}", "fiub", (about.rows, *shape))
-            columns[name] = file[place][:]
-        if MEMBERS in file:
-            check_numbers(file[MEMBERS], f"{path}:{MEMBERS}", "iu", (int(columns["number"].sum()),))
-            columns[MEMBERS] = file[MEMBERS][:]
-    return columns, about
+    @classmethod
+    def at(cls, path: Path) -> CatalogueFile:
+        """Returns the catalogue at a path.
 
+        Raises:
+            UserError: there is none, it is another code's, or it is damaged.
+        """
+        with reading(path, raises=UserError):
+            if path.is_dir():
+                stored: Any = read_json(path / ABOUT)
+            else:
+                with open_hdf5(path) as file:
+                    stored = json.loads(file.attrs.get(GENERATOR, "{}"))
+        if not isinstance(stored, dict) or stored.get("generator") != GENERATOR:
+            raise UserError(
+                f"{path} is no catalogue of {GENERATOR}: give one that Catalogue.write has written"
+            )
+        with reading(path, raises=UserError):
+            facts = checked(Facts, stored, f"{path} is damaged: attribute")
+            check_attributes(path, facts.about)
+            for column in facts.columns.values():
+                if not (column.stored.itemsize and len(column.names) in (1, *column.shape[:1])):
+                    raise ValueError(f"its columns are damaged: {column.names}")
+        return cls(path, facts)
 
-def _read_bigfile(path: Path) -> tuple[dict[str, np.ndarray], Description]:
-    if not (path / ABOUT).exists():
-        raise UserError(f"{path} is not a complete catalogue of this package: it has no {ABOUT}")
-    about = _description(path / ABOUT, read_json(path / ABOUT))
-    columns = {}
-    with reading(path):
-        for name, shape in about.columns.items():
-            place = path / NAMES.get(name, name)
-            parts = [read() for read, _ in block_files(place, "fiu", int(np.prod(shape)))]
-            rows = np.concatenate(parts) if parts else np.zeros((0, *shape))
-            if len(rows) != about.rows:
-                raise UserError(f"{place} has {len(rows)} rows; must have {about.rows}")
-            columns[name] = rows.reshape(about.rows, *shape)
-        if (path / MEMBERS).is_dir():
-            parts = [read()[:, 0] for read, _ in block_files(path / MEMBERS, "iu", 1)]
-            columns[MEMBERS] = np.concatenate(parts)
-    return columns, about
+    def read(self, begin: int, end: int) -> dict[str, np.ndarray]:
+        """Returns columns of some of the objects.
 
+        Raises:
+            UserError: the file is damaged.
+        """
+        with reading(self.path, raises=UserError):
+            stored, values = self.facts.columns, {}
+            if self.path.is_dir():
+                for name, (block, (dtype, width)) in zip(stored, _blocks(self.facts), strict=False):
+                    rows = self._block(block, dtype, width, self.facts.count, begin, end)
+                    values[name] = rows.reshape(-1, *stored[name].shape)
+            else:
+                records = self._data_set(TABLE, self.facts.record, self.facts.count, begin, end)
+                for name, column in stored.items():
+                    fields = [records[field] for field in column.names]
+                    values[name] = fields[0] if len(fields) == 1 else np.stack(fields, axis=1)
+            return {
+                name: np.ascontiguousarray(x).astype(np.dtype(stored[name].dtype).newbyteorder("="))
+                for name, x in values.items()
+            }
 
-def _description(path: Path, table: Any) -> Description:
-    return checked(Description, table, f"{path}: the attributes are damaged: key")
+    def read_members(self, begin: int, end: int) -> np.ndarray:
+        """Returns some of the numbers of member particles.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        count, dtype = self.facts.members or 0, np.dtype("<i8")
+        with reading(self.path, raises=UserError):
+            if not 0 <= begin <= end <= count:
+                raise ValueError(f"it has {count} members, not those up to {end}")
+            if self.path.is_dir():
+                rows = self._block(f"{MEMBER_BLOCK}/ID", dtype, 1, count, begin, end).ravel()
+            else:
+                rows = self._data_set(MEMBERS, dtype, count, begin, end)
+            return rows.astype(np.int64)
+
+    def _data_set(
+        self, name: str, dtype: np.dtype[Any], count: int, begin: int, end: int
+    ) -> np.ndarray:
+        with open_hdf5(self.path) as file:
+            data = file.get(name)
+            room = count * dtype.itemsize <= self.path.stat().st_size
+            if getattr(data, "dtype", None) != dtype or data.shape != (count,) or not room:
+                raise ValueError(f"its data set {name} is damaged: must have {count} rows")
+            rows: np.ndarray = data[begin:end]
+        return rows
+
+    def _block(
+        self, name: str, dtype: np.dtype[Any], width: int, count: int, begin: int, end: int
+    ) -> np.ndarray:
+        pieces, first = [np.zeros((0, width), dtype)], 0
+        for mapped, rows in block_files(self.path / name, dtype.kind, width):
+            low, high = max(begin - first, 0), min(end - first, rows)
+            if low < high:
+                pieces.append(np.asarray(mapped()[low:high]))
+            first += rows
+        if first != count or any(piece.dtype != dtype for piece in pieces):
+            raise ValueError(f"its block {name} is damaged: must have {count} rows of {dtype}")
+        return np.concatenate(pieces)

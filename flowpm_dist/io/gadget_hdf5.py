@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowpm_dist.io.formats import DARK_MATTER, NAMES, TYPES, UNITS, header_facts, of_type
 from flowpm_dist.io.particles import ID_BYTES, Header, ParticleBlock
+
+if TYPE_CHECKING:
+    import h5py
 
 METADATA = 2**16
 """Size of all but the values of a file, at most [bytes]."""
@@ -47,9 +51,7 @@ def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> 
     import h5py
 
     reals = 2 * block.dtype.itemsize * 3
-    with path.open("wb") as file:  # fails here if there is no room for so large a file
-        file.write(bytes(METADATA))
-        file.truncate(METADATA + block.count * (reals + ID_BYTES))
+    take_room(path, block.count * (reals + ID_BYTES))
     types = [(np.dtype(np.uint64), ()), (block.dtype, (3,)), (block.dtype, (3,))]
     offsets = {}
     flags = ("Sfr", "Cooling", "StellarAge", "Metals", "Feedback")
@@ -71,16 +73,36 @@ def _allocated(path: Path, parts: int, block: ParticleBlock, header: Header) -> 
         parameters = {**UNITS, **header_facts(header), **integration}
         file.create_group("Parameters").attrs.update(parameters)
         group = file.create_group(f"PartType{DARK_MATTER}")
-        early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         for name, (dtype, shape) in zip(NAMES, types, strict=True):
-            kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple((block.count, *shape))
-            made = h5py.h5d.create(group.id, name.encode(), kind, space, early)
-            offsets[name] = made.get_offset()
+            offsets[name] = unfilled(group, name, dtype, (block.count, *shape))
         group["Coordinates"].attrs.update(POSITION)
         group["Velocities"].attrs.update(VELOCITY)
     return offsets
+
+
+def take_room(path: Path, size: int, metadata: int = METADATA) -> None:
+    """Makes a file, to fail early where there is no room for so large a one.
+
+    Args:
+        path: the file.
+        size: of its values [bytes].
+        metadata: size of all else, at most [bytes].
+    """
+    with path.open("wb") as file:
+        file.write(bytes(metadata))
+        file.truncate(metadata + size)
+
+
+def unfilled(group: h5py.Group, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Adds a data set without its values; returns where they begin in the file, 0 without any."""
+    import h5py
+
+    early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    kind, space = h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape)
+    made = h5py.h5d.create(group.id, name.encode(), kind, space, early)
+    return int(made.get_offset() or 0)
 
 
 def finish(folder: Path, parts: Sequence[np.ndarray], header: Header) -> None:

@@ -56,7 +56,7 @@ class Labelled(abc.ABC):
             name: (each.dimensions, each.values, {"units": each.units, "long_name": each.meaning})
             for name, each in self.labelled().items()
         }
-        return _package("xarray").Dataset(arrays)
+        return package("xarray").Dataset(arrays)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a table with a row for each place along the axes, and a column for each array.
@@ -67,7 +67,7 @@ class Labelled(abc.ABC):
             ImportError: pandas is not installed.
             ValueError: no array has all axes, so that a table would repeat values.
         """
-        pandas, arrays = _package("pandas"), self.labelled()
+        pandas, arrays = package("pandas"), self.labelled()
         index, columns = _table(arrays)
         names, places = [*index], [*index.values()]
         table = pandas.DataFrame(
@@ -162,7 +162,7 @@ def leading_axes(values: np.ndarray, own: int, name: str = "batch") -> tuple[str
     return (name,) * count if count < 2 else tuple(f"{name}_{n}" for n in range(count))
 
 
-def _package(name: str) -> Any:
+def package(name: str) -> Any:
     """Returns an optional package.
 
     Raises:

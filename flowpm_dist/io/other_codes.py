@@ -433,7 +433,7 @@ def block_files(
     text, count, _ = (line.split(":")[1].strip() for line in lines[:3])
     dtype = number_type(text, f"{header}: DTYPE", kinds)
     if count != str(members):
-        raise UnreadableError(f"{header}: NMEMB is {count}; must be {members}")
+        raise UnreadableError(f"{header}: NMEMB is {count:.40}; must be {members}")
     for line in lines[3:]:
         name, items = (part.strip() for part in line.split(":")[:2])
         if not (re.fullmatch("[0-9A-F]{6}", name) and items.isdecimal()):

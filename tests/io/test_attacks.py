@@ -19,9 +19,11 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from catalogues import made
 from damage import DAMAGES
 from run_files import RUN
 
+from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.cli.common import planning
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
@@ -152,6 +154,14 @@ def cone(folder: Path) -> Path:
     about = {"generator": "flowpm-dist", "parts": 2, "light_cone": {"z_max": 1.0}}
     write_text(folder / "light_cone.json", json.dumps(about))
     return folder
+
+
+def catalogue(format: str) -> Callable[[Path], Path]:
+    def written(folder: Path) -> Path:
+        made(9).write(folder / f"halos.{format}", format)
+        return folder / f"halos.{format}"
+
+    return written
 
 
 def correction(name: str) -> Callable[[Path], Path]:
@@ -291,6 +301,8 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "marked bigfile": (marked("bigfile"), read_particles),
     "maps": (maps, load_light_cone),
     "cone": (cone, read_light_cone),
+    "catalogue": (catalogue("hdf5"), Catalogue.read),
+    "bigfile catalogue": (catalogue("bigfile"), Catalogue.read),
     "filter": (correction("default"), load_correction),
     "network": (correction("network"), load_correction),
     "run file": (text_file("run.toml", RUN), read_run_file),

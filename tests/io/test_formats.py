@@ -311,7 +311,7 @@ def test_a_block_is_as_the_package_bigfile_writes_it(tmp_path):
     values = np.arange(30, dtype="<f4").reshape(10, 3)
     totals = [int(np.frombuffer(part.tobytes(), np.uint8).sum()) for part in np.split(values, 2)]
     numbers = {"BoxSize": np.array([64.0]), "TotNumPart": np.zeros(6, "i8")}
-    bigfile._write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
+    bigfile.write_block(tmp_path, "<f4", 3, [(5, total) for total in totals], numbers)
     assert (tmp_path / "header").read_text() == (
         "DTYPE: <f4\nNMEMB: 3\nNFILE: 2\n000000: 5 : 2134 : 2134\n000001: 5 : 3607 : 3607\n"
     )

@@ -471,10 +471,10 @@ def bigfile_of(folder: Path, **changed: str) -> Path:
     values = {"ID": np.arange(2)[:, None], "Position": np.ones((2, 3)), "Velocity": np.ones((2, 3))}
     for name, array in values.items():
         block = folder / "1" / name
-        bigfile._write_block(block, array.dtype.str, array.shape[1], [(2, 0)])
+        bigfile.write_block(block, array.dtype.str, array.shape[1], [(2, 0)])
         array.tofile(block / "000000")
     numbers = {"TotNumPart": np.array([0, 2, 0, 0, 0, 0]), "Time": 1.0}
-    bigfile._write_block(folder / "Header", "<i8", 0, [], numbers)
+    bigfile.write_block(folder / "Header", "<i8", 0, [], numbers)
     header = folder / "1/Position/header"
     text = header.read_text()
     for old, new in changed.items():

@@ -267,7 +267,8 @@ UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
 UniverseModel.linear_response UniverseModel.matter_response UniverseModel.run
 UniverseModel.run_and_observe Universe.of Unknowns.plus Unknowns.times"""
 """What this package calls, and what a scheme of a user implements."""
-COUNTS = """Calibration.too_wide ConvergenceMaps.plot DensityPlanes.plot Growth.ratio Growth.factor
+COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot DensityPlanes.plot
+Growth.ratio Growth.factor
 PointCheckpoints Progress Simulation.box_of StructureFormation TabulatedDistribution.from_file
 calibration_of convergence_power default_mesh default_stages first_points mode_means run
 warm_up Universe.mock Universe.unit_normal"""
@@ -286,7 +287,7 @@ Simulation.warn_of_times.times
 SourceDistribution.shift SourcePlane.density.chi UniverseModel.__call__.parameters
 bin_edges.choice binned_compare.interlaced binned_compare.window box_of.box compare.interlaced
 compare.window compressed.others compressed.seed correlation_coefficient.options
-cross_power.interlaced cross_power.window transfer_function.options"""
+cross_power.interlaced cross_power.window halos.options transfer_function.options"""
 """Arguments that are handed on to a function of the family, or have another name there."""
 
 

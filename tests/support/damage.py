@@ -135,7 +135,9 @@ def _of_hdf5(path: Path, generator: np.random.Generator) -> None:
         value = _any(ARRAYS, generator)
         if holder is file and generator.random() < 0.5:  # one value that is not finite
             data = file[name][...]
-            data.flat[generator.integers(data.size)] = np.nan if data.dtype.kind == "f" else 2**63
+            values = data[_any(data.dtype.names, generator)] if data.dtype.names else data
+            wrong = np.nan if values.dtype.kind == "f" else np.iinfo(values.dtype).max
+            values.flat[generator.integers(values.size)] = wrong
             value = data
         del holder[name]
         if generator.random() < 0.9:

@@ -238,6 +238,8 @@ def of_grids_and_runs() -> Iterator[Argument]:
     weights = ("", np.arange(1.0, 9.0))
     yield from arguments("Catalogue.density", lambda **given: painted(**given).block,
                          weights=weights, shift=("", 0.5))  # fmt: skip
+    of_grid = drawn.catalogue().density
+    yield from arguments("Catalogue.density", lambda grid: of_grid(grid).block, grid=("", 8))
     yield from arguments("Catalogue.shot_noise", drawn.catalogue().shot_noise, weights=weights)
 
 
