@@ -17,6 +17,7 @@ from flowpm_dist.options import (
     distinct,
     listed,
     rows,
+    table_of,
 )
 
 Overdensity = Literal["200m", "200c"]
@@ -79,16 +80,6 @@ class FinderOptions(Options):
         ]
 
 
-class HaloSection(FinderOptions):
-    """The section [halos]: halos of dark matter at the end of a run, and at its outputs.
-
-    Attributes:
-        format: format of the catalogues, "hdf5" or "bigfile".
-    """
-
-    format: CatalogueFormat = Field(default="hdf5", description='"hdf5" or "bigfile"')
-
-
 LogMass = Annotated[float, Field(ge=0, le=20)]
 
 
@@ -126,4 +117,18 @@ class HOD(Options):
     seed: Seed = Field(default=0, description=A_SEED)
     occupation: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(
         default=None, description="a function, as package.module:object"
+    )
+
+
+class HaloSection(FinderOptions):
+    """The section [halos]: halos of dark matter at the end of a run, and at its outputs.
+
+    Attributes:
+        format: format of the catalogues, "hdf5" or "bigfile".
+        galaxies: the halo occupation of galaxies; None for no galaxies.
+    """
+
+    format: CatalogueFormat = Field(default="hdf5", description='"hdf5" or "bigfile"')
+    galaxies: Annotated[HOD | None, table_of(HOD)] = Field(
+        default=None, description="a table such as { log_M_min = 12.8, seed = 0 }"
     )

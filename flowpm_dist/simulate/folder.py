@@ -50,6 +50,7 @@ OF_HALOS = (
     *(f"{name}.{format}" for name in (HALOS, GALAXIES) for format in get_args(CatalogueFormat)),
     *("halo_mass_function.csv", "halo_mass_function.png", "halos.png"),
     *("halo_power.csv", "halo_power.png", "galaxy_power.csv", "galaxy_power.png"),
+    "galaxy_multipoles.csv",
 )
 """Further results of a run that finds halos."""
 OF_RUN = (*OF_LIGHT_CONE, *OF_HALOS, CONE_PARTICLES)
@@ -68,6 +69,9 @@ CAPTIONS = {
     "halo_mass_function.csv": "The abundance of halos by mass, with Poisson errors.",
     "halo_power.png": "The power of halos by wavenumber, and their bias.",
     "halo_power.csv": "The power of halos by wavenumber, and their bias.",
+    "galaxy_power.png": "The power of galaxies by wavenumber, and their bias.",
+    "galaxy_power.csv": "The power of galaxies by wavenumber, and their bias.",
+    "galaxy_multipoles.csv": "Multipoles of the power of galaxies in redshift space.",
 }
 PARTIAL = ".partial-flowpm-dist"
 POWER_K = 0.1

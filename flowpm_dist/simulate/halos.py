@@ -13,12 +13,14 @@ from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.catalogues.clustering import TracerPower, tracer_power
 from flowpm_dist.catalogues.figures import abundance_figure, halos_figure, tracer_figure
 from flowpm_dist.catalogues.finder import halos
+from flowpm_dist.catalogues.occupation import populate
 from flowpm_dist.catalogues.options import FinderOptions, HaloSection
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
-from flowpm_dist.simulate.folder import HALOS
-from flowpm_dist.simulation.state import State
+from flowpm_dist.simulate.folder import GALAXIES, HALOS
+from flowpm_dist.simulation.state import Axis, State
+from flowpm_dist.statistics.power import multipoles
 
 
 @dataclass(frozen=True)
@@ -29,25 +31,31 @@ class FoundHalos:
         catalogue: this rank's halos.
         abundance: by mass.
         power: their power and bias; None with fewer than two halos.
+        galaxies: number of galaxies.
+        galaxy_power: the power and bias of galaxies; None with fewer than two of them.
     """
 
     catalogue: Catalogue
     abundance: MassFunction
     power: TracerPower | None
+    galaxies: int = 0
+    galaxy_power: TracerPower | None = None
 
 
 def write_halos(
     folder: Path,
     section: HaloSection,
+    line_of_sight: Axis,
     state: State,
     density: Field,
     warn: Callable[[str], None],
 ) -> FoundHalos:
-    """Finds the halos of a state, and writes their catalogue and tables. On all ranks.
+    """Finds the halos of a state and their galaxies; writes catalogues and tables. On all ranks.
 
     Args:
         folder: folder of the state's results.
         section: the section [halos] of the run file.
+        line_of_sight: of the multipoles of galaxies.
         state: a single universe.
         density: its density.
         warn: shows a warning, where there are too few halos for a spectrum.
@@ -59,16 +67,35 @@ def write_halos(
     options = {name: getattr(section, name) for name in FinderOptions.model_fields}
     catalogue = halos(state, **options)
     catalogue.write(folder / f"{HALOS}.{section.format}", section.format)
-    abundance, power = mass_function(catalogue), None
-    if catalogue.total > 1:
-        power = tracer_power(catalogue, density)
-    else:
-        warn(f"{catalogue.total} halos at a = {state.a:.4g}: too few for their power")
+    abundance = mass_function(catalogue)
     if state.box.mesh.rank == 0:
         abundance.write_csv(folder / "halo_mass_function.csv")
-        if power is not None:
-            power.write_csv(folder / "halo_power.csv")
-    return FoundHalos(catalogue, abundance, power)
+    power = _write_power(folder / "halo_power.csv", catalogue, density, warn)
+    if section.galaxies is None:
+        return FoundHalos(catalogue, abundance, power)
+    galaxies = populate(catalogue, section.galaxies)
+    galaxies.write(folder / f"{GALAXIES}.{section.format}", section.format)
+    of_galaxies = _write_power(folder / "galaxy_power.csv", galaxies, density, warn)
+    if of_galaxies is not None:
+        seen = galaxies.density(state.box, redshift_space=line_of_sight)
+        noise = galaxies.shot_noise()
+        poles = multipoles(seen, axis=line_of_sight, shot_noise=noise)
+        if state.box.mesh.rank == 0:
+            poles.write_csv(folder / "galaxy_multipoles.csv")
+    return FoundHalos(catalogue, abundance, power, galaxies.total, of_galaxies)
+
+
+def _write_power(
+    path: Path, tracers: Catalogue, density: Field, warn: Callable[[str], None]
+) -> TracerPower | None:
+    """Writes the power and bias of objects; warns and returns None where there are too few."""
+    if tracers.total < 2:
+        warn(f"{tracers.total} {tracers.kind} at a = {tracers.a:.4g}: too few for their power")
+        return None
+    power = tracer_power(tracers, density)
+    if tracers.mesh.rank == 0:
+        power.write_csv(path)
+    return power
 
 
 def draw_halos(
@@ -97,6 +124,10 @@ def draw_halos(
         save(halos_figure(slab, thickness, shown))
     with drawing(folder / "halo_mass_function.png", warn) as save:
         save(abundance_figure(found.abundance, theory, catalogue))
-    if found.power is not None:
-        with drawing(folder / "halo_power.png", warn) as save:
-            save(tracer_figure(found.power, catalogue.a))
+    for power, of, name in (
+        (found.power, "halos", "halo_power.png"),
+        (found.galaxy_power, "galaxies", "galaxy_power.png"),
+    ):
+        if power is not None:
+            with drawing(folder / name, warn) as save:
+                save(tracer_figure(power, catalogue.a, of))

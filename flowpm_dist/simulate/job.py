@@ -21,7 +21,7 @@ from flowpm_dist.jobs.job import Command, Costs, Job, Request, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables.light_cone.plan import particle_bytes
 from flowpm_dist.options.regular_files import human_size
-from flowpm_dist.simulate.folder import HALOS, SimulationFolder
+from flowpm_dist.simulate.folder import GALAXIES, HALOS, SimulationFolder
 from flowpm_dist.simulate.options import KEEP, SimulationOptions, output_name
 from flowpm_dist.simulation.cost import field_bytes, process_bytes, simulation_bytes, writing_bytes
 from flowpm_dist.simulation.demand import Demand, Fits
@@ -131,7 +131,7 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
             if self.options.lightcone.particles:
                 held += f'\n  {CONE_PARTICLES}: in Python: fpm.io.read_light_cone("{path}")'
         if self.options.halos is not None:
-            held += "\n" + self._halo_lines(summary.halos)
+            held += "\n" + self._halo_lines(summary)
         figures = """\
   density.png         a slab of the universe
   power_spectrum.png  with linear theory; numbers in power_spectrum.csv"""
@@ -147,15 +147,21 @@ Results in {path}:
 {summary.ns_per_particle_per_step:.0f} ns per particle and step; at most {memory} on a rank.
 P(k = {summary.k:.3f} h/Mpc) is {summary.ratio:.3f} of linear theory's."""
 
-    def _halo_lines(self, count: int) -> str:
-        """Returns the lines of the report about halos."""
+    def _halo_lines(self, summary: Summary) -> str:
+        """Returns the lines of the report about halos and galaxies."""
         section, path, figures = self.options.halos, self.folder.path, self.options.output.figures
         assert section is not None
         name = f"{HALOS}.{section.format}"
         files = ".png, .csv" if figures else ".csv"
-        return f"""\
-  {name:<19} {count:,} halos; in Python: fpm.Catalogue.read("{path / name}")
+        lines = f"""\
+  {name:<19} {summary.halos:,} halos; in Python: fpm.Catalogue.read("{path / name}")
   halo_mass_function{files}: their abundance by mass; halo_power{files}: power and bias"""
+        if section.galaxies is not None:
+            name = f"{GALAXIES}.{section.format}"
+            lines += f"""
+  {name:<19} {summary.galaxies:,} galaxies; galaxy_power{files}: power and bias; \
+galaxy_multipoles.csv: in redshift space"""
+        return lines
 
 
 def output_bytes(options: SimulationOptions, ranks: int = 1) -> int:

@@ -58,7 +58,7 @@ class Summary:
         peak_memory: greatest memory that each rank has held [bytes].
         k: the wave number nearest to 0.1 h/Mpc [h/Mpc].
         ratio: measured power at `k` divided by linear theory's.
-        halos: number of halos; 0 where none were looked for.
+        halos, galaxies: their numbers; 0 where none were looked for.
     """
 
     seconds: float
@@ -68,6 +68,7 @@ class Summary:
     k: float
     ratio: float
     halos: int
+    galaxies: int
 
 
 def write_results(
@@ -113,6 +114,7 @@ def write_results(
             k=float(spectrum.k[at]),
             ratio=float(spectrum.power[at] / written.linear[at]),
             halos=0 if written.halos is None else written.halos.catalogue.total,
+            galaxies=0 if written.halos is None else written.halos.galaxies,
         )
     # All ranks meet here, and rank 0 only once the results are in place.
     if options.output.figures:
@@ -226,7 +228,7 @@ def write_state(
     write_statistics(folder, options, state, density, known, warn)
     section, found = options.halos, None
     if section is not None:
-        found = write_halos(folder, section, state, density, warn)
+        found = write_halos(folder, section, results.line_of_sight, state, density, warn)
     return WrittenState(density, spectrum, theory, found)
 
 

@@ -10,6 +10,8 @@ from run_files import RUN
 import flowpm_dist as fpm
 from flowpm_dist.catalogues.abundance import mass_function
 from flowpm_dist.catalogues.clustering import tracer_power
+from flowpm_dist.catalogues.occupation import populate
+from flowpm_dist.catalogues.options import HOD
 from flowpm_dist.io.files import SNAPSHOT
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.simulate.folder import FILES
@@ -18,13 +20,16 @@ HALOS = """
 [halos]
 minimum = 4
 members = true
+galaxies = { log_M_min = 12.0, log_M_0 = 11.5, log_M_1 = 12.5, seed = 7 }
 [output]
 redshifts = [0.5]
 """
 TEXT = (RUN + HALOS).replace("size = 64.0", "size = 16.0").replace("steps = 2", "steps = 4")
 here = folder_with(TEXT)
 LEFT = {"halos.hdf5", "halo_mass_function.csv", "halo_power.csv"}
-DRAWN = {"halos.png", "halo_mass_function.png", "halo_power.png"}
+LEFT |= {"galaxies.hdf5", "galaxy_power.csv", "galaxy_multipoles.csv"}
+DRAWN = {"halos.png", "halo_mass_function.png", "halo_power.png", "galaxy_power.png"}
+HOD_OF_RUN = HOD(log_M_min=12.0, log_M_0=11.5, log_M_1=12.5, seed=7)
 
 
 def table(path: str) -> np.ndarray:
@@ -49,7 +54,14 @@ def test_halos_of_a_run(here):
         np.testing.assert_allclose(table(f"{folder}/halo_mass_function.csv")[:, 4], counts.count)
         power = tracer_power(found, state.density())
         np.testing.assert_allclose(table(f"{folder}/halo_power.csv")[:, 4], power.bias, rtol=1e-4)
-    assert f"{found.total:,} halos" not in plain(done.stdout)  # the last state's are reported
+        galaxies = fpm.Catalogue.read(f"{folder}/galaxies.hdf5")
+        drawn = populate(found, HOD_OF_RUN)
+        np.testing.assert_array_equal(galaxies.position, drawn.position)
+        assert galaxies.about["hod"]["seed"] == 7 and galaxies.total == drawn.total > 10
+        seen = drawn.density(state.box, redshift_space="z")
+        poles = fpm.multipoles(seen, shot_noise=drawn.shot_noise())
+        quadrupole = table(f"{folder}/galaxy_multipoles.csv")[:, 2]
+        np.testing.assert_allclose(quadrupole, poles.power[1], rtol=1e-4, atol=1e-3)
     last = fpm.Catalogue.read("out/halos.hdf5").total
     assert f"halos.hdf5 {last:,} halos; in Python" in " ".join(plain(done.stdout).split())
 
@@ -65,6 +77,7 @@ def test_halos_of_a_run(here):
         ),
         ("relaxed", "[[40, 0.1]]", "must have falling linking lengths, above linking_length = 0.2"),
         ("relaxed", "[[3, 0.3]]", "must have rising numbers, above minimum = 4"),
+        ("galaxies", "{ sigma_log_M = 0.0 }", "sigma_log_M = 0.0: must be a number above 0"),
         ("overdensities", '["500c"]', "must be a list of some of 200m, 200c"),
     ],
 )
