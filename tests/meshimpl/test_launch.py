@@ -279,13 +279,20 @@ def test_one_rank_places_its_devices(alone: pytest.MonkeyPatch) -> None:
     assert gpus.visible == gpus.growing == ["GPU:0"]
 
 
-PROLOGUE = """
+STARTED = """
 import os, signal, sys, time
 from meshimpl import launch
 stop_as = signal.SIGUSR1 if "gently" in sys.argv else None
 status = launch.launch_or_join(2, sys.argv[1:], stop_as=stop_as)
 if status is not None:
     sys.exit(status)
+"""
+# What the launcher does with signals needs no TensorFlow, which takes each rank seconds to import.
+MPI_ALONE = """
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+"""
+HOROVOD = """
 launch.configure_threads()
 launch.set_horovod_defaults()
 from meshimpl.imports import import_tensorflow
@@ -298,10 +305,12 @@ rank = hvd.rank()
 """
 
 
-def start_job(tmp_path: Path, body: str, argument: str = "an argument") -> subprocess.Popen[str]:
-    """Start a program that relaunches itself on 2 ranks."""
+def start_job(
+    tmp_path: Path, body: str, argument: str = "an argument", engine: str = MPI_ALONE
+) -> subprocess.Popen[str]:
+    """Start a program that relaunches itself on 2 ranks, which meet in the engine's lines."""
     program = tmp_path / "program.py"
-    program.write_text(PROLOGUE + textwrap.dedent(body))
+    program.write_text(STARTED + engine + textwrap.dedent(body))
     return subprocess.Popen(
         [sys.executable, str(program), argument],
         stdout=subprocess.PIPE,
@@ -312,8 +321,8 @@ def start_job(tmp_path: Path, body: str, argument: str = "an argument") -> subpr
 
 
 def job(tmp_path: Path, body: str) -> tuple[int, str, str]:
-    """Run such a program to its end, within a time limit: its status, output and error output."""
-    process = start_job(tmp_path, body)
+    """Run such a program to its end with Horovod: its status, output and error output."""
+    process = start_job(tmp_path, body, engine=HOROVOD)
     try:
         output, errors = process.communicate(timeout=50)
     finally:
@@ -465,7 +474,6 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_program_ends_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
     body = """
-        hvd.allreduce(tf.ones(4))
         print("running", os.getpid(), flush=True)
         time.sleep(100)
     """
@@ -484,12 +492,12 @@ def test_a_signal_to_the_program_ends_the_ranks(tmp_path: Path, number: signal.S
 GENTLE = """
     received = []
     signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
-    hvd.allreduce(tf.ones(4))
+    MPI.COMM_WORLD.Barrier()
     print("running", os.getpid(), flush=True)
     while not received:
         time.sleep(0.1)
     time.sleep(3)  # mpirun would end a rank a second after SIGTERM or SIGINT
-    hvd.allreduce(tf.ones(4))
+    MPI.COMM_WORLD.Barrier()
 """
 
 
