@@ -116,7 +116,10 @@ HERE = ALONE if SIZE == 1 else [pytest.param("network", marks=DEAR)]
 
 @pytest.mark.parametrize("case", HERE)
 def test_gradients(mesh, case):
-    """Of the noise, of the learned numbers and of the cosmology; those of one rank on any mesh."""
+    """Of the noise, of the learned numbers and of the cosmology; those of one rank on any mesh.
+
+    One rank's are those of differences.
+    """
     found = slopes(mesh, **CASES[case])
     box = simulation(mesh).box
     alone = by_rank_zero(f"corrected-{case}", lambda: slopes(solo(), **CASES[case]))
@@ -125,7 +128,9 @@ def test_gradients(mesh, case):
     for name in ("omega", "sigma8"):
         np.testing.assert_allclose(found[name], alone[name], rtol=1e-9)
     np.testing.assert_allclose(found["noise"], np.asarray(alone["noise"])[box.place], atol=1e-9)
-    if mesh.size == 1 and case != "network":
+    if mesh.size > 1:
+        return
+    if case != "network":
         plain = slopes(mesh, **CASES[case], adjoint=DirectAdjoint())
         for name, value in found.items():
             np.testing.assert_allclose(value, plain[name], rtol=1e-8, atol=1e-9, err_msg=name)
@@ -135,14 +140,11 @@ def test_gradients(mesh, case):
     steps = {"noise": 1e-8, "theta": 1e-7, "omega": 1e-7, "sigma8": 1e-7}
     for name, step in steps.items():
         slope = float(np.sum(found[name] * directions[name]))
-        if name == "noise":
-            slope = float(mesh.world.allreduce(tf.constant(slope, tf.float64)))
         values = []
         for sign in (1, -1):
             there = {**point, name: point[name] + sign * step * directions[name]}
             inputs = {key: tf.constant(value) for key, value in there.items()}
-            part = loss_of(mesh, **inputs, **CASES[case])
-            values.append(float(mesh.world.allreduce(part)))
+            values.append(float(loss_of(mesh, **inputs, **CASES[case])))
         difference = (values[0] - values[1]) / (2 * step)
         rounding = 1e-13 * abs(values[0]) / step
         assert slope == pytest.approx(difference, rel=1e-6, abs=10 * rounding), name
