@@ -170,6 +170,7 @@ def check_five_steps(network_mesh, edges, loss, centre):
     )
 
 
+@pytest.mark.dealt
 def test_features_are_centred_where_a_volume_is_asked_about(network_mesh):
     """With `recentre` a step, which takes off its batch's mean, and `predict` agree."""
     network = with_biases(network_on(network_mesh, centre=True, dropout=0.0))
@@ -179,6 +180,7 @@ def test_features_are_centred_where_a_volume_is_asked_about(network_mesh):
     np.testing.assert_allclose(network.predict(volumes()), outputs, atol=1e-10)
 
 
+@pytest.mark.dealt
 def test_channels_over_an_axis(network_mesh):
     """Output channels split instead of one side of the volume, with the batch split or not."""
     sides = [name for name in network_mesh.names if name != "replica"]

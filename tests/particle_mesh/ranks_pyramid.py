@@ -86,6 +86,7 @@ NEUTRINOS = [0.05, 0.1]
 """A fraction of matter, and a free-streaming wavenumber over the Nyquist wavenumber."""
 
 
+@pytest.mark.dealt
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("choice", ["0.1%"])
 def test_massive_neutrinos_add_to_the_potential(mesh: ProcessMesh, choice: str) -> None:
