@@ -95,7 +95,7 @@ def alone(plan):
     return {"kappa": np.stack(maps), "rows": rows, "noise_seeds": of_noise}
 
 
-@pytest.mark.ranks(4)
+@pytest.mark.ranks(2)
 def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared):
     plan = plan_of(shared)
     mesh = process_mesh(f"replica:{SIZE}")
