@@ -107,9 +107,10 @@ def test_maps_are_of_all_matter(mesh, monkeypatch):
 
 
 @pytest.mark.ranks(1, 2)
-def test_maps_of_corrected_particles_and_their_gradients(mesh):
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=[pytest.mark.long] if SIZE == 2 else [])])
+def test_maps_of_corrected_particles_and_their_gradients(mesh, seed):
     """A network that moves states moves what is observed; its numbers have gradients, too."""
-    network = ResidualNetwork.begun(1)
+    network = ResidualNetwork.begun(seed)
     begun = simulation(mesh, "bullfrog", correction=network)
     noise = begun.lpt(seed=3).white_noise.block
     plain = kappa_of(simulation(mesh, "bullfrog"), noise).numpy()
