@@ -32,7 +32,7 @@ class MassFunction(Labelled):
         mass: mean mass of the halos, or the middle of an empty bin, in ln M [bin] [Msun/h].
         count: number of halos [bin].
         abundance: dn / dlnM [bin] [(h/Mpc)^3].
-        error: Poisson error of the abundance [bin] [(h/Mpc)^3]; of an empty bin, that of one halo.
+        error: Poisson error of the abundance [bin] [(h/Mpc)^3]; in an empty bin, as for one halo.
     """
 
     edges: np.ndarray
@@ -75,9 +75,9 @@ def mass_function(halos: Catalogue, edges: np.ndarray | None = None) -> MassFunc
     """Returns the number of halos by mass. On all ranks together.
 
     Args:
-        halos: of the whole box.
-        edges: of the bins, increasing [Msun/h]; by default from the smallest mass that a halo can
-            have, `DECADE` for a factor of ten.
+        halos: all halos of a box.
+        edges: edges of the bins, increasing [Msun/h]; by default from the smallest mass that a
+            halo can have, `DECADE` for a factor of ten.
 
     Raises:
         ValueError: the edges do not increase, or the catalogue has no masses.
@@ -146,14 +146,14 @@ def predicted(
 ) -> np.ndarray:
     """Returns the abundance dn / dlnM of halos, f(sigma) rho / M |dln sigma / dlnM| [(h/Mpc)^3].
 
-    sigma is that of the linear density of cold dark matter and baryons in spheres of mass M, rho
+    sigma is the rms of the linear density of cold dark matter and baryons in spheres of mass M, rho
     their comoving density.
 
     Args:
         theory: the theory of a universe.
         mass: [...] [Msun/h].
         a: scale factor.
-        fit: a function f(sigma), such as those of `FITS`.
+        fit: a function f(sigma), such as one of `FITS`.
     """
     mass = np.asarray(mass, np.float64)
     density = float(theory.background.Omega_cb) * CRITICAL_DENSITY * 1e10

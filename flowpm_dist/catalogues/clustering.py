@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TracerPower(Labelled):
-    """The power of halos or galaxies with that of matter.
+    """The power of halos or galaxies, and the power of matter.
 
     Attributes:
         k: mean wavenumbers [bin] [h/Mpc].
         modes: number of modes [bin]; k and -k are both counted.
-        power: of the objects, without their shot noise [bin] [(Mpc/h)^3].
+        power: power of the objects, without their shot noise [bin] [(Mpc/h)^3].
         cross: of objects and matter [bin] [(Mpc/h)^3].
         matter: power of matter [bin] [(Mpc/h)^3].
         bias: cross / matter [bin].
-        error: of the bias [bin]: the scatter that objects have about the matter of this box.
+        error: error of the bias [bin], from the scatter of objects about the matter of this box.
         shot_noise: which was subtracted [(Mpc/h)^3].
     """
 
@@ -52,7 +52,7 @@ class TracerPower(Labelled):
             "cross": (power, "power of objects and matter"),
             "matter": (power, "power of matter"),
             "bias": ("1", "cross / matter"),
-            "error": ("1", "of the bias, from the scatter of objects about the matter"),
+            "error": ("1", "error of the bias, from the scatter of objects about the matter"),
             "modes": ("1", "number of modes"),
         }
         return {n: LabelledArray(getattr(self, n), ("k",), *about[n]) for n in about}
@@ -87,15 +87,15 @@ def tracer_power(
             f"{tracers.kind} of a box of {tracers.box_size} Mpc/h, and matter of {matter.box.size}"
         )
     noise = tracers.shot_noise(weights)
-    found = compare(tracers.density(matter.box, weights=weights), matter, bins=bins)
-    scatter = np.maximum(found.power_a * found.power_b - found.cross**2, 0)
+    spectra = compare(tracers.density(matter.box, weights=weights), matter, bins=bins)
+    scatter = np.maximum(spectra.power_a * spectra.power_b - spectra.cross**2, 0)
     return TracerPower(
-        found.k,
-        found.modes,
-        found.power_a - noise,
-        found.cross,
-        found.power_b,
-        found.cross / found.power_b,
-        np.sqrt(scatter / found.modes) / found.power_b,
+        spectra.k,
+        spectra.modes,
+        spectra.power_a - noise,
+        spectra.cross,
+        spectra.power_b,
+        spectra.cross / spectra.power_b,
+        np.sqrt(scatter / spectra.modes) / spectra.power_b,
         noise,
     )

@@ -48,8 +48,8 @@ def halos(state: State, *, whole: bool = False, **options: Any) -> Catalogue:
         state.peculiar_velocity().block.numpy().reshape(-1, 3),
         numbers.ravel().astype(np.int64),
     )
-    found = find_halos(particles, state.header(), chosen)
-    return found.whole() if whole else found
+    catalogue = find_halos(particles, state.header(), chosen)
+    return catalogue.whole() if whole else catalogue
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,20 @@ def find_halos(
     header, options, space = Header.of(about), options or FinderOptions(), particles.space
     places = space.places(particles.positions)
     home = space.to_owners(places)
-    given = (places, particles.velocities, particles.numbers)
-    owned = _Owned(space, *(home.send(values).numpy() for values in given))
-    found, halo = _groups(owned, options, float(np.prod(header.box_size) / header.count) ** (1 / 3))
-    columns = _columns(owned, found, halo, options, header)
+    columns_here = (places, particles.velocities, particles.numbers)
+    owned = _Owned(space, *(home.send(values).numpy() for values in columns_here))
+    moments, halo = _groups(
+        owned, options, float(np.prod(header.box_size) / header.count) ** (1 / 3)
+    )
+    columns = _columns(owned, moments, halo, options, header)
     if particles.edge is not None:
-        columns["edge"] = _touching(owned, found, halo[home.send(particles.edge).numpy()])
-    to_owner = space.to_owners(found.place)
+        columns["edge"] = _touching(owned, moments, halo[home.send(particles.edge).numpy()])
+    to_owner = space.to_owners(moments.place)
     columns = {name: to_owner.send(values).numpy() for name, values in columns.items()}
     settings = options.model_dump(mode="json")
     catalogue = Catalogue("halos", columns, {**about, **settings}, space.mesh, 0, False)
     if options.members:
-        catalogue = replace(catalogue, members=_members(owned, found, halo, to_owner))
+        catalogue = replace(catalogue, members=_members(owned, moments, halo, to_owner))
     return catalogue.sorted()
 
 
@@ -116,34 +118,34 @@ class _Owned:
 
 def _groups(owned: _Owned, options: FinderOptions, spacing: float) -> tuple[Moments, np.ndarray]:
     """Returns the halos that this rank keeps, and of each owned particle its halo's id or -1."""
-    halo, found = np.full(len(owned.number), -1, np.int64), None
+    halo, moments = np.full(len(owned.number), -1, np.int64), None
     rows = np.arange(len(halo))
     for length, below in options.stages:
         place = owned.place[rows]
         groups = friends_of_friends(owned.space, place, owned.number[rows], length * spacing)
-        members, at, kept = groups.within(options.minimum, below)
-        labels = groups.label[kept]
+        members, at, pieces = groups.within(options.minimum, below)
+        labels = groups.label[pieces]
         halo[rows[members]] = labels[at]
         velocity = owned.velocity[rows[members]]
-        moments = moments_of(owned.space, place[members], velocity, at, labels)
-        found = moments if found is None else found.joined_with(moments)
+        stage = moments_of(owned.space, place[members], velocity, at, labels)
+        moments = stage if moments is None else moments.joined_with(stage)
         rows = rows[groups.count[groups.piece] >= below]
-    assert found is not None
-    return found, halo
+    assert moments is not None
+    return moments, halo
 
 
 def _columns(
-    owned: _Owned, found: Moments, halo: np.ndarray, options: FinderOptions, header: Header
+    owned: _Owned, moments: Moments, halo: np.ndarray, options: FinderOptions, header: Header
 ) -> dict[str, np.ndarray]:
     """Returns the columns of the halos that this rank keeps."""
-    lengths, directions = axes_of(found.spread)
+    lengths, directions = axes_of(moments.spread)
     columns = {
-        "id": found.label,
-        "number": found.number,
-        "mass": found.number * (header.mass * 1e10),
-        "position": owned.space.positions(found.place),
-        "velocity": found.velocity,
-        "velocity_dispersion": np.sqrt(found.dispersion / 3),
+        "id": moments.label,
+        "number": moments.number,
+        "mass": moments.number * (header.mass * 1e10),
+        "position": owned.space.positions(moments.place),
+        "velocity": moments.velocity,
+        "velocity_dispersion": np.sqrt(moments.dispersion / 3),
         "axis_lengths": lengths,
         "axis_directions": directions,
     }
@@ -151,29 +153,31 @@ def _columns(
         rows = np.flatnonzero(halo >= 0)
         members = Members(owned.place[rows], owned.number[rows], halo[rows])
         columns |= spherical_masses(
-            *(owned.space, owned.place, members, found.label, found.number),
+            *(owned.space, owned.place, members, moments.label, moments.number),
             *(header, options.overdensities, options.minimum),
         )
     return columns
 
 
-def _touching(owned: _Owned, found: Moments, near: np.ndarray) -> np.ndarray:
+def _touching(owned: _Owned, moments: Moments, near: np.ndarray) -> np.ndarray:
     """Returns whether the halos that this rank keeps have one of the particles near an edge.
 
     Args:
-        owned, found: the particles and the halos.
+        owned, moments: the particles and the halos.
         near: the ids of the halos of these particles, or -1.
     """
     labels = np.unique(near[near >= 0])
-    kept: np.ndarray = keepers(owned.space, labels).send(labels).numpy()
-    return np.isin(found.label, kept)
+    touching: np.ndarray = keepers(owned.space, labels).send(labels).numpy()
+    return np.isin(moments.label, touching)
 
 
-def _members(owned: _Owned, found: Moments, halo: np.ndarray, to_owner: RowExchange) -> np.ndarray:
+def _members(
+    owned: _Owned, moments: Moments, halo: np.ndarray, to_owner: RowExchange
+) -> np.ndarray:
     """Returns the numbers of the members of the halos that come here, one halo after the other."""
     rows = np.flatnonzero(halo >= 0)
     to_keeper = keepers(owned.space, halo[rows])
     label, number = (to_keeper.send(x[rows]).numpy() for x in (halo, owned.number))
     number = number[np.lexsort((number, label))]
-    ranks = np.repeat(to_owner.ranks, found.number)
+    ranks = np.repeat(to_owner.ranks, moments.number)
     return RowExchange(owned.space.mesh.world, ranks).send(number).numpy()

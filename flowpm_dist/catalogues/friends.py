@@ -50,10 +50,10 @@ class Groups:
         members = np.flatnonzero(chosen[self.piece])
         held = np.zeros(len(chosen), bool)
         held[self.piece[members]] = True
-        kept = np.flatnonzero(held)
+        pieces = np.flatnonzero(held)
         number = np.zeros(len(chosen), np.int64)
-        number[kept] = np.arange(len(kept))
-        return members, number[self.piece[members]], kept
+        number[pieces] = np.arange(len(pieces))
+        return members, number[self.piece[members]], pieces
 
 
 def friends_of_friends(
@@ -79,34 +79,34 @@ def friends_of_friends(
     with tf.device("CPU:0"):
         points = tf.constant(np.concatenate([places, margins.places]))
         piece = kernels().friends(points, links).numpy()
-    own, seen = piece[: len(places)], piece[len(places) :]
+    mine, theirs = piece[: len(places)], piece[len(places) :]
     label = np.full(len(piece), NOTHING, np.int64)
-    np.minimum.at(label, own, numbers)
-    _agree(space, label, own, seen, margins.exchange)
-    return Groups(own, label, _count(space, label, own, seen, margins))
+    np.minimum.at(label, mine, numbers)
+    _agree(space, label, mine, theirs, margins.exchange)
+    return Groups(mine, label, _count(space, label, mine, theirs, margins))
 
 
 def _agree(
-    space: Space, label: np.ndarray, own: np.ndarray, seen: np.ndarray, shown: RowExchange
+    space: Space, label: np.ndarray, mine: np.ndarray, theirs: np.ndarray, shown: RowExchange
 ) -> None:
     """Lowers labels of pieces until those that share a point on two ranks have the same."""
     changed = True
     while changed:
-        before = label[own[shown.rows]], label[seen]
-        np.minimum.at(label, seen, shown.send(label[own]).numpy())
-        np.minimum.at(label, own[shown.rows], shown.returned(label[seen]).numpy())
-        after = label[own[shown.rows]], label[seen]
+        before = label[mine[shown.rows]], label[theirs]
+        np.minimum.at(label, theirs, shown.send(label[mine]).numpy())
+        np.minimum.at(label, mine[shown.rows], shown.returned(label[theirs]).numpy())
+        after = label[mine[shown.rows]], label[theirs]
         here = any((a != b).any() for a, b in zip(before, after, strict=True))
         changed = bool(space.mesh.world.allreduce(tf.constant(here)))
 
 
 def _count(
-    space: Space, label: np.ndarray, own: np.ndarray, seen: np.ndarray, margins: Margins
+    space: Space, label: np.ndarray, mine: np.ndarray, theirs: np.ndarray, margins: Margins
 ) -> np.ndarray:
     """Returns the number of points on all ranks of the group of each piece."""
-    count = np.bincount(own, minlength=len(label)).astype(np.int64)
+    count = np.bincount(mine, minlength=len(label)).astype(np.int64)
     shared = np.zeros(len(label), bool)
-    shared[seen] = shared[own[margins.exchange.rows]] = True
+    shared[theirs] = shared[mine[margins.exchange.rows]] = True
     pieces = np.flatnonzero(shared)
     count[pieces] = sums_by_label(space, label[pieces], count[pieces])
     return count

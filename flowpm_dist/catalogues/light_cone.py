@@ -56,11 +56,11 @@ def light_cone_halos(
     counts = ranks.world.allgather(tf.constant([len(positions)], tf.int64)).numpy()
     numbers = np.arange(len(positions)) + counts[: ranks.rank].sum()
     velocities = np.asarray(particles["Velocities"], np.float64)
-    seen = Particles(
+    in_view = Particles(
         _space_about(positions, ranks), positions, velocities, numbers, cone.near_edge(positions)
     )
-    found = cone.observed(find_halos(seen, {**about, "a": 1.0}, chosen))
-    return found.whole() if whole else found
+    halos = cone.observed(find_halos(in_view, {**about, "a": 1.0}, chosen))
+    return halos.whole() if whole else halos
 
 
 def _space_about(positions: np.ndarray, ranks: ProcessMesh) -> Space:

@@ -82,16 +82,16 @@ def spherical_masses(
     radius = np.cbrt(3 * count / (4 * np.pi * min(limits.values())))
     farthest = MOST * float(space.mesh.world.allreduce(tf.constant(radius.max(initial=0.0)), "max"))
     space.check_reach(farthest, "a sphere about the largest halo")
-    seen = np.concatenate([places, space.margins(places, farthest).places])
-    tree = cKDTree(seen * space.size)
+    around = np.concatenate([places, space.margins(places, farthest).places])
+    tree = cKDTree(around * space.size)
     centre = _densest(space, tree, members)
     exchange = space.to_owners(centre)
     there = exchange.send(centre).numpy() * space.size
     reach = exchange.send(radius).numpy()
-    found = np.full((len(there), len(limits), 2), np.nan)
+    spheres = np.full((len(there), len(limits), 2), np.nan)
     for row, (middle, about) in enumerate(zip(there, reach, strict=True)):
-        found[row] = _spheres(tree, middle, about, list(limits.values()), minimum)
-    back = exchange.give_back(found).numpy()
+        spheres[row] = _spheres(tree, middle, about, list(limits.values()), minimum)
+    back = exchange.give_back(spheres).numpy()
     columns = {"centre": space.positions(centre)}
     for n, name in enumerate(limits):
         columns[f"mass_{name}"] = back[:, n, 0] * (header.mass * 1e10)
@@ -126,7 +126,7 @@ def _spheres(
     tree: cKDTree, centre: np.ndarray, radius: float, limits: Sequence[float], minimum: int
 ) -> np.ndarray:
     """Returns numbers of particles and radii of the spheres about a centre [limits, 2]."""
-    found = np.full((len(limits), 2), np.nan)
+    spheres = np.full((len(limits), 2), np.nan)
     for reach in (FIRST * radius, MOST * radius):
         inside = tree.data[tree.query_ball_point(centre, reach)] - centre
         distance = np.sort(np.sqrt((inside**2).sum(axis=1)))
@@ -137,7 +137,7 @@ def _spheres(
             end = int(below.argmax())
             if below.any() and end >= max(minimum, NEIGHBOURS):
                 # Where the mean density of the particles within crosses the threshold.
-                found[n] = end, np.cbrt(end / (4 / 3 * np.pi * limit))
-        if np.isfinite(found).all():
+                spheres[n] = end, np.cbrt(end / (4 / 3 * np.pi * limit))
+        if np.isfinite(spheres).all():
             break
-    return found
+    return spheres

@@ -77,9 +77,9 @@ def write_halos(
     galaxies.write(folder / f"{GALAXIES}.{section.format}", section.format)
     of_galaxies = _write_power(folder / "galaxy_power.csv", galaxies, density, warn)
     if of_galaxies is not None:
-        seen = galaxies.density(state.box, redshift_space=line_of_sight)
+        apparent = galaxies.density(state.box, redshift_space=line_of_sight)
         noise = galaxies.shot_noise()
-        poles = multipoles(seen, axis=line_of_sight, shot_noise=noise)
+        poles = multipoles(apparent, axis=line_of_sight, shot_noise=noise)
         if state.box.mesh.rank == 0:
             poles.write_csv(folder / "galaxy_multipoles.csv")
     return FoundHalos(catalogue, abundance, power, galaxies.total, of_galaxies)
