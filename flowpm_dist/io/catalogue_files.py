@@ -7,12 +7,13 @@ import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flowpm_dist.io.bigfile import write_block, write_universe, write_values
 from flowpm_dist.io.errors import UserError
@@ -27,10 +28,8 @@ from flowpm_dist.io.snapshot import check_attributes
 if TYPE_CHECKING:
     from meshimpl import ProcessMesh
 
-TABLE, MEMBERS = "data", "members"
-"""The data sets of an HDF5 file."""
-GALAXIES, MEMBER_BLOCK = "Galaxies", "Members"
-"""Folders of blocks of a bigfile."""
+TABLE, MEMBERS, MEMBER_BLOCK = "data", "members", "Members/ID"
+"""The data sets of an HDF5 file, and the block of members of a bigfile."""
 HALOTOOLS = {
     "host": "halo_id", "host_mass": "halo_mass",
     "mass_200m": "halo_m200m", "radius_200m": "halo_r200m",
@@ -58,18 +57,21 @@ class StoredColumn(BaseModel):
 
 
 class Facts(BaseModel):
-    """What a file says about its catalogue; `group` is the folder of its blocks in a bigfile."""
-
-    model_config = ConfigDict(extra="ignore")
+    """What a file says about its catalogue."""
 
     generator: Literal["flowpm-dist"]
     complete: Literal[True]
     kind: Literal["halos", "galaxies"]
     count: _Size
     members: _Size | None
-    group: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$", max_length=200)]
     columns: Annotated[dict[str, StoredColumn], Field(min_length=1)]
     about: dict[str, Any]
+
+    @property
+    def group(self) -> str:
+        """The folder of the columns in a bigfile."""
+        length = float(self.about.get("linking_length", 0))
+        return "Galaxies" if self.kind == "galaxies" else f"LL-{length:05.3f}"
 
     @property
     def record(self) -> np.dtype[Any]:
@@ -126,33 +128,27 @@ def write_catalogue(
     counts = mesh.array_from_root(whole).reshape(-1, 2)
     total = counts.sum(axis=0).tolist()
     facts = _facts(kind, columns, about, format, total[0], None if members is None else total[1])
-    _check_free(path, overwrite)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists: give another path, or overwrite=True")
+    if path.is_dir() and not (path / ABOUT).is_file():
+        raise UserError(f"{path} is a folder that holds no catalogue: give another path")
     token = mesh.array_from_root(np.array([secrets.randbits(32)], np.int64))[0]
     aside = path.with_name(f".{path.name}.{token:08x}.partial")
     values = {name: each.values for name, each in columns.items()}
     try:
-        try:
-            WRITERS[format](aside, facts, values, members, mesh, counts)
-            if mesh.rank == 0:
-                if path.is_dir():
-                    remove(path)
-                aside.replace(path)
-        except BaseException:
-            if mesh.rank == 0:
-                remove(aside, ignore_errors=True)
-            raise
-    except OSError as error:
-        raise WriteError.of(path, error) from error
+        WRITERS[format](aside, facts, values, members, mesh, counts)
+        if mesh.rank == 0:
+            if path.is_dir():
+                remove(path)
+            aside.replace(path)
+    except BaseException as error:
+        if mesh.rank == 0:
+            with suppress(OSError):
+                remove(aside)
+        if isinstance(error, OSError):
+            raise WriteError.of(path, error) from error
+        raise
     mesh.barrier()
-
-
-def _check_free(path: Path, overwrite: bool) -> None:
-    if not path.exists():
-        return
-    if not overwrite:
-        raise FileExistsError(f"{path} exists: give another path, or overwrite=True")
-    if path.is_dir() and not (path / ABOUT).is_file():
-        raise UserError(f"{path} is a folder that holds no catalogue: give another path")
 
 
 def _facts(
@@ -180,8 +176,7 @@ def _facts(
         rest = {"units": each.units, "meaning": each.meaning}
         little = dtype.newbyteorder("<").str
         stored[name] = StoredColumn(names=names, dtype=little, shape=each.values.shape[1:], **rest)
-    group = GALAXIES if kind == "galaxies" else f"LL-{about.get('linking_length', 0):05.3f}"
-    plain = {"generator": GENERATOR, "complete": True, "kind": kind, "group": group}
+    plain = {"generator": GENERATOR, "complete": True, "kind": kind}
     sizes = {"count": count, "members": members, "columns": stored, "about": dict(about)}
     return Facts.model_validate({**plain, **sizes})
 
@@ -259,7 +254,7 @@ def _write_bigfile(
         return
     totals = np.stack(gathered)
     for n, (name, (dtype, width)) in enumerate(blocks.items()):
-        rows = counts[:, int(name.startswith(MEMBER_BLOCK))]
+        rows = counts[:, int(name == MEMBER_BLOCK)]
         files = list(zip(rows.tolist(), totals[:, n].tolist(), strict=True))
         write_block(path / name, dtype.str, width, files)
     for group in {name.split("/")[0] for name in blocks}:
@@ -273,7 +268,7 @@ def _blocks(facts: Facts) -> Iterator[tuple[str, tuple[np.dtype[Any], int]]]:
     for column in facts.columns.values():
         yield f"{facts.group}/{column.names[0]}", (column.stored, math.prod(column.shape))
     if facts.members is not None:
-        yield f"{MEMBER_BLOCK}/ID", (np.dtype("<i8"), 1)
+        yield MEMBER_BLOCK, (np.dtype("<i8"), 1)
 
 
 WRITERS = {"hdf5": _write_hdf5, "bigfile": _write_bigfile}
@@ -349,7 +344,7 @@ class CatalogueFile:
             if not 0 <= begin <= end <= count:
                 raise ValueError(f"it has {count} members, not those up to {end}")
             if self.path.is_dir():
-                rows = self._block(f"{MEMBER_BLOCK}/ID", dtype, 1, count, begin, end).ravel()
+                rows = self._block(MEMBER_BLOCK, dtype, 1, count, begin, end).ravel()
             else:
                 rows = self._data_set(MEMBERS, dtype, count, begin, end)
             return rows.astype(np.int64)

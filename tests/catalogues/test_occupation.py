@@ -154,6 +154,9 @@ def test_the_same_galaxies_in_any_order_and_part():
         both = [np.concatenate([part[key] for part in parts]) for key in ("satellite", "host")]
         mass = np.concatenate([part.host_mass for part in parts])
         np.testing.assert_array_equal(values, joined[np.lexsort((*both, -mass))])
+    mixed = whole.of(np.random.default_rng(2).permutation(len(whole))).sorted()
+    for name, values in whole.columns.items():
+        np.testing.assert_array_equal(values, mixed[name])
     other = populate(halos, HOD(seed=3))
     assert len(other) != len(whole) or (other.host != whole.host).any()
     one = whole.of(whole.host == whole.host[0])
