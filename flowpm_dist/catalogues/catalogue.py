@@ -121,8 +121,8 @@ class Catalogue(Labelled):
         if members is not None:
             ends = np.cumsum(self["number"])
             pieces = np.split(members, ends[:-1])
-            kept = [pieces[row] for row in np.arange(len(self))[rows]]
-            members = np.concatenate([members[:0], *kept])
+            of_rows = [pieces[row] for row in np.arange(len(self))[rows]]
+            members = np.concatenate([members[:0], *of_rows])
         return self.with_columns(chosen, members=members)
 
     def members_of(self, row: int) -> np.ndarray:

@@ -226,10 +226,10 @@ def write_state(
         except OSError as error:
             raise WriteError.of(path, error) from error
     write_statistics(folder, options, state, density, known, warn)
-    section, found = options.halos, None
+    section, halos = options.halos, None
     if section is not None:
-        found = write_halos(folder, section, results.line_of_sight, state, density, warn)
-    return WrittenState(density, spectrum, theory, found)
+        halos = write_halos(folder, section, results.line_of_sight, state, density, warn)
+    return WrittenState(density, spectrum, theory, halos)
 
 
 def write_power_spectrum(
