@@ -77,11 +77,12 @@ def mass_function(halos: Catalogue, edges: np.ndarray | None = None) -> MassFunc
     Args:
         halos: all halos of a box.
         edges: edges of the bins, increasing [Msun/h]; by default from the smallest mass that a
-            halo can have, `DECADE` for a factor of ten.
+            halo can have, about `DECADE` for a factor of ten, midway between whole particles.
 
     Raises:
         ValueError: the edges do not increase, or the catalogue has no masses.
     """
+    halos.check_one_time("a mass function")
     if edges is None:
         edges = _default_edges(halos)
     edges = np.asarray(edges, np.float64)
@@ -111,11 +112,12 @@ def mass_function(halos: Catalogue, edges: np.ndarray | None = None) -> MassFunc
 
 
 def _default_edges(halos: Catalogue) -> np.ndarray:
-    particle = halos.header.mass * 1e10
-    largest = float(_largest_mass(halos))
-    lowest = particle * halos.about["minimum"]
-    bins = max(1, int(np.ceil(DECADE * np.log10(max(largest, lowest) * 1.001 / lowest))))
-    return lowest * 10 ** (np.arange(bins + 1) / DECADE)
+    particle, minimum = halos.header.mass * 1e10, halos.about["minimum"]
+    most = max(_largest_mass(halos) / particle, minimum)
+    bins = max(1, int(np.ceil(DECADE * np.log10((most + 1) / minimum))))
+    # Between whole numbers of particles.
+    numbers = np.ceil(minimum * 10 ** (np.arange(bins + 1) / DECADE) - 1e-9) - 0.5
+    return particle * np.unique(numbers)
 
 
 def _largest_mass(halos: Catalogue) -> float:

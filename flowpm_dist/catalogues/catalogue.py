@@ -108,6 +108,15 @@ class Catalogue(Labelled):
         """The universe."""
         return Cosmology(**self.about["cosmology"])
 
+    def check_one_time(self, what: str) -> None:
+        """Checks that the objects fill a box at one time, not a light cone.
+
+        Raises:
+            ValueError: they are on a light cone; `what` is what a box is needed for.
+        """
+        if "scale_factor" in self.columns:
+            raise ValueError(f"{what} needs {self.kind} of a box at one time, not a light cone")
+
     def of(self, rows: Any) -> Catalogue:
         """Returns a catalogue of some of the objects, such as `halos.of(halos.mass > 1e13)`.
 
@@ -116,13 +125,15 @@ class Catalogue(Labelled):
         Args:
             rows: this rank's objects: a mask [n], or their numbers.
         """
+        if isinstance(rows, list) and not rows:
+            rows = slice(0, 0)
+        rows = np.atleast_1d(np.arange(len(self))[rows])
         chosen = {name: values[rows] for name, values in self.columns.items()}
         members = self.members
         if members is not None:
             ends = np.cumsum(self["number"])
             pieces = np.split(members, ends[:-1])
-            of_rows = [pieces[row] for row in np.arange(len(self))[rows]]
-            members = np.concatenate([members[:0], *of_rows])
+            members = np.concatenate([members[:0], *(pieces[row] for row in rows)])
         return self.with_columns(chosen, members=members)
 
     def members_of(self, row: int) -> np.ndarray:
@@ -192,6 +203,7 @@ class Catalogue(Labelled):
             ValueError: there are no objects, their weights have no positive sum, or a grid that the
                 ranks do not divide.
         """
+        self.check_one_time("a density")
         grid = in_unit("grid", grid)
         box = grid if isinstance(grid, Box) else self._box(grid)
         weights, shift = in_unit("weights", weights), in_unit("shift", shift)
@@ -209,8 +221,8 @@ class Catalogue(Labelled):
         return Field(tf.constant(block * (box.cells / total), box.dtype), box, "cic")
 
     def _box(self, grid: int | tuple[int, int, int]) -> Box:
-        cells = (grid,) * 3 if isinstance(grid, int) else grid
-        return Box(cells, self.box_size, self.mesh, tf.float64)
+        x, y, z = np.broadcast_to(grid, 3).tolist()
+        return Box((x, y, z), self.box_size, self.mesh, tf.float64)
 
     def apparent_positions(self, axis: Axis) -> np.ndarray:
         """Returns the positions at which a distant observer places the objects [n, 3] [Mpc/h].
@@ -220,6 +232,7 @@ class Catalogue(Labelled):
         Args:
             axis: the line of sight, "x", "y" or "z".
         """
+        self.check_one_time("redshift space")
         rate = float(Background(self.cosmology).e(self.a))
         moved = self["position"].copy()
         number = axis_number(axis)
@@ -235,6 +248,9 @@ class Catalogue(Labelled):
         Args:
             weights: of this rank's objects [n]; 1 if None.
         """
+        self.check_one_time("shot noise")
+        if not self.total:
+            raise ValueError(f"there are no {self.kind}: they have no shot noise")
         weights = in_unit("weights", weights)
         if weights is None:
             return float(np.prod(self.box_size) / self.total)

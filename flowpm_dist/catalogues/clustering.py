@@ -14,6 +14,7 @@ from flowpm_dist.io.figures import WAVENUMBER, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.statistics.bins import Bins
 from flowpm_dist.statistics.comparison import compare
+from flowpm_dist.statistics.power import power_spectrum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +27,7 @@ class TracerPower(Labelled):
     Attributes:
         k: mean wavenumbers [bin] [h/Mpc].
         modes: number of modes [bin]; k and -k are both counted.
-        power: power of the objects, without their shot noise [bin] [(Mpc/h)^3].
+        power: power of the objects, interlaced and without their shot noise [bin] [(Mpc/h)^3].
         cross: of objects and matter [bin] [(Mpc/h)^3].
         matter: power of matter [bin] [(Mpc/h)^3].
         bias: cross / matter [bin].
@@ -87,12 +88,16 @@ def tracer_power(
             f"{tracers.kind} of a box of {tracers.box_size} Mpc/h, and matter of {matter.box.size}"
         )
     noise = tracers.shot_noise(weights)
-    spectra = compare(tracers.density(matter.box, weights=weights), matter, bins=bins)
+    density, shifted = (
+        tracers.density(matter.box, weights=weights, shift=shift) for shift in (0.0, 0.5)
+    )
+    power = power_spectrum(density, bins=bins, shot_noise=noise, interlaced=shifted).power
+    spectra = compare(density, matter, bins=bins)
     scatter = np.maximum(spectra.power_a * spectra.power_b - spectra.cross**2, 0)
     return TracerPower(
         spectra.k,
         spectra.modes,
-        spectra.power_a - noise,
+        power,
         spectra.cross,
         spectra.power_b,
         spectra.cross / spectra.power_b,

@@ -7,6 +7,7 @@ numbers, then goes from rank to rank until no rank has a lower one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,8 @@ from flowpm_dist.grid.space import Margins, Space
 from flowpm_dist.particle_mesh.kernels import kernels
 from meshimpl.exchange import RowExchange
 
+MOST_LINKS = 1e17
+"""The kernel numbers cubes of a link, and eight cells in each, with 64 bits."""
 NOTHING = np.iinfo(np.int64).max
 
 
@@ -74,6 +77,11 @@ def friends_of_friends(
         ValueError: a link spans a block.
     """
     space.check_reach(link, "a linking length")
+    if math.prod(space.size) / link**3 > MOST_LINKS:
+        raise ValueError(
+            f"a linking length of {link:.3g} Mpc/h is too short for a box of {space.size} Mpc/h: "
+            f"its volume may hold {MOST_LINKS:.0e} cubes of a link"
+        )
     margins = space.margins(places, link, once=True)
     links = [side / link for side in space.size]
     with tf.device("CPU:0"):

@@ -29,7 +29,8 @@ def light_cone_halos(
 ) -> Catalogue:
     """Returns the halos of the particles on a light cone. On all ranks together.
 
-    Particles are linked where they cross the light cone. The catalogue has the columns of `halos`
+    Particles are linked where they cross the light cone; their numbers are their rows in
+    `read_light_cone(folder)`. The catalogue has the columns of `halos`
     with positions as those of the particles: x, y and the distance on the flat sky, x, y and z from
     the observer on the full sky. It has also `scale_factor`, at which the halo crosses, `redshift`
     and, on the flat sky, `angle` [n, 2] [deg], on the full sky `direction`. `edge` says whether a

@@ -22,7 +22,7 @@ from flowpm_dist.options import (
 
 Overdensity = Literal["200m", "200c"]
 CatalogueFormat = Literal["hdf5", "bigfile"]
-LinkingLength = Annotated[float, Field(gt=0, le=1)]
+LinkingLength = Annotated[float, Field(ge=0.01, le=1)]
 
 
 class FinderOptions(Options):
@@ -36,11 +36,12 @@ class FinderOptions(Options):
             its number are halos. The particles of larger groups are linked again with the next
             length, and at last with `linking_length` (Dai and others 2020, arXiv:1908.05276).
         overdensities: "200m" and "200c": masses within spheres of 200 times the mean or the
-            critical density about the densest member.
+            critical density about the densest member. They take several times as long as to find
+            the halos.
         members: whether the catalogue has the numbers of the member particles.
     """
 
-    linking_length: LinkingLength = Field(default=0.2, description="a number above 0, at most 1")
+    linking_length: LinkingLength = Field(default=0.2, description="a number from 0.01 to 1")
     minimum: int = Field(default=20, ge=2, description="a whole number of particles, at least 2")
     relaxed: Annotated[tuple[tuple[int, LinkingLength], ...], BeforeValidator(rows)] = Field(
         default=(), description="a list of pairs [particles, linking length], such as [[40, 0.25]]"

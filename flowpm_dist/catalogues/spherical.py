@@ -60,7 +60,8 @@ def spherical_masses(
     The centre is the densest member. The sphere ends where the mean density within it first falls
     below the threshold, going outwards from the nearest `NEIGHBOURS` particles. Masses and radii
     are NaN where it has fewer particles than those or than a halo, or does not end within `MOST`
-    radii.
+    radii or within the width of a rank's block. A halo of `NEIGHBOURS` members or fewer has no
+    centre.
 
     Args:
         space: space and ranks.
@@ -74,36 +75,41 @@ def spherical_masses(
 
     Returns:
         Columns of the halos that this rank keeps, see `COLUMNS`.
-
-    Raises:
-        ValueError: the spheres of the largest halo span a rank's block.
     """
     limits = thresholds(header, names)
     radius = np.cbrt(3 * count / (4 * np.pi * min(limits.values())))
-    farthest = MOST * float(space.mesh.world.allreduce(tf.constant(radius.max(initial=0.0)), "max"))
-    space.check_reach(farthest, "a sphere about the largest halo")
+    largest = float(space.mesh.world.allreduce(tf.constant(radius.max(initial=0.0)), "max"))
+    farthest = min(MOST * largest, space.reach)
     around = np.concatenate([places, space.margins(places, farthest).places])
     tree = cKDTree(around * space.size)
-    centre = _densest(space, tree, members)
+    centre = _densest(space, tree, members, farthest)
     exchange = space.to_owners(centre)
     there = exchange.send(centre).numpy() * space.size
     reach = exchange.send(radius).numpy()
     spheres = np.full((len(there), len(limits), 2), np.nan)
     for row, (middle, about) in enumerate(zip(there, reach, strict=True)):
-        spheres[row] = _spheres(tree, middle, about, list(limits.values()), minimum)
+        reach_of = [min(factor * about, farthest) for factor in (FIRST, MOST)]
+        spheres[row] = _spheres(tree, middle, reach_of, list(limits.values()), minimum)
     back = exchange.give_back(spheres).numpy()
-    columns = {"centre": space.positions(centre)}
+    known = (count > NEIGHBOURS)[:, np.newaxis]
+    columns = {"centre": np.where(known, space.positions(centre), np.nan)}
     for n, name in enumerate(limits):
         columns[f"mass_{name}"] = back[:, n, 0] * (header.mass * 1e10)
         columns[f"radius_{name}"] = back[:, n, 1]
     return columns
 
 
-def _densest(space: Space, tree: cKDTree, members: Members) -> np.ndarray:
-    """Returns the places of the densest members of the halos that this rank keeps."""
+def _densest(space: Space, tree: cKDTree, members: Members, farthest: float) -> np.ndarray:
+    """Returns the places of the densest members of the halos that this rank keeps.
+
+    Args:
+        space, tree, members: see `spherical_masses`.
+        farthest: how far around the block all particles are in the tree [Mpc/h].
+    """
     near = np.zeros(len(members.label))
     if len(near):
         near = tree.query(members.place * space.size, k=[NEIGHBOURS + 1])[0][:, 0]
+    near[near > farthest] = np.inf  # another may be nearer
     columns = (members.label, near, members.number, members.place)
     here = _first_of_each(*columns)
     to_keeper = keepers(space, members.label[here])
@@ -123,11 +129,15 @@ def _first_of_each(
 
 
 def _spheres(
-    tree: cKDTree, centre: np.ndarray, radius: float, limits: Sequence[float], minimum: int
+    tree: cKDTree,
+    centre: np.ndarray,
+    reaches: Sequence[float],
+    limits: Sequence[float],
+    minimum: int,
 ) -> np.ndarray:
     """Returns numbers of particles and radii of the spheres about a centre [limits, 2]."""
     spheres = np.full((len(limits), 2), np.nan)
-    for reach in (FIRST * radius, MOST * radius):
+    for reach in reaches:
         inside = tree.data[tree.query_ball_point(centre, reach)] - centre
         distance = np.sort(np.sqrt((inside**2).sum(axis=1)))
         number = np.arange(1, len(distance) + 1)

@@ -75,6 +75,12 @@ class Space:
         """This rank's place along each axis."""
         return self.mesh.coordinate("row"), self.mesh.coordinate("col"), 0
 
+    @property
+    def reach(self) -> float:
+        """The longest length that spans no block [Mpc/h]; see `check_reach`."""
+        widths = [side / parts for side, parts in zip(self.size, self.parts, strict=True)]
+        return min(widths) / MARGIN**2
+
     def check_reach(self, length: float, what: str) -> None:
         """Checks that a length spans no block, so that only neighbours share what lies within it.
 

@@ -130,17 +130,20 @@ def write_catalogue(
     facts = _facts(kind, columns, about, format, total[0], None if members is None else total[1])
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists: give another path, or overwrite=True")
-    if path.is_dir() and not (path / ABOUT).is_file():
-        raise UserError(f"{path} is a folder that holds no catalogue: give another path")
+    if path.exists():
+        CatalogueFile.at(path)  # raises an error for anything else
     token = mesh.array_from_root(np.array([secrets.randbits(32)], np.int64))[0]
     aside = path.with_name(f".{path.name}.{token:08x}.partial")
     values = {name: each.values for name, each in columns.items()}
     try:
         WRITERS[format](aside, facts, values, members, mesh, counts)
         if mesh.rank == 0:
-            if path.is_dir():
-                remove(path)
+            older = aside.with_suffix(".replaced")
+            if path.exists():
+                path.rename(older)
             aside.replace(path)
+            if older.exists():
+                remove(older)
     except BaseException as error:
         if mesh.rank == 0:
             with suppress(OSError):

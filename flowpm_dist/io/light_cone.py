@@ -298,7 +298,8 @@ def read_light_cone(
 
     Args:
         folder: of its files, or the output folder of a run that holds them.
-        part: (n, of): of every `of` files only the n-th, so that ranks can share them.
+        part: (n, of): only the n-th of as many parts of the files, in their order, so that ranks
+            can share them.
 
     Returns:
         "Coordinates" [n, 3] [Mpc/h], "Velocities" [n, 3] [km/s] and "ScaleFactor" [n]; the
@@ -321,7 +322,8 @@ def read_light_cone(
     if missing:
         raise UserError(f"{folder}: of {len(files)} files of a light cone, {missing[0]} is missing")
     columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
-    for path in files[part[0] :: part[1]]:
+    begin, end = (len(files) * n // part[1] for n in (part[0], part[0] + 1))
+    for path in files[begin:end]:
         with open_hdf5(path) as file:
             count = len(file["ScaleFactor"]) if "ScaleFactor" in file else 0
             for name, values in columns.items():

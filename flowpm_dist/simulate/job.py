@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 HALO_BYTES, HALO_PARTICLES = 400, 100
 """Size of a halo in a catalogue, and particles to a halo, about; a halo has 300 in a tree code's
 run in cells of 2 Mpc/h."""
-FINDER = 25
-"""Memory of the halo finder [float64 values of a particle]."""
+FINDER, SPHERES = 32, 16
+"""Memory of the halo finder, and of its spheres [float64 values of a particle]."""
 
 
 class SimulationJob(Job[SimulationOptions, "Summary | None"]):
@@ -211,6 +211,9 @@ def demand_of(options: SimulationOptions) -> Demand:
     precision = options.run.precision
     maps = 0 if cone is None else cone.memory(precision)
 
+    section = options.halos
+    finder = 0 if section is None else FINDER + SPHERES * bool(section.overdensities)
+
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (
             process_bytes(axes, "simulate")
@@ -218,7 +221,7 @@ def demand_of(options: SimulationOptions) -> Demand:
             + max(
                 writing_bytes(solver, grid, axes),
                 field_bytes(options.results.values, grid, axes, precision),
-                0 if options.halos is None else field_bytes(FINDER, grid, axes, "float64"),
+                field_bytes(finder, grid, axes, "float64"),
             )
         )
 

@@ -506,7 +506,6 @@ class SimulationOptions(SimulatedRun):
     halos: HaloSection | None = None
 
     may_differ = (
-        *(f"halos.{name}" for name in HaloSection.model_fields),
         "output.checkpoint_every", "output.format", "output.fields", "output.figures",
         "results.interlaced", "results.line_of_sight", "results.multipoles", "results.statistics",
         "results.subtract_shot_noise", "results.window",

@@ -16,6 +16,7 @@ from scipy.spatial import cKDTree
 import flowpm_dist as fpm
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.catalogues.finder import Particles, find_halos
+from flowpm_dist.catalogues.friends import friends_of_friends
 from flowpm_dist.catalogues.options import FinderOptions
 from flowpm_dist.grid.space import Space
 from meshimpl.process_mesh import ProcessMesh
@@ -28,6 +29,7 @@ UNIVERSE = {"Omega_m": 0.31, "Omega_b": 0.049, "h": 0.677, "n_s": 0.965, "sigma8
 
 
 def about(grid: tuple[int, int, int], size: tuple[float, float, float], a: float = 1.0) -> dict:
+    """The attributes of a snapshot."""
     numbers = fpm.Cosmology(**UNIVERSE).numbers()
     return {"a": a, "grid": list(grid), "box_size": list(size), "cosmology": numbers}
 
@@ -81,6 +83,7 @@ def found(
     positions: np.ndarray,
     size: tuple[float, float, float] = SIZE,
     velocities: np.ndarray | None = None,
+    a: float = 1.0,
     **options: object,
 ) -> Catalogue:
     """All halos of particles that are dealt to the ranks."""
@@ -88,7 +91,7 @@ def found(
     v = np.zeros_like(positions) if velocities is None else velocities
     particles = Particles(Space(size, mesh), positions[numbers], v[numbers], numbers)
     # A linking length of one spacing: the header's grid makes the spacing.
-    return find_halos(particles, about((10, 10, 10), size), FinderOptions(**options)).whole()
+    return find_halos(particles, about((10, 10, 10), size, a), FinderOptions(**options)).whole()
 
 
 def spacing(size: tuple[float, float, float] = SIZE) -> float:
@@ -138,21 +141,23 @@ def test_properties_of_members(mesh):
     assert (np.diff(halos.mass) <= 0).all()
 
 
-def test_the_spheres_are_those_of_all_particles(mesh):
+@pytest.mark.parametrize("a", [0.5, 1.0])
+def test_the_spheres_are_those_of_all_particles(mesh, a):
     positions = made("clumps")
     options = {"linking_length": 0.35 / spacing(), "minimum": 10}
-    halos = found(mesh, positions, overdensities=("200m", "200c"), members=True, **options)
+    halos = found(mesh, positions, overdensities=("200m", "200c"), members=True, a=a, **options)
     tree = cKDTree(positions % SIZE, boxsize=SIZE)
     particle = halos.header.mass * 1e10
-    mean = 0.31 * 2.77549975e11 * 1.0
+    mean = 0.31 * 2.77549975e11
+    critical = 2.77549975e11 * (0.31 + 0.69 * a**3)  # comoving, without radiation
     resolved = np.isfinite(halos.mass_200m)
-    assert resolved.sum() > 5
+    assert resolved.sum() > 5 and np.isfinite(halos.mass_200c).sum() > 3
     for row in np.flatnonzero(resolved):
         m = halos.members_of(row)
         near = tree.query(positions[m] % SIZE, k=17)[0][:, -1]
         centre = positions[m[near.argmin()]] % SIZE
         np.testing.assert_allclose(halos.centre[row], centre, atol=1e-12)
-        for name, density in (("200m", 200 * mean), ("200c", 200 * mean / 0.31)):
+        for name, density in (("200m", 200 * mean), ("200c", 200 * critical)):
             radius, mass = halos[f"radius_{name}"][row], halos[f"mass_{name}"][row]
             if not np.isfinite(mass):
                 continue
@@ -254,6 +259,20 @@ def test_points_are_painted_as_on_a_whole_grid(mesh):
     total = float(mesh.world.allreduce(tf.constant(weights[mine].sum())))
     noise = 512 * (weights**2).sum() / total**2
     np.testing.assert_allclose(objects.shot_noise(weights[mine]), noise, rtol=1e-13)
+
+
+def test_spheres_that_a_block_does_not_hold_are_left_out(mesh):
+    halos = found(mesh, made("one group"), linking_length=LINK / spacing(), overdensities=["200m"])
+    assert halos.total == 1 and np.isnan(halos.mass_200m).all() and np.isfinite(halos.centre).all()
+    small = found(mesh, made("random"), linking_length=LINK / spacing(), overdensities=["200m"],
+                  minimum=3)  # fmt: skip
+    assert (np.isnan(small.centre).all(axis=1) == (small.number <= 16)).all()
+
+
+def test_a_link_that_is_too_short(mesh):
+    space = Space((1e4,) * 3, mesh)
+    with pytest.raises(ValueError, match="0.01 Mpc/h is too short for a box"):
+        friends_of_friends(space, np.zeros((0, 3)), np.zeros(0, np.int64), 0.01)
 
 
 def test_a_link_that_spans_a_block(mesh):

@@ -69,6 +69,9 @@ def test_halos_on_the_sky(cone, mesh):
     assert sorted(at) == list(range(len(halos)))
     np.testing.assert_allclose(halos.position[at], centres, atol=1e-9)
     assert (halos.number[at] == [len(group) for group in groups]).all()
+    assert (halos.id[at] == [group[0] for group in groups]).all()  # rows of the files
+    parts = [read_light_cone(folder, part=(n, 2))[0]["Coordinates"] for n in range(2)]
+    np.testing.assert_array_equal(np.concatenate(parts), x)
     edges = [expected_edge(kind, x[group], LINK * 4.0) for group in groups]
     assert (halos.edge[at] == edges).all()
     assert 0 < sum(edges) < len(edges)

@@ -38,8 +38,13 @@ def test_a_catalogue_is_replaced_only_on_request(tmp_path, format):
     made(7).write(path, format, overwrite=True)
     assert Catalogue.read(path).total == 7
     (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match="holds no catalogue"):
-        made().write(tmp_path / "other", format, overwrite=True)
+    (tmp_path / "notes").write_text("notes")
+    for name in ("other", "notes"):
+        with pytest.raises(UserError, match=f"{name} (is no catalogue|cannot be read)"):
+            made().write(tmp_path / name, format, overwrite=True)
+    other = {"hdf5": "bigfile", "bigfile": "hdf5"}[format]
+    made(5).write(path, other, overwrite=True)
+    assert Catalogue.read(path).total == 5 and (tmp_path / "notes").read_text() == "notes"
 
 
 def test_names_that_other_codes_read(tmp_path):

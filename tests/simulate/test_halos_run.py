@@ -73,7 +73,7 @@ def test_halos_of_a_run(here):
         (
             "linking_length",
             "2.0",
-            "linking_length = 2.0: must be a number above 0, at most 1",
+            "linking_length = 2.0: must be a number from 0.01 to 1",
         ),
         ("relaxed", "[[40, 0.1]]", "must have falling linking lengths, above linking_length = 0.2"),
         ("relaxed", "[[3, 0.3]]", "must have rising numbers, above minimum = 4"),
