@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.cosmology.theory import Theory
-from flowpm_dist.io.figures import draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.io.particles import CRITICAL_DENSITY
 from flowpm_dist.statistics.bins import sum_over_universe
@@ -59,6 +58,8 @@ class MassFunction(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the abundance by mass with its errors; see `PowerSpectrum.plot`."""
+        from flowpm_dist.io.figures import draw_curves
+
         held = self.count > 0
         return draw_curves(
             axes,

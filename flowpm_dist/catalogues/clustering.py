@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.grid.field import Field
-from flowpm_dist.io.figures import WAVENUMBER, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.statistics.bins import Bins
 from flowpm_dist.statistics.comparison import compare
@@ -60,6 +59,8 @@ class TracerPower(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the bias by wavenumber with its errors; see `PowerSpectrum.plot`."""
+        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
+
         return draw_curves(
             axes, self.k, self.bias, (WAVENUMBER, "bias"), scatter=self.error, labels=(label,)
         )

@@ -127,9 +127,15 @@ class HaloSection(FinderOptions):
     Attributes:
         format: format of the catalogues, "hdf5" or "bigfile".
         galaxies: the halo occupation of galaxies; None for no galaxies.
+        line_of_sight: the axis of the multipoles of galaxies in redshift space.
     """
 
     format: CatalogueFormat = Field(default="hdf5", description='"hdf5" or "bigfile"')
     galaxies: Annotated[HOD | None, table_of(HOD)] = Field(
         default=None, description="a table such as { log_M_min = 12.8, seed = 0 }"
     )
+    line_of_sight: Literal["x", "y", "z"] = Field(default="z", description='"x", "y" or "z"')
+
+    @override
+    def idle(self) -> dict[str, str]:
+        return {} if self.galaxies is not None else {"line_of_sight": "galaxies"}

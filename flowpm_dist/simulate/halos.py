@@ -11,7 +11,6 @@ import numpy as np
 from flowpm_dist.catalogues.abundance import MassFunction, mass_function
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.catalogues.clustering import TracerPower, tracer_power
-from flowpm_dist.catalogues.figures import abundance_figure, halos_figure, tracer_figure
 from flowpm_dist.catalogues.finder import halos
 from flowpm_dist.catalogues.occupation import populate
 from flowpm_dist.catalogues.options import FinderOptions, HaloSection
@@ -19,7 +18,7 @@ from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.simulate.folder import GALAXIES, HALOS
-from flowpm_dist.simulation.state import Axis, State
+from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics.power import multipoles
 
 
@@ -45,7 +44,6 @@ class FoundHalos:
 def write_halos(
     folder: Path,
     section: HaloSection,
-    line_of_sight: Axis,
     state: State,
     density: Field,
     warn: Callable[[str], None],
@@ -55,7 +53,6 @@ def write_halos(
     Args:
         folder: folder of the state's results.
         section: the section [halos] of the run file.
-        line_of_sight: of the multipoles of galaxies.
         state: a single universe.
         density: its density.
         warn: shows a warning, where there are too few halos for a spectrum.
@@ -77,9 +74,9 @@ def write_halos(
     galaxies.write(folder / f"{GALAXIES}.{section.format}", section.format)
     of_galaxies = _write_power(folder / "galaxy_power.csv", galaxies, density, warn)
     if of_galaxies is not None:
-        apparent = galaxies.density(state.box, redshift_space=line_of_sight)
-        noise = galaxies.shot_noise()
-        poles = multipoles(apparent, axis=line_of_sight, shot_noise=noise)
+        axis, noise = section.line_of_sight, galaxies.shot_noise()
+        apparent = galaxies.density(state.box, redshift_space=axis)
+        poles = multipoles(apparent, axis=axis, shot_noise=noise)
         if state.box.mesh.rank == 0:
             poles.write_csv(folder / "galaxy_multipoles.csv")
     return FoundHalos(catalogue, abundance, power, galaxies.total, of_galaxies)
@@ -121,8 +118,12 @@ def draw_halos(
     if slab is None:
         return
     with drawing(folder / "halos.png", warn) as save:
+        from flowpm_dist.catalogues.figures import halos_figure
+
         save(halos_figure(slab, thickness, shown))
     with drawing(folder / "halo_mass_function.png", warn) as save:
+        from flowpm_dist.catalogues.figures import abundance_figure
+
         save(abundance_figure(found.abundance, theory, catalogue))
     for power, of, name in (
         (found.power, "halos", "halo_power.png"),
@@ -130,4 +131,6 @@ def draw_halos(
     ):
         if power is not None:
             with drawing(folder / name, warn) as save:
+                from flowpm_dist.catalogues.figures import tracer_figure
+
                 save(tracer_figure(power, catalogue.a, of))

@@ -228,7 +228,7 @@ def write_state(
     write_statistics(folder, options, state, density, known, warn)
     section, halos = options.halos, None
     if section is not None:
-        halos = write_halos(folder, section, results.line_of_sight, state, density, warn)
+        halos = write_halos(folder, section, state, density, warn)
     return WrittenState(density, spectrum, theory, halos)
 
 
