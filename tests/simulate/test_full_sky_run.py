@@ -12,13 +12,13 @@ import flowpm_dist as fpm
 from flowpm_dist.cosmology import Halofit, LinearPower
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io import load_light_cone, read_light_cone
-from flowpm_dist.io.files import SNAPSHOT
+from flowpm_dist.io.files import CONE_PARTICLES, SNAPSHOT
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import read_record
 from flowpm_dist.observables.lensing import SmailDistribution, SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FullSky, LightCone
 from flowpm_dist.observables.light_cone.pictures import mollweide
-from flowpm_dist.simulate.folder import FILES, OF_RUN
+from flowpm_dist.simulate.folder import FILES, OF_LIGHT_CONE
 from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.statistics import painting_window, spherical_power, spherical_theory_in_bins
 from flowpm_dist.statistics.angular_spectra import spherical_octave_edges
@@ -101,7 +101,8 @@ def done(tmp_path_factory):
 
 
 def test_maps_and_spectra_are_those_of_python(done):
-    assert {p.name for p in done.iterdir()} == {*FILES, *OF_RUN, *OF_EVERY_JOB, SNAPSHOT}
+    left = {*FILES, *OF_LIGHT_CONE, CONE_PARTICLES, *OF_EVERY_JOB, SNAPSHOT}
+    assert {p.name for p in done.iterdir()} == left
     found = load_light_cone(done)
     sim = fpm.Simulation(COSMOLOGY, 8, 400.0, fpm.scale_factor_steps(0.1, 1.0, 4))
     sources = [SourcePlane(0.25), SmailDistribution(0.1, 2.0, 1.5, 0.01, z_max=0.28)]

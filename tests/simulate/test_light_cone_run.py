@@ -21,7 +21,7 @@ from flowpm_dist.cosmology.options import PartialCosmologyOptions
 from flowpm_dist.cosmology.theory import theory_of
 from flowpm_dist.io import load_light_cone, read_light_cone
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import LIGHT_CONE, SNAPSHOT
+from flowpm_dist.io.files import CONE_PARTICLES, LIGHT_CONE, SNAPSHOT
 from flowpm_dist.io.light_cone import ROWS
 from flowpm_dist.jobs.folder import OF_EVERY_JOB
 from flowpm_dist.jobs.job import Request
@@ -41,7 +41,7 @@ from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.section import distance_of
 from flowpm_dist.observables.light_cone.sphere import SphereCrossing, SphereGeometry
 from flowpm_dist.particle_mesh.kernels import Ball
-from flowpm_dist.simulate.folder import FILES, OF_RUN, SimulationFolder
+from flowpm_dist.simulate.folder import FILES, OF_LIGHT_CONE, SimulationFolder
 from flowpm_dist.simulate.job import SimulationJob, demand_of, output_bytes, particle_files
 from flowpm_dist.simulate.options import SimulationOptions
 from flowpm_dist.simulation.cost import RECORDING
@@ -427,7 +427,8 @@ def test_the_noise_of_particles_is_subtracted(here, born):
 
 def test_a_run_with_a_light_cone_leaves_its_results(born):
     out, done = born
-    assert {p.name for p in out.iterdir()} == {*FILES, *OF_RUN, *OF_EVERY_JOB, SNAPSHOT}
+    left = {*FILES, *OF_LIGHT_CONE, CONE_PARTICLES, *OF_EVERY_JOB, SNAPSHOT}
+    assert {p.name for p in out.iterdir()} == left
     assert "on the light cone" in done.stdout + done.stderr
     assert "load_light_cone" in done.stdout and "convergence_power.png" in done.stdout
     for name in ("convergence.png", "convergence_power.png"):
