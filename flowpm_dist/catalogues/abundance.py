@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.cosmology.theory import Theory
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.io.particles import CRITICAL_DENSITY
 from flowpm_dist.statistics.bins import sum_over_universe
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 DECADE = 5
 """Bins for a factor of ten in mass."""
@@ -27,7 +25,7 @@ class MassFunction(Labelled):
     """The number of halos by mass.
 
     Attributes:
-        edges: of the bins [bin + 1] [Msun/h].
+        edges: edges of the bins [bin + 1] [Msun/h].
         mass: mean mass of the halos, or the middle of an empty bin, in ln M [bin] [Msun/h].
         count: number of halos [bin].
         abundance: dn / dlnM [bin] [(h/Mpc)^3].
@@ -58,8 +56,6 @@ class MassFunction(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the abundance by mass with its errors; see `PowerSpectrum.plot`."""
-        from flowpm_dist.io.figures import draw_curves
-
         held = self.count > 0
         return draw_curves(
             axes,

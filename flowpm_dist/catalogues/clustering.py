@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
+from flowpm_dist.io.labels import WAVENUMBER
 from flowpm_dist.statistics.bins import Bins
 from flowpm_dist.statistics.comparison import compare
 from flowpm_dist.statistics.power import power_spectrum
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,6 @@ class TracerPower(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the bias by wavenumber with its errors; see `PowerSpectrum.plot`."""
-        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
-
         return draw_curves(
             axes, self.k, self.bias, (WAVENUMBER, "bias"), scatter=self.error, labels=(label,)
         )

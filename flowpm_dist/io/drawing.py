@@ -1,4 +1,4 @@
-"""Figures of results that are safe on disk. Nothing here imports matplotlib before one is drawn."""
+"""Drawing of results that are safe on disk. Nothing here imports matplotlib before it draws."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowpm_dist.io.errors import decoration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes as Axes
+else:
+    Axes = Any
+
+
+def draw_curves(axes: Axes | None, *arguments: Any, **options: Any) -> Axes:
+    """Draws the curves of a result, as `flowpm_dist.io.figures.draw_curves`."""
+    from flowpm_dist.io import figures
+
+    return figures.draw_curves(axes, *arguments, **options)
 
 
 @contextmanager

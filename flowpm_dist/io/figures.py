@@ -22,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.io.files import written_whole
+from flowpm_dist.io.labels import POWER_OF_K, WAVENUMBER, gaussian_scatter
 
 MEASURED, THEORY, MUTED = "#1f3a5f", "#d1495b", "#7a7a7a"
 
@@ -31,11 +32,7 @@ COLOURS = (MEASURED, THEORY, "#2a9d8f", "#e9a03b", "#8d6a9f", "#5b8e3e")
 SMALL_TITLE: dict[str, Any] = {"fontsize": 11, "wrap": True}
 """Titles are broken into lines where they are longer than the figure is wide."""
 PLAIN_LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 9}
-WAVENUMBER = r"$k$  [$h$/Mpc]"
-POWER = r"$P(k)$  [(Mpc/$h$)$^3$]"
-MULTIPOLE = r"multipole $l$"
 NOISE = "particles at random"
-POWER_PER_LOG = r"$l\,(l+1)\,C_l\,/\,2\pi$"
 
 
 LOW_MAP = 0.5
@@ -98,16 +95,6 @@ def add_colour_bar(axes: Axes, image: AxesImage, label: str, aspect: float) -> N
     bar = axes.figure.colorbar(image, ax=axes, extend="both", label=label, **placement)
     if isinstance(image.norm, LogNorm):
         plain_log_ticks(bar.ax.xaxis if below else bar.ax.yaxis)
-
-
-def gaussian_scatter(power: np.ndarray, modes: np.ndarray) -> np.ndarray:
-    """Returns the standard deviation of measured auto spectra of a Gaussian field.
-
-    Args:
-        power: [..., bin].
-        modes: number of Fourier modes in each bin, k and -k both counted; broadcasts with `power`.
-    """
-    return np.abs(power) * np.sqrt(2 / np.maximum(modes, 1))
 
 
 def draw_measured(
@@ -264,7 +251,7 @@ def power_spectrum_figure(
     )
     if noise is not None:
         top.plot(fine[[0, -1]], [noise] * 2, color=MUTED, lw=1.0, ls="--", label=NOISE)
-    top.set(xscale="log", yscale="log", ylabel=POWER)
+    top.set(xscale="log", yscale="log", ylabel=POWER_OF_K)
     top.set_title(f"matter power spectrum at $z = {1 / a - 1:.3g}$", **SMALL_TITLE)
     ratio = power / linear(k)
     above = ratio[ratio > 0]

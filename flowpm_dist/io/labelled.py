@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.files import written_whole
 
 if TYPE_CHECKING:
     import pandas
     import xarray
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,6 @@ class Values(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: the label of the curve.
         """
-        from flowpm_dist.io.figures import draw_curves
-
         numbers = np.arange(self.values.shape[-1])
         names = "number of the value", "value"
         return draw_curves(axes, numbers, self.values, names, labels=[label], logarithmic="")

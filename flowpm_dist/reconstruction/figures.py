@@ -16,13 +16,13 @@ from flowpm_dist.io.figures import (
     PLAIN_LEGEND,
     SMALL_TITLE,
     THEORY,
-    WAVENUMBER,
     add_colour_bar,
     draw_measured,
     new_figure,
     plain_log_ticks,
     style_axes,
 )
+from flowpm_dist.io.labels import WAVENUMBER
 
 SIGNED = "RdBu_r"
 """Colours of maps around 0."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.grid.flat_sky import FlatSky
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.io.labels import MULTIPOLE, POWER_PER_LOG, gaussian_scatter
 from flowpm_dist.options import in_unit
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Spacing = Literal["linear", "log"]
 
@@ -67,13 +66,6 @@ class AngularPower(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: the label of the curve.
         """
-        from flowpm_dist.io.figures import (
-            MULTIPOLE,
-            POWER_PER_LOG,
-            draw_curves,
-            gaussian_scatter,
-        )
-
         curves = self.ell * (self.ell + 1) / (2 * np.pi) * self.power
         scatter, names = gaussian_scatter(curves, self.modes), (MULTIPOLE, POWER_PER_LOG)
         return draw_curves(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, cic_window, convolve
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.statistics.bins import (
     BinChoice,
@@ -26,9 +27,6 @@ from flowpm_dist.statistics.power import power_spectrum
 from flowpm_dist.statistics.register import Statistic
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -60,8 +58,6 @@ class Bispectrum(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: the curve's label in the legend.
         """
-        from flowpm_dist.io.figures import draw_curves
-
         names = "number of the triangle", r"$k_1 k_2 k_3\,B$  [(Mpc/$h$)$^3$]"
         curves = np.prod(self.k, axis=1) * self.bispectrum
         numbers = np.arange(len(self.triangles))

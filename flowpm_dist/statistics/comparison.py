@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,14 +12,13 @@ from typing_extensions import override
 
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.io.labels import WAVENUMBER
 from flowpm_dist.options import in_unit
 from flowpm_dist.statistics.bins import BinChoice, bin_contents
 from flowpm_dist.statistics.measure import Sample, Window, mode_means, sample_of, whole
 from flowpm_dist.statistics.power import PowerSpectrum
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Pair = tuple[Any, Any]
 
@@ -62,8 +61,6 @@ class Comparison(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: what the names of the two curves begin with.
         """
-        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
-
         curves = np.stack([self.correlation, self.transfer], axis=-2)
         labels = [f"{label}  {name}".strip() for name in ("correlation", "transfer function")]
         return draw_curves(axes, self.k, curves, (WAVENUMBER, "$r(k)$, $T(k)$"), labels=labels)

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,7 @@ from typing_extensions import override
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import gaussian_smoothing
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.options import in_unit
 from flowpm_dist.statistics.bins import sum_over_universe
@@ -22,9 +23,6 @@ from flowpm_dist.statistics.measure import box_of, sample_of, sum_over_cells, wh
 from flowpm_dist.statistics.register import Statistic
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 class _Counts(Labelled):
@@ -77,8 +75,6 @@ class Histogram(_Counts):
             axes: what to draw on; by default a new figure of pyplot.
             label: the label of the curve.
         """
-        from flowpm_dist.io.figures import draw_curves
-
         names = "centre of the bin", "probability density"
         return draw_curves(axes, self.centres, self.pdf, names, labels=[label], logarithmic="")
 
@@ -240,8 +236,6 @@ class Peaks(_Counts):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the counts, a curve for each map; see `Histogram.plot`."""
-        from flowpm_dist.io.figures import draw_curves
-
         names = "height", "peaks in the bin"
         return draw_curves(axes, self.centres, self.counts, names, labels=[label], logarithmic="")
 
@@ -397,8 +391,6 @@ class Histograms(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the share of cells in each bin, a curve for each radius, by the bin's number."""
-        from flowpm_dist.io.figures import draw_curves
-
         labels = [f"{label}  {radius:g} cells".strip() for radius in self.radii]
         names = "number of the bin", "share of the cells"
         numbers, shares = np.arange(self.counts.shape[-1]), self.counts / self.cells

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,15 +13,14 @@ from typing_extensions import override
 
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
+from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
+from flowpm_dist.io.labels import POWER_OF_K, WAVENUMBER, gaussian_scatter
 from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
 from flowpm_dist.statistics.bins import BinChoice, Binning, bin_contents, binning, contents
 from flowpm_dist.statistics.measure import Window, mode_means, sample_of, whole
 from flowpm_dist.statistics.register import Statistic
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ class PowerSpectrum(Labelled):
             axes: what to draw on; by default a new figure of pyplot.
             label: the label of the curve.
         """
-        from flowpm_dist.io.figures import POWER, WAVENUMBER, draw_curves, gaussian_scatter
-
-        scatter, names = gaussian_scatter(self.power, self.modes), (WAVENUMBER, POWER)
+        scatter, names = gaussian_scatter(self.power, self.modes), (WAVENUMBER, POWER_OF_K)
         return draw_curves(
             axes, self.k, self.power, names, scatter=scatter, labels=[label], logarithmic="xy"
         )
@@ -151,8 +148,6 @@ class Multipoles(PowerSpectrum):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws k P_l(k), a curve for each order; see `PowerSpectrum.plot`."""
-        from flowpm_dist.io.figures import WAVENUMBER, draw_curves
-
         names = WAVENUMBER, r"$k\,P_l(k)$  [(Mpc/$h$)$^2$]"
         labels = [f"{label}  $l = {order}$".strip() for order in self.orders]
         scatter = None if 0 not in self.orders else self.k * self.scatter
@@ -285,8 +280,6 @@ class Wedges(Labelled):
 
     def plot(self, axes: Axes | None = None, label: str = "") -> Axes:
         """Draws the power, a curve for each wedge; see `PowerSpectrum.plot`."""
-        from flowpm_dist.io.figures import WAVENUMBER, draw_curves, gaussian_scatter
-
         ends = zip(self.edges[:-1], self.edges[1:], strict=True)
         labels = [rf"{label}  ${low:.3g} \leq |\mu| < {high:.3g}$".strip() for low, high in ends]
         names = WAVENUMBER, r"$P(k, \mu)$  [(Mpc/$h$)$^3$]"

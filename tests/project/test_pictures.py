@@ -46,6 +46,7 @@ CHECKED = {
     "cosmoflow/scores/figures.py phases_figure": RUNS + "test_phases_of_a_step",
     "emulate/figures.py correction_figure": RUNS + "test_an_emulation",
     "emulate/figures.py learning_figure": RUNS + "test_an_emulation",
+    "io/drawing.py draw_curves": NO_NUMBERS,
     "io/figures.py new_figure": NO_NUMBERS,
     "io/figures.py save_figure": NO_NUMBERS,
     "io/figures.py add_colour_bar": "test_a_slab_of_density",

@@ -15,18 +15,16 @@ from matplotlib.patches import Ellipse
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io.figures import (
     COLOURS,
-    MULTIPOLE,
     MUTED,
     NOISE,
     PLAIN_LEGEND,
-    POWER_PER_LOG,
     SMALL_TITLE,
     draw_measured,
-    gaussian_scatter,
     new_figure,
     plain_log_ticks,
     style_axes,
 )
+from flowpm_dist.io.labels import MULTIPOLE, POWER_PER_LOG, gaussian_scatter
 from flowpm_dist.observables.light_cone.options import FlatField, SkyOptions
 
 if TYPE_CHECKING:
