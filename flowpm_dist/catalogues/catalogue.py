@@ -317,7 +317,7 @@ class Catalogue(Labelled):
         path="data")` of astropy reads it, and nbodykit's `HDFCatalog(path, root="data")`. A bigfile
         is a folder with blocks as FastPM writes them: `LL-0.200/MinID`, `Length`, `Position`,
         `Velocity`, `Mass` and so on, or `Galaxies/Position`. nbodykit reads it by
-        `BigFileCatalog(path, dataset="LL-0.200")`. Units are those of `COLUMNS`. The
+        `BigFileCatalog(path, dataset="LL-0.200")`. `COLUMNS` has the units. The
         numbers of member particles are in `members` or `Members/ID`.
 
         Args:

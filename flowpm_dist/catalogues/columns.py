@@ -31,7 +31,7 @@ COLUMNS = {
     "mass": Column("Msun/h", "mass of the members"),
     "position": Column("Mpc/h", "comoving centre of mass, 0 <= x < side", AXIS),
     "velocity": Column("km/s", "peculiar velocity", AXIS),
-    "velocity_dispersion": Column("km/s", "of the members along one axis, mean of three"),
+    "velocity_dispersion": Column("km/s", "rms of the members along one axis, mean of three"),
     "axis_lengths": Column(
         "Mpc/h",
         "root mean square distances of the members along the three axes of inertia",
@@ -59,7 +59,7 @@ COLUMNS = {
 
 
 def by_mass(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Returns the order of objects by falling mass; those of one mass in the order of their id.
+    """Returns the order of objects by falling mass, and by id where masses are equal.
 
     Galaxies are in the order of their halos, and of `satellite` in each.
     """

@@ -15,14 +15,13 @@ from flowpm_dist.io.figures import (
     COLOURS,
     MEASURED,
     THEORY,
-    WAVENUMBER,
     density_figure,
     draw_measured,
     new_figure,
     plain_log_ticks,
     style_axes,
 )
-from flowpm_dist.io.particles import CRITICAL_DENSITY
+from flowpm_dist.io.labels import WAVENUMBER
 
 OVERDENSITY = 200
 """Mean density of the spheres that are drawn [mean density of matter]."""
@@ -33,14 +32,14 @@ def halos_figure(slab: np.ndarray, thickness: float, halos: Catalogue) -> Figure
 
     Args:
         slab: density [x, y], in units of the mean.
-        thickness: of the slab [Mpc/h].
+        thickness: thickness of the slab [Mpc/h].
         halos: those in the slab, with `is_whole`. Each is a circle, as large as a sphere of 200
             times the mean density with its mass.
     """
     figure = density_figure(slab, halos.box_size, thickness, halos.a)
     axes = figure.axes[0]
-    matter = float(halos.about["cosmology"]["Omega_m"]) * CRITICAL_DENSITY * 1e10
-    radius = np.cbrt(3 * halos["mass"] / (4 * np.pi * OVERDENSITY * matter))
+    density = OVERDENSITY * halos.header.matter_density
+    radius = np.cbrt(3 * halos["mass"] / (4 * np.pi * density))
     circles = [Circle((x, y), r) for (x, y, _), r in zip(halos["position"], radius, strict=True)]
     axes.add_collection(
         PatchCollection(circles, facecolor="none", edgecolor="white", linewidth=0.7)
@@ -54,7 +53,7 @@ def abundance_figure(abundance: MassFunction, theory: Theory, halos: Catalogue) 
 
     Args:
         abundance: measured.
-        theory: of the universe.
+        theory: theory of the universe.
         halos: the catalogue that was counted.
     """
     figure = new_figure(6.4, 4.6)

@@ -81,7 +81,7 @@ def find_halos(
         particles: of this rank.
         about: attributes of a snapshot, see `State.header`; "grid" has the number of particles in a
             box of "box_size".
-        options: of the finder.
+        options: options of the finder.
 
     Raises:
         ValueError: a position that is not finite, or a linking length that spans a rank's block.
@@ -91,9 +91,7 @@ def find_halos(
     home = space.to_owners(places)
     columns_here = (places, particles.velocities, particles.numbers)
     owned = _Owned(space, *(home.send(values).numpy() for values in columns_here))
-    moments, halo = _groups(
-        owned, options, float(np.prod(header.box_size) / header.count) ** (1 / 3)
-    )
+    moments, halo = _groups(owned, options, header.spacing)
     columns = _columns(owned, moments, halo, options, header)
     if particles.edge is not None:
         columns["edge"] = _touching(owned, moments, halo[home.send(particles.edge).numpy()])

@@ -69,8 +69,8 @@ def friends_of_friends(
 
     Args:
         space: space and ranks.
-        places: of the points in this rank's block [n, 3], see `Space.places`.
-        numbers: of these points, int64 [n]; no two points of any rank have the same.
+        places: places of the points in this rank's block [n, 3], see `Space.places`.
+        numbers: numbers of these points, int64 [n]; no two points of any rank have the same.
         link: [Mpc/h].
 
     Raises:

@@ -17,6 +17,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.space import Space
 from flowpm_dist.io.light_cone import read_light_cone
+from flowpm_dist.io.particles import Header
 from flowpm_dist.options import constructed
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
@@ -30,12 +31,11 @@ def light_cone_halos(
     """Returns the halos of the particles on a light cone. On all ranks together.
 
     Particles are linked where they cross the light cone; their numbers are their rows in
-    `read_light_cone(folder)`. The catalogue has the columns of `halos`
-    with positions as those of the particles: x, y and the distance on the flat sky, x, y and z from
-    the observer on the full sky. It has also `scale_factor`, at which the halo crosses, `redshift`
-    and, on the flat sky, `angle` [n, 2] [deg], on the full sky `direction`. `edge` says whether a
-    member is within a link of the field's edge, of z_max or of a seam between two boxes, where a
-    part of the halo may be missing.
+    `read_light_cone(folder)`. The catalogue has the columns of `halos`. Positions are x, y and the
+    distance on the flat sky, x, y and z from the observer on the full sky. It has also
+    `scale_factor`, at which the halo crosses, `redshift` and, on the flat sky, `angle` [n, 2]
+    [deg], on the full sky `direction`. `edge` says whether a member is within a link of the field's
+    edge, of z_max or of a seam between two boxes, where a part of the halo may be missing.
 
     Args:
         folder: see `read_light_cone`.
@@ -52,6 +52,7 @@ def light_cone_halos(
         raise ValueError("overdensities: a light cone has no one time: leave them out")
     ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
     particles, about = read_light_cone(folder, part=(ranks.rank, ranks.size))
+    about = {**about, "a": 1.0}  # of each halo in `scale_factor`
     cone = _Cone(about, chosen.longest)
     positions = np.asarray(particles["Coordinates"], np.float64)
     counts = ranks.world.allgather(tf.constant([len(positions)], tf.int64)).numpy()
@@ -60,7 +61,7 @@ def light_cone_halos(
     in_view = Particles(
         _space_about(positions, ranks), positions, velocities, numbers, cone.near_edge(positions)
     )
-    halos = cone.observed(find_halos(in_view, {**about, "a": 1.0}, chosen))
+    halos = cone.observed(find_halos(in_view, about, chosen))
     return halos.whole() if whole else halos
 
 
@@ -88,11 +89,11 @@ class _Cone:
         theory = Theory(Cosmology(**about["cosmology"]))
         self.distances = theory.distances
         self.end = float(self.distances.comoving(1 / (1 + about["z_max"])))
-        sides, grid = np.array(about["box_size"]), np.array(about["grid"])
-        self.link = link * float(np.prod(sides / grid)) ** (1 / 3)
+        header = Header.of(about)
+        self.link = link * header.spacing
         self.fov = 0.0 if self.is_full else float(np.deg2rad(about["field_of_view"]))
         # Boxes one behind the other, whose sides along the line of sight are the same if cubic.
-        self.depth = float(sides[2])
+        self.depth = header.box_size[2]
 
     def _across(self, distance: np.ndarray) -> np.ndarray:
         """Returns the transverse distances f_K over the radial ones."""

@@ -56,10 +56,10 @@ def moments_of(
 
     Args:
         space: space and ranks.
-        places: of members on this rank, in its block [n, 3].
-        velocities: of these members [n, 3].
+        places: places of members on this rank, in its block [n, 3].
+        velocities: their velocities [n, 3].
         at: the piece of a group to which each belongs [n].
-        labels: of the groups of these pieces.
+        labels: labels of the groups of these pieces.
 
     Returns:
         The moments of some of the groups in the order of their labels; each is on one rank, its
@@ -116,8 +116,8 @@ def _joined(space: Space, parts: Moments) -> Moments:
         apart -= np.round(apart)
     offset = mean(apart)
     velocity = mean(parts.velocity)
-    beside = (apart - offset[at]) * space.size
-    spread = mean(parts.spread + _products(beside))
+    distance = (apart - offset[at]) * space.size
+    spread = mean(parts.spread + _products(distance))
     other = ((parts.velocity - velocity[at]) ** 2).sum(axis=1)
     place = about + offset
     place -= np.floor(place) if space.periodic else 0

@@ -43,8 +43,8 @@ def populate(halos: Catalogue, hod: HOD | None = None) -> Catalogue:
         Galaxies with columns host, host_mass, central, satellite, position and velocity.
 
     Raises:
-        ValueError: galaxies, or halos of a light cone; or mean numbers that are not those of
-            halos.
+        ValueError: galaxies, or halos of a light cone; or mean numbers that halos
+            cannot have.
     """
     hod = hod or HOD()
     if halos.kind != "halos" or "scale_factor" in halos.columns:
@@ -124,7 +124,7 @@ def _in_profile(
         row: the halo of each satellite [n].
         number: the number of each satellite in its halo [n].
     """
-    density = 200 * halos.header.cosmology["Omega_m"] * CRITICAL_DENSITY * 1e10
+    density = 200 * halos.header.matter_density
     radius = np.cbrt(3 * halos["mass"] / (4 * np.pi * density))
     if "radius_200m" in halos.columns:
         known = np.isfinite(halos["radius_200m"])
@@ -161,7 +161,7 @@ def nfw_radius(share: np.ndarray, c: np.ndarray) -> np.ndarray:
     arXiv:1805.09550).
 
     Args:
-        share: of the mass within c, from 0 to 1 [n].
+        share: shares of the mass within c, from 0 to 1 [n].
         c: concentrations [n].
     """
     # Below 1e-12, or 2e-6 scale radii, the inverse is rounding alone.

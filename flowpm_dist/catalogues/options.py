@@ -98,10 +98,10 @@ class HOD(Options):
         log_M_0: log of the mass below which halos have no satellites [Msun/h].
         log_M_1: log of M_1 [Msun/h].
         alpha: slope of the number of satellites.
-        concentration: of the halos' NFW profiles within 200 times the mean density: a number, or
+        concentration: concentration of NFW profiles within 200 times the mean density: a number, or
             "duffy2008" (Duffy and others 2008, MNRAS 390, L64, arXiv:0804.2486, table 1, full
             sample).
-        seed: of the random numbers, which depend on it, the halo's id and the galaxy's number.
+        seed: seed of the random numbers, which depend on it, the halo's id and the galaxy's number.
         occupation: a function of a catalogue of halos and of this `HOD`, as
             "package.module:object", which returns the mean numbers of centrals and of satellites
             [n] in place of those above; for assembly bias, for example.

@@ -36,7 +36,7 @@ class Members:
 
     Attributes:
         place: [n, 3], in this rank's block.
-        number: of the particles, int64 [n].
+        number: numbers of the particles, int64 [n].
         label: ids of their halos, int64 [n].
     """
 
@@ -65,7 +65,7 @@ def spherical_masses(
 
     Args:
         space: space and ranks.
-        places: of all particles in this rank's block [n, 3].
+        places: places of all particles in this rank's block [n, 3].
         members: those that are in halos.
         halo: ids of the halos that this rank keeps, increasing, int64 [halos].
         count: their members.

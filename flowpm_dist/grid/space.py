@@ -104,7 +104,7 @@ class Space:
         On all ranks together.
 
         Args:
-            places: of this rank's points [n, 3].
+            places: places of this rank's points [n, 3].
         """
         return RowExchange(self.mesh.world, self.owners(places))
 
@@ -124,7 +124,7 @@ class Space:
         On all ranks together.
 
         Args:
-            places: of the points in this rank's block [n, 3].
+            places: places of the points in this rank's block [n, 3].
             length: how far from a block points are seen [Mpc/h]; see `check_reach`.
             once: only one of two neighbours sees the points of the other.
         """
@@ -183,7 +183,7 @@ class Margins:
     Attributes:
         exchange: moves what belongs to the points; `exchange.rows` are the rows of this rank's
             points that it shows.
-        places: of the points seen here, next to this rank's block [m, 3].
+        places: places of the points seen here, next to this rank's block [m, 3].
     """
 
     exchange: RowExchange

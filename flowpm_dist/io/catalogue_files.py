@@ -136,7 +136,7 @@ def write_catalogue(
     aside = path.with_name(f".{path.name}.{token:08x}.partial")
     values = {name: each.values for name, each in columns.items()}
     try:
-        WRITERS[format](aside, facts, values, members, mesh, counts)
+        WRITERS[format](aside, _Part(facts, values, members, mesh, counts))
         if mesh.rank == 0:
             older = aside.with_suffix(".replaced")
             if path.exists():
@@ -184,28 +184,35 @@ def _facts(
     return Facts.model_validate({**plain, **sizes})
 
 
-def _write_hdf5(
-    path: Path,
-    facts: Facts,
-    columns: Mapping[str, np.ndarray],
-    members: np.ndarray | None,
-    mesh: ProcessMesh,
-    counts: np.ndarray,
-) -> None:
+@dataclass(frozen=True)
+class _Part:
+    """What a rank writes of a catalogue, and how many rows and members each rank has."""
+
+    facts: Facts
+    columns: Mapping[str, np.ndarray]
+    members: np.ndarray | None
+    mesh: ProcessMesh
+    counts: np.ndarray
+
+
+def _write_hdf5(path: Path, part: _Part) -> None:
     """Writes an HDF5 file: rank 0 lays it out, then each rank writes its rows in their place."""
+    facts, mesh, counts = part.facts, part.mesh, part.counts
     records = np.empty(counts[mesh.rank, 0], facts.record)
     for name, column in facts.columns.items():
         for at, field in enumerate(column.names):
-            records[field] = columns[name] if len(column.names) == 1 else columns[name][:, at]
-    parts = [(TABLE, records)]
-    if members is not None:
-        parts.append((MEMBERS, members.astype("<i8")))
-    begins = np.zeros(len(parts), np.int64)
+            values = part.columns[name]
+            records[field] = values if len(column.names) == 1 else values[:, at]
+    data_sets = [(TABLE, records)]
+    if part.members is not None:
+        data_sets.append((MEMBERS, part.members.astype("<i8")))
+    begins = np.zeros(len(data_sets), np.int64)
     if mesh.rank == 0:
-        begins[:] = _laid_out(path, facts, {n: x.dtype for n, x in parts}, counts.sum(axis=0))
+        dtypes = {name: values.dtype for name, values in data_sets}
+        begins[:] = _laid_out(path, facts, dtypes, counts.sum(axis=0))
     begins = mesh.array_from_root(begins)
     with path.open("r+b") as file:
-        for n, (_, values) in enumerate(parts):
+        for n, (_, values) in enumerate(data_sets):
             before = int(counts[: mesh.rank, n].sum()) * values.dtype.itemsize
             file.seek(int(begins[n]) + before)
             file.write(values.tobytes())
@@ -215,7 +222,7 @@ def _write_hdf5(
 def _laid_out(
     path: Path, facts: Facts, dtypes: Mapping[str, np.dtype[Any]], counts: np.ndarray
 ) -> list[int]:
-    """Writes a file without its values; returns where those of each data set begin."""
+    """Writes a file without its values; returns where each data set begins."""
     import h5py
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,32 +240,23 @@ def _laid_out(
         ]
 
 
-def _write_bigfile(
-    path: Path,
-    facts: Facts,
-    columns: Mapping[str, np.ndarray],
-    members: np.ndarray | None,
-    mesh: ProcessMesh,
-    counts: np.ndarray,
-) -> None:
+def _write_bigfile(path: Path, part: _Part) -> None:
     """Writes a bigfile: each rank a data file of each block, then rank 0 what describes them."""
+    facts, mesh, counts = part.facts, part.mesh, part.counts
     blocks = dict(_blocks(facts))
-    parts = [
-        x.astype(dtype) for x, (dtype, _) in zip(columns.values(), blocks.values(), strict=False)
-    ]
-    parts += [] if members is None else [members.astype("<i8")]
+    values = [*part.columns.values(), *([] if part.members is None else [part.members])]
     sums = []
-    for name, part in zip(blocks, parts, strict=True):
+    for (name, (dtype, _)), rows in zip(blocks.items(), values, strict=True):
         (path / name).mkdir(parents=True, exist_ok=True)
         with (path / name / f"{mesh.rank:06X}").open("wb") as file:
-            sums.append(write_values(file, part) % 2**32)
+            sums.append(write_values(file, rows.astype(dtype)) % 2**32)
     gathered = mesh.gather_to_root(np.array(sums, np.int64))
     if gathered is None:
         return
     totals = np.stack(gathered)
     for n, (name, (dtype, width)) in enumerate(blocks.items()):
-        rows = counts[:, int(name == MEMBER_BLOCK)]
-        files = list(zip(rows.tolist(), totals[:, n].tolist(), strict=True))
+        of_ranks = counts[:, int(name == MEMBER_BLOCK)]
+        files = list(zip(of_ranks.tolist(), totals[:, n].tolist(), strict=True))
         write_block(path / name, dtype.str, width, files)
     for group in {name.split("/")[0] for name in blocks}:
         write_block(path / group, "<i8", 0, [])

@@ -78,6 +78,16 @@ class Header:
         return density * math.prod(self.box_size) / self.count
 
     @property
+    def spacing(self) -> float:
+        """The mean distance of particles, (V / N)^(1/3) [Mpc/h]."""
+        return float(math.prod(self.box_size) / self.count) ** (1 / 3)
+
+    @property
+    def matter_density(self) -> float:
+        """The comoving density of all matter [Msun/h / (Mpc/h)^3]."""
+        return float(self.cosmology["Omega_m"]) * CRITICAL_DENSITY * 1e10
+
+    @property
     def length(self) -> Any:
         """The box size [Mpc/h]: one number for a cube, otherwise three."""
         return self.box_size[0] if len(set(self.box_size)) == 1 else np.array(self.box_size)

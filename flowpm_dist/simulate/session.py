@@ -32,7 +32,7 @@ from flowpm_dist.observables.light_cone.results import (
     write_light_cone_results,
 )
 from flowpm_dist.simulate.folder import SimulationFolder
-from flowpm_dist.simulate.halos import FoundHalos, draw_halos, write_halos
+from flowpm_dist.simulate.halos import FoundHalos, check_occupation, draw_halos, write_halos
 from flowpm_dist.simulate.measured import (
     check_statistics,
     measured,
@@ -326,6 +326,7 @@ class SimulationSession:
         """
         options, mesh = self.options, self.simulation.box.mesh
         check_statistics(options.results.statistics)
+        check_occupation(options.halos)
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, options.resolved())
             self._checksums = options.checksums()

@@ -220,7 +220,8 @@ def final_state(mesh: ProcessMesh) -> fpm.State:
 
 @pytest.mark.every_split
 def test_a_run_has_the_same_halos_on_any_mesh(mesh):
-    halos = fpm.halos(final_state(mesh), minimum=8, whole=True)
+    state = final_state(mesh)
+    halos = fpm.halos(state, minimum=8, whole=True)
 
     def alone() -> dict[str, np.ndarray]:
         catalogue = fpm.halos(final_state(solo()), minimum=8)
@@ -231,7 +232,7 @@ def test_a_run_has_the_same_halos_on_any_mesh(mesh):
     assert len(halos) > 10
     for name, values in halos.columns.items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-8, atol=1e-8, err_msg=name)
-    part = fpm.halos(final_state(mesh), minimum=8)
+    part = fpm.halos(state, minimum=8)
     assert part.total == len(halos)
     density = part.density(16, redshift_space="y", shift=0.5)
     np.testing.assert_allclose(density.numpy(), expected["density"], rtol=1e-8, atol=1e-8)

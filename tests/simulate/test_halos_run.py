@@ -87,6 +87,14 @@ def test_mistakes_are_named_before_the_run(here, key, value, message):
     assert message in " ".join(plain(done.stderr).split())
 
 
+def test_an_occupation_that_is_not_there_ends_the_run_before_its_steps(here):
+    galaxies = 'halos.galaxies={ occupation = "math:mine" }'
+    done = flowpm_here("simulate", "run.toml", "--output", "own", "--set", galaxies)
+    assert done.returncode == 2 and "initial conditions" not in done.stderr
+    message = "halos.galaxies: occupation: the module 'math' has no 'mine'"
+    assert message in " ".join(plain(done.stderr).split())
+
+
 def test_a_link_longer_than_a_block_is_named_before_the_run(here):
     words = ["--ranks", "16", "--set", "halos.linking_length=1.0", "--check"]
     done = flowpm_here("simulate", "run.toml", *words, "--set", "mesh.shape=row:16,col:1")
