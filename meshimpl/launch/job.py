@@ -285,14 +285,20 @@ def _write(data: bytes) -> None:
             data = data[os.write(2, data) :]
 
 
-def dying_with_parent() -> Callable[[], None]:
-    """Returns a `preexec_fn` for Popen: if this process dies, the new one is sent SIGTERM."""
+def dying_with_parent(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """Returns a `preexec_fn` for Popen: if this process dies, the new one is sent a signal.
+
+    The signal comes once for each thread of this process.
+
+    Args:
+        number: the signal.
+    """
     # Loaded before the fork: between fork and exec nothing may be imported.
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
     def ask() -> None:
         if prctl is not None:  # on Linux
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            prctl(_PR_SET_PDEATHSIG, number)
 
     return ask
 
@@ -309,7 +315,8 @@ def _supervise(
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0,
-        preexec_fn=dying_with_parent(),
+        # mpirun passes this on, which ends its ranks. At a second SIGTERM it would leave them alive.
+        preexec_fn=dying_with_parent(signal.SIGUSR2),
     )
     reader = threading.Thread(target=_pass_on, args=[process.stderr], daemon=True)
     reader.start()

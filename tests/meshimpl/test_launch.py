@@ -280,8 +280,11 @@ def test_one_rank_places_its_devices(alone: pytest.MonkeyPatch) -> None:
 
 
 STARTED = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from meshimpl import launch
+if "threads" in sys.argv:  # as NumPy has
+    for _ in range(4):
+        threading.Thread(target=time.sleep, args=[60], daemon=True).start()
 stop_as = signal.SIGUSR1 if "gently" in sys.argv else None
 status = launch.launch_or_join(2, sys.argv[1:], stop_as=stop_as)
 if status is not None:
@@ -477,7 +480,7 @@ def test_a_signal_to_the_program_ends_the_ranks(tmp_path: Path, number: signal.S
         print("running", os.getpid(), flush=True)
         time.sleep(100)
     """
-    process = start_job(tmp_path, body)
+    process = start_job(tmp_path, body, argument="threads")
     assert process.stdout is not None
     lines = [process.stdout.readline().split() for _ in range(2)]
     process.send_signal(number)
