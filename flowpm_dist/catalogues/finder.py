@@ -37,7 +37,7 @@ def halos(state: State, *, whole: bool = False, **options: Any) -> Catalogue:
     """
     box, chosen = state.box, constructed(FinderOptions, options)
     if box.batch is not None:
-        raise ValueError("halos of a batch: run its universes one by one")
+        raise ValueError("halos of a batch: take each of state.universes()")
     box.check_equal("halos", whole=whole, options=chosen)
     x, y, z = (np.arange(b, b + n) for b, n in zip(box.offset, box.block, strict=True))
     _, ny, nz = box.grid

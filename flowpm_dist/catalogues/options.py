@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import override
 
+from flowpm_dist.grid.decomposition import parts_of, reach_problem
 from flowpm_dist.options import (
     A_SEED,
     Options,
@@ -22,6 +24,8 @@ from flowpm_dist.options import (
 
 Overdensity = Literal["200m", "200c"]
 CatalogueFormat = Literal["hdf5", "bigfile"]
+FINDER, SPHERES = 32, 16
+"""Memory of the halo finder, and of its spheres [float64 values of a particle]."""
 LinkingLength = Annotated[float, Field(ge=0.01, le=1)]
 
 
@@ -68,6 +72,33 @@ class FinderOptions(Options):
     def _pairs(self) -> list[list[float]]:
         return [list(pair) for pair in self.relaxed]
 
+    def mesh_problem(
+        self, section: str, grid: Sequence[int], size: Sequence[float], axes: Mapping[str, int]
+    ) -> Problem | None:
+        """Returns the problem of a linking length that spans a rank's block; None if there is none.
+
+        Args:
+            section: the name of these options in a run file.
+            grid: the particles along each side.
+            size: the sides of the box [Mpc/h].
+            axes: the axes of the mesh of ranks.
+        """
+        spacing = (math.prod(size) / math.prod(grid)) ** (1 / 3)
+        problem = reach_problem(size, parts_of(axes), self.longest * spacing)
+        key = "relaxed" if self.relaxed else "linking_length"
+        return Problem(f"{section}.{key}", f"a link of {problem}") if problem else None
+
+    def grid_problems(self, section: str, grid: Sequence[int]) -> Iterator[Problem]:
+        """Yields the problem of halos that have more particles than a grid, see `mesh_problem`."""
+        if self.minimum > math.prod(grid):
+            reason = f"= {self.minimum}: there are {math.prod(grid)} particles"
+            yield Problem(f"{section}.minimum", reason)
+
+    @property
+    def values(self) -> int:
+        """The memory of the finder [float64 values of a particle]."""
+        return FINDER + SPHERES * bool(self.overdensities)
+
     @property
     def longest(self) -> float:
         """The longest of all linking lengths [mean distance of particles]."""
@@ -82,6 +113,9 @@ class FinderOptions(Options):
 
 
 LogMass = Annotated[float, Field(ge=0, le=20)]
+A_LOG_MASS = "a number from 0 to 20"
+Concentration = Annotated[float, Field(gt=0, le=100)]
+A_CONCENTRATION = "a number above 0, at most 100"
 
 
 class HOD(Options):
@@ -107,13 +141,13 @@ class HOD(Options):
             [n] in place of those above; for assembly bias, for example.
     """
 
-    log_M_min: LogMass = Field(default=12.79, description="a number from 0 to 20")
+    log_M_min: LogMass = Field(default=12.79, description=A_LOG_MASS)
     sigma_log_M: float = Field(default=0.39, gt=0, description="a number above 0")
-    log_M_0: LogMass = Field(default=11.92, description="a number from 0 to 20")
-    log_M_1: LogMass = Field(default=13.94, description="a number from 0 to 20")
+    log_M_0: LogMass = Field(default=11.92, description=A_LOG_MASS)
+    log_M_1: LogMass = Field(default=13.94, description=A_LOG_MASS)
     alpha: float = Field(default=1.15, ge=0, description="a number of at least 0")
-    concentration: Annotated[float, Field(gt=0, le=100)] | Literal["duffy2008"] = Field(
-        default="duffy2008", description='"duffy2008", or a number above 0, at most 100'
+    concentration: Concentration | Literal["duffy2008"] = Field(
+        default="duffy2008", description=f'"duffy2008", or {A_CONCENTRATION}'
     )
     seed: Seed = Field(default=0, description=A_SEED)
     occupation: Annotated[Any, AfterValidator(checked_python_name)] | None = Field(

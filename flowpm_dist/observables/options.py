@@ -22,10 +22,19 @@ from pydantic import (
 )
 from typing_extensions import override
 
+from flowpm_dist.catalogues.options import (
+    A_CONCENTRATION,
+    A_LOG_MASS,
+    HOD,
+    Concentration,
+    FinderOptions,
+    LogMass,
+)
 from flowpm_dist.cosmology.options import KEYS
 from flowpm_dist.cosmology.parameters import VARIABLE
 from flowpm_dist.observables.tracers import (
     A_BIAS,
+    A_LINE_OF_SIGHT,
     BIASES,
     BiasValue,
     LineOfSight,
@@ -41,10 +50,12 @@ from flowpm_dist.options import (
     Problem,
     Unit,
     Variants,
+    constructed,
     limits,
     listed,
     nearest,
     problems_of,
+    table_of,
 )
 
 if TYPE_CHECKING:
@@ -104,6 +115,10 @@ class ObservationOptions(Options):
     """The value where nothing is observed."""
     own_input: ClassVar[str | None] = None
     """The input that a network needs for this kind; None for the input for densities."""
+    has_gradient: ClassVar[bool] = True
+    """Whether the observed values can be differentiated."""
+    tracer_key: ClassVar[str] = "bias"
+    """The key that says how tracers follow matter."""
 
     def value(self, key: str) -> Any:
         """Returns the value of a key; None if this kind does not have it."""
@@ -146,6 +161,11 @@ class ObservationOptions(Options):
         return False
 
     @property
+    def mean(self) -> float | None:
+        """The mean that observed values have on average; None where it is not known before."""
+        return self.value("mean_count") or 1.0
+
+    @property
     def network_input(self) -> str:
         """The default of `NetworkOptions.input` for a network on these data."""
         return self.own_input or ("log1p" if self.is_positive else "asinh")
@@ -153,7 +173,12 @@ class ObservationOptions(Options):
     @property
     def own_values(self) -> dict[str, float]:
         """The values of the nuisance parameters in a mock, or if they have no prior."""
-        return dict.fromkeys(NUISANCE_AMPLITUDES, 1.0) | (self.value("bias") or {})
+        return dict.fromkeys(NUISANCE_AMPLITUDES, 1.0) | self.tracer_values
+
+    @property
+    def tracer_values(self) -> dict[str, Any]:
+        """The parameters by which tracers follow matter; empty for matter."""
+        return dict(self.value(self.tracer_key) or {})
 
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
         """Returns the model from white noise to the observed values.
@@ -206,25 +231,48 @@ class ObservationOptions(Options):
             yield Problem("lightcone", f"{message}leave it out")
 
 
-class CellOptions(TracerOptions, ObservationOptions):
-    """An observation of the cells of the box: a density of matter or of tracers.
+class VolumeOptions(ObservationOptions):
+    """An observation of the box, at one redshift or at several.
 
     Attributes:
         kind, structure: see `ObservationOptions`.
-        redshift_space, bias_scheme, bias: see `TracerOptions`.
-        mask: the share of each cell that is observed.
         redshifts: the redshifts at which a universe is observed; each is a channel of the volume.
             None for the end of the simulation only.
+    """
+
+    redshifts: Annotated[Redshifts | None, Unit("redshift")] = Field(
+        default=None,
+        description="a list of two redshifts or more, of at least 0, decreasing to the end of "
+        "the simulation",
+    )
+
+    @override
+    def step_problems(
+        self, first: float | None, last: float | None, *, uses_lpt: bool
+    ) -> Iterator[Problem]:
+        yield from super().step_problems(first, last, uses_lpt=uses_lpt)
+        if self.redshifts is None or last is None:
+            return
+        key, redshifts, end = "observation.redshifts", list(self.redshifts), 1.0 / last - 1.0
+        if abs(redshifts[-1] - end) > SAME_VALUE * (1.0 + end):
+            message = f"= {redshifts}: the last must be the redshift at the end of the simulation"
+            yield Problem(key, f"{message}, {end:g}")
+        if self.structure not in UNEVOLVED and first and 1.0 / (1.0 + redshifts[0]) < first:
+            yield Problem(key, f"= {redshifts}: the steps begin at redshift {1.0 / first - 1.0:g}")
+
+
+class CellOptions(TracerOptions, VolumeOptions):
+    """An observation of the cells of the box: a density of matter or of tracers.
+
+    Attributes:
+        kind, structure, redshifts: see `VolumeOptions`.
+        redshift_space, bias_scheme, bias: see `TracerOptions`.
+        mask: the share of each cell that is observed.
     """
 
     mask: AnyPath | None = Field(
         default=None,
         description="a file shaped as box.grid: from 1 where a cell is observed to 0 where not",
-    )
-    redshifts: Annotated[Redshifts | None, Unit("redshift")] = Field(
-        default=None,
-        description="a list of two redshifts or more, of at least 0, decreasing to the end of "
-        "the simulation",
     )
 
     @override
@@ -246,20 +294,6 @@ class CellOptions(TracerOptions, ObservationOptions):
         if name in BIASES or self.bias_scheme is not None:
             return lacking("observation.bias", name)
         return _no_parameter(name, NuisanceRanges.model_fields)
-
-    @override
-    def step_problems(
-        self, first: float | None, last: float | None, *, uses_lpt: bool
-    ) -> Iterator[Problem]:
-        yield from super().step_problems(first, last, uses_lpt=uses_lpt)
-        if self.redshifts is None or last is None:
-            return
-        key, redshifts, end = "observation.redshifts", list(self.redshifts), 1.0 / last - 1.0
-        if abs(redshifts[-1] - end) > SAME_VALUE * (1.0 + end):
-            message = f"= {redshifts}: the last must be the redshift at the end of the simulation"
-            yield Problem(key, f"{message}, {end:g}")
-        if self.structure not in UNEVOLVED and first and 1.0 / (1.0 + redshifts[0]) < first:
-            yield Problem(key, f"= {redshifts}: the steps begin at redshift {1.0 / first - 1.0:g}")
 
 
 class DensityOptions(CellOptions):
@@ -305,6 +339,89 @@ class CountsOptions(CellOptions):
     @override
     def is_positive(self) -> bool:
         return True
+
+
+class GalaxyOptions(VolumeOptions):
+    """Counts of galaxies in the halos of a universe, painted by cloud in cell [galaxies per cell].
+
+    Halos are found and populated in each universe, and its seed draws the galaxies. There is no
+    gradient.
+
+    Attributes:
+        kind, structure, redshifts: see `VolumeOptions`.
+        redshift_space: the line of sight, along which peculiar velocities move the galaxies.
+        halos: the options of the halo finder.
+        galaxies: the halo occupation. Its seed is added to the seed of each universe.
+    """
+
+    kind: Literal["galaxies"] = "galaxies"
+    redshift_space: LineOfSight | None = Field(default=None, description=A_LINE_OF_SIGHT)
+    halos: Annotated[FinderOptions, table_of(FinderOptions)] = Field(
+        default=FinderOptions(), description="a table such as { minimum = 20 }"
+    )
+    galaxies: Annotated[HOD, table_of(HOD)] = Field(
+        default=HOD(), description="a table such as { log_M_min = 12.8 }"
+    )
+
+    unobserved = 0.0
+    own_input = "log1p-counts"
+    has_gradient = False
+    tracer_key = "galaxies"
+
+    @override
+    def problems(self) -> Iterator[Problem]:
+        if self.structure == "linear":
+            message = "linear theory on the grid has no particles; take pm, 1lpt or 2lpt"
+            yield self.problem("structure", message)
+
+    @property
+    @override
+    def is_noisy(self) -> bool:
+        return False  # the occupation draws
+
+    @property
+    @override
+    def is_positive(self) -> bool:
+        return True
+
+    @property
+    @override
+    def mean(self) -> float | None:
+        return None
+
+    @property
+    @override
+    def tracer_values(self) -> dict[str, Any]:
+        return self.galaxies.model_dump(exclude={"seed"}, exclude_none=True)
+
+    @override
+    def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
+        from flowpm_dist.observables.galaxies import GalaxyModel
+
+        return GalaxyModel(simulation, self)
+
+    @override
+    def lacks(self, name: str) -> str | None:
+        value = self.tracer_values.get(name)
+        if isinstance(value, float):
+            return None
+        if value is not None:
+            return lacking("observation.galaxies", f"number {name}")
+        numbers = [name for name, x in self.tracer_values.items() if isinstance(x, float)]
+        return _no_parameter(name, numbers)
+
+    @override
+    def prior_problems(
+        self, priors: Collection[str], likelihood: str | None = None
+    ) -> Iterator[Problem]:
+        yield from super().prior_problems(priors, likelihood)
+        ranges = priors if isinstance(priors, Mapping) else {}
+        for name in ranges.keys() & HOD.model_fields.keys():
+            for end in ranges[name]:
+                try:
+                    constructed(HOD, {name: end})
+                except ValueError as error:
+                    yield Problem(f"priors.{name}", f"reaches {end:g}: {error}")
 
 
 class ConvergenceMapOptions(ObservationOptions):
@@ -355,6 +472,7 @@ class ConvergenceMapOptions(ObservationOptions):
 OBSERVATIONS: dict[str, type[ObservationOptions]] = {
     "density": DensityOptions,
     "counts": CountsOptions,
+    "galaxies": GalaxyOptions,
     "convergence": ConvergenceMapOptions,
 }
 """The kinds of observations by name."""
@@ -421,3 +539,14 @@ class NuisanceRanges(Options):
     bs2: Pair[BiasValue] | None = limits(A_BIAS)
     amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
     noise_amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
+
+
+class OccupationRanges(Options):
+    """Uniform priors of the halo occupation of galaxies, see `HOD`."""
+
+    log_M_min: Pair[LogMass] | None = limits(A_LOG_MASS)
+    sigma_log_M: Pair[Length] | None = limits("a number above 0")
+    log_M_0: Pair[LogMass] | None = limits(A_LOG_MASS)
+    log_M_1: Pair[LogMass] | None = limits(A_LOG_MASS)
+    alpha: Pair[BiasValue] | None = limits(A_BIAS)
+    concentration: Pair[Concentration] | None = limits(A_CONCENTRATION)

@@ -22,6 +22,7 @@ from flowpm_dist.observables.options import (
     observation_of,
 )
 from flowpm_dist.observables.tracers import ObservationError
+from flowpm_dist.options import Options
 
 Ranges = Mapping[str, tuple[float, float]]
 
@@ -104,17 +105,21 @@ class ObservationRecord:
         differences: list[str] = []
 
         def compare(key: str, here: Any, there: Any) -> None:
-            """Compares two numbers or ranges of them."""
-            if here is None or there is None or not _holds(here, there):
+            """Compares two names, or two numbers or ranges of them."""
+            known = here is not None and there is not None
+            named = isinstance(here, str) or isinstance(there, str)
+            if not (known and (here == there if named else _holds(here, there))):
                 differences.append(_difference(key, here, there))
 
         def compare_amplitudes(name: str) -> None:
             compare(name, self._range(1.0, name), data._range(1.0, name))
 
-        bias, bias_there = (each.value("bias") or {} for each in (options, other))
-        for name in dict.fromkeys([*bias, *bias_there]):
-            here = self.nuisances.get(name, bias.get(name))
-            compare(f"bias {name}", here, data.nuisances.get(name, bias_there.get(name)))
+        values, values_there = options.tracer_values, other.tracer_values
+        for name in dict.fromkeys([*values, *values_there]):
+            key = options.tracer_key if name in values else other.tracer_key
+            here = self.nuisances.get(name, values.get(name))
+            compare(f"{key} {name}", here, data.nuisances.get(name, values_there.get(name)))
+        tracers = (options.tracer_key, other.tracer_key)
         for key in dict.fromkeys([*type(options).model_fields, *type(other).model_fields]):
             here, there = options.value(key), other.value(key)
             if key == "redshifts":  # a tuple is a range here
@@ -125,7 +130,7 @@ class ObservationRecord:
             elif key == "redshifts" and here and there:
                 if len(here) != len(there) or not np.allclose(here, there, rtol=0, atol=SAME_VALUE):
                     differences.append(_difference(key, here, there))
-            elif key != "bias" and not self._same_values(data, key):
+            elif key not in tracers and not self._same_values(data, key):
                 differences.append(_difference(key, here, there))
             elif key == "sigma" and here is not None:
                 compare_amplitudes(AMPLITUDES[key])
@@ -197,7 +202,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"from {value[0]:g} to {value[1]:g}"
     if isinstance(value, list):
-        return "[" + ", ".join(f"{x:g}" for x in value) + "]"
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    if isinstance(value, Options):
+        value = value.model_dump(mode="json", exclude_defaults=True)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name} = {x:g}" for name, x in value.items()) + "}"
+        return "{" + ", ".join(f"{name} = {_shown(x)}" for name, x in value.items()) + "}"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -232,6 +232,10 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         # [initial] is not in the file: the observation says what goes with its structure.
         yield from (each for each in super().problems() if not each.key.startswith("initial"))
         observation, steps = self.observation, self.evolution
+        if not observation.has_gradient:
+            reason = "halos have no gradient, which the search needs: take another kind, or train"
+            yield self.problem("observation.kind", f"{reason} a network")
+            return
         yield from observation.light_cone_problems(self.lightcone)
         uses_lpt = steps.integrator.uses_lpt
         yield from observation.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)

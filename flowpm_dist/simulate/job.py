@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 HALO_BYTES, HALO_PARTICLES = 400, 100
 """Size of a halo in a catalogue, and particles to a halo, about; a halo has 300 in a tree code's
 run in cells of 2 Mpc/h."""
-FINDER, SPHERES = 32, 16
-"""Memory of the halo finder, and of its spheres [float64 values of a particle]."""
 
 
 class SimulationJob(Job[SimulationOptions, "Summary | None"]):
@@ -211,8 +209,7 @@ def demand_of(options: SimulationOptions) -> Demand:
     precision = options.run.precision
     maps = 0 if cone is None else cone.memory(precision)
 
-    section = options.halos
-    finder = 0 if section is None else FINDER + SPHERES * bool(section.overdensities)
+    finder = 0 if options.halos is None else options.halos.values
 
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (

@@ -39,9 +39,7 @@ from flowpm_dist.grid.decomposition import (
     mesh_factor_problem,
     misfits,
     parse_mesh,
-    parts_of,
     pyramid_problem,
-    reach_problem,
 )
 from flowpm_dist.grid.options import BoxOptions, MeshOptions
 from flowpm_dist.initial.options import InitialOptions
@@ -516,9 +514,8 @@ class SimulationOptions(SimulatedRun):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from self.output.times_beyond(self.evolution)
-        if self.halos is not None and self.halos.minimum > math.prod(self.box.grid):
-            reason = f"= {self.halos.minimum}: there are {math.prod(self.box.grid)} particles"
-            yield Problem("halos.minimum", reason)
+        if self.halos is not None:
+            yield from self.halos.grid_problems("halos", self.box.grid)
         if (noise := self.initial.white_noise) is not None:
             try:
                 check_white_noise_file(noise, self.box.grid)
@@ -534,12 +531,11 @@ class SimulationOptions(SimulatedRun):
         """Returns the mesh of ranks, whose blocks no linking length spans."""
         mesh = super().mesh_for(ranks, source=source, shape=shape)
         if self.halos is not None:
-            sides, parts = self.box.size, parts_of(parse_mesh(mesh))
-            spacing = (math.prod(sides) / math.prod(self.box.grid)) ** (1 / 3)
-            problem = reach_problem(sides, parts, self.halos.longest * spacing)
+            problem = self.halos.mesh_problem(
+                "halos", self.box.grid, self.box.size, parse_mesh(mesh)
+            )
             if problem:
-                key = "relaxed" if self.halos.relaxed else "linking_length"
-                raise ConfigError(source, [Problem(f"halos.{key}", f"a link of {problem}")])
+                raise ConfigError(source, [problem])
         return mesh
 
     @property

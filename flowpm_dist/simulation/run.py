@@ -168,6 +168,18 @@ class WhiteNoiseSource:
             return block
         return tf.convert_to_tensor(snapshot.values(name, box.place), box.dtype)
 
+    def of_universe(self, number: int, box: Box) -> WhiteNoiseSource:
+        """Returns the source of one of this rank's universes of a batch.
+
+        Args:
+            number: of the universe, among this rank's.
+            box: of the batch.
+        """
+        seeds = None if self.seeds is None else self.seeds[box.batch_offset + number]
+        fields = (self.white_noise, self.linear_delta)
+        noise, linear = (None if field is None else field[number] for field in fields)
+        return replace(self, seeds=seeds, white_noise=noise, linear_delta=linear)
+
     def without_snapshot(self, box: Box) -> WhiteNoiseSource:
         """Returns the same source, with this rank's blocks instead of the snapshot of them."""
         noise, linear = self.held("white_noise", box), self.held("linear_delta", box)

@@ -315,7 +315,7 @@ def _supervise(
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         process_group=0,
-        # mpirun passes this on, which ends its ranks. At a second SIGTERM it would leave them alive.
+        # mpirun passes it on, which ends the ranks. At a second SIGTERM it would leave them alive.
         preexec_fn=dying_with_parent(signal.SIGUSR2),
     )
     reader = threading.Thread(target=_pass_on, args=[process.stderr], daemon=True)

@@ -1,6 +1,7 @@
 """[observation] in a training's run file, and what data sets and volumes tell of theirs."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,10 @@ sigma = 0.5
 PRIORS = "[priors]\nb1 = [0.0, 1.0]\nnoise_amplitude = [0.5, 1.5]"
 SURVEY = GOOD.replace("[priors]", PRIORS) + NOISY
 COUNTED = GOOD + '[observation]\nkind = "counts"\nmean_count = 3.0\n'
+GALAXIES = GOOD.replace("[priors]", "[priors]\nalpha = [0.8, 1.2]") + (
+    '[observation]\nkind = "galaxies"\nredshift_space = "z"\n'
+    "halos = { minimum = 30 }\ngalaxies = { log_M_min = 13.0 }\n"
+)
 RANGES = ((0.5, 1.5), (2.0, 3.0))
 RECORD = ObservationRecord(
     DensityOptions(structure="1lpt", redshift_space="z", bias={"b1": 0.5}, sigma=0.5),
@@ -80,7 +85,7 @@ def test_nuisances_are_drawn_and_no_targets(tmp_path):
     assert TrainingPlan.load(write(tmp_path, COUNTED)).network.input == "log1p-counts"
 
 
-@pytest.mark.parametrize("text", [SURVEY, COUNTED])
+@pytest.mark.parametrize("text", [SURVEY, COUNTED, GALAXIES])
 def test_resolved_reads_back_the_same(tmp_path, text):
     plan = TrainingPlan.load(write(tmp_path, text))
     again = TrainingPlan.load(write(tmp_path, plan.resolved()))
@@ -111,6 +116,48 @@ def test_one_mistake(tmp_path, old, new, where, message):
     assert any(p.split(" ")[0] == where and re.search(message, p) for p in found), found
     others = {p.split(" ")[0] for p in found} - {where}
     assert others <= {"priors.noise_amplitude", "priors.b1", "observation.bias"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message"),
+    [
+        ("alpha = [0.8", "alpha = [-0.8", "priors.alpha", "reaches -0.8: .*alpha"),
+        ("alpha = [0.8", "b1 = [0.8", "priors.b1", "is not a parameter.*log_M_min"),
+        ("alpha = [0.8", "seed = [0.8", "priors.seed", "is not a parameter"),
+        ("alpha = [0.8", "concentration = [0.8", "priors.concentration", "no number conc"),
+        ("alpha = [0.8", "amplitude = [0.8", "priors.amplitude", "is not a parameter"),
+        ('"galaxies"', '"galaxies"\nstructure = "linear"', "observation.structure", "no particles"),
+        ("minimum = 30", "minimum = 5000000", "observation.halos.minimum", "there are"),
+        ("minimum = 30", "linking = 0.3", "observation.halos", "linking"),
+        ('"z"', '"z"\nmask = "m.npy"', "observation.mask", "goes with kind"),
+        (
+            "log_M_min = 13.0",
+            "alpha = -1",
+            "observation.galaxies",
+            "alpha = -1: must be a number of at least 0",
+        ),
+    ],
+)
+def test_one_mistake_with_galaxies(tmp_path, old, new, where, message):
+    assert old in GALAXIES
+    found = problems(tmp_path, GALAXIES.replace(old, new, 1))
+    assert any(p.split(" ")[0] == where and re.search(message, p) for p in found), found
+
+
+def test_galaxies_go_with_blocks_and_memory_of_their_finder(tmp_path):
+    plan = TrainingPlan.load(write(tmp_path, GALAXIES))
+    assert plan.network.input == "log1p-counts" and plan.parameters == ("Omega_m", "sigma8", "n_s")
+    assert plan.record.nuisances == {"alpha": (0.8, 1.2)}
+    cells = TrainingPlan.load(write(tmp_path, COUNTED))
+    grid = plan.box.grid
+    more = dataset_memory(plan, grid, {}) - dataset_memory(cells, grid, {})
+    assert more == plan.observation.halos.values * 8 * math.prod(grid)
+    long = GALAXIES.replace("minimum = 30", "linking_length = 1.0, minimum = 30")
+    wide = TrainingPlan.load(write(tmp_path, long))
+    assert wide.mesh_for(1, source=tmp_path)
+    box = wide.box.model_copy(update={"grid": (8, 8, 8), "size": (64.0, 128.0, 128.0)})
+    with pytest.raises(ConfigError, match="observation.halos.linking_length.*spans a rank's block"):
+        wide.model_copy(update={"box": box}).mesh_for(8, source=tmp_path, shape="row:8")
 
 
 SEVERAL = GOOD + "[observation]\nredshifts = [1, 0.5, 0]\n"
@@ -282,6 +329,30 @@ def test_data_of_another_observation_are_refused(changes, nuisances, message):
         return
     with pytest.raises(ObservationError, match="v.zarr is of another obs.*" + re.escape(message)):
         check_observation(RECORD, volume)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"galaxies": {"log_M_min": 13.0, "alpha": 1.1, "seed": 4}}, None),
+        ({"galaxies": {"log_M_min": 13.2}}, "galaxies log_M_min is 13 in the training, 13.2 in"),
+        ({"galaxies": {"log_M_min": 13.0, "alpha": 1.3}}, "alpha is from 0.8 to 1.2 in the train"),
+        (
+            {"galaxies": {"log_M_min": 13.0, "concentration": 5.0}},
+            "galaxies concentration is duffy2008 in the training, 5 in the data",
+        ),
+        ({"halos": {"minimum": 20}}, "halos is {minimum = 30} in the training, {} in the data"),
+        ({"kind": "density", "halos": None, "galaxies": None}, "kind is galaxies in the training"),
+    ],
+)
+def test_galaxies_of_another_observation_are_refused(tmp_path, changes, message):
+    record = TrainingPlan.load(write(tmp_path, GALAXIES)).record
+    keys = {**record.options.to_table(), **changes}
+    data = ObservationRecord(observation_of({k: x for k, x in keys.items() if x is not None}))
+    differences = "; ".join(record.differences(data))
+    assert differences == "" if message is None else message in differences
+    assert record.differences(ObservationRecord.of_table(record.table(), "v")) == []
+    assert "galaxies = {log_M_min = 13}" in record.summary()
 
 
 def test_masks_are_compared_by_their_values(tmp_path):

@@ -172,6 +172,13 @@ def test_survey_training():
     assert set(plan.record.nuisances) == {"b1", "noise_amplitude"}
 
 
+def test_galaxy_training():
+    """Its universes are tested in tests/observables/ranks_galaxies.py."""
+    plan = LOADERS["network"]((EXAMPLES / "galaxy_training").with_suffix(".toml"))
+    assert plan.parameters == ("Omega_m", "sigma8") and plan.network.input == "log1p-counts"
+    assert set(plan.record.nuisances) == {"log_M_min", "alpha"}
+
+
 def test_neutrino_training():
     """Trainings whose universes differ in m_nu are tested in tests/cosmoflow."""
     plan = LOADERS["network"]((EXAMPLES / "neutrino_training").with_suffix(".toml"))

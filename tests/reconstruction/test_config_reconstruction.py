@@ -91,6 +91,12 @@ def test_messages_in_float16(tmp_path):
     assert ReconstructionOptions.load(write(tmp_path, exact)).run.precision == "float64"
 
 
+def test_galaxies_have_no_gradient(tmp_path):
+    text = GOOD.replace('"density"', '"galaxies"').replace("sigma = 0.2", "halos = {minimum = 9}")
+    (message,) = problems(tmp_path, text)
+    assert 'observation.kind = "galaxies": halos have no gradient' in message
+
+
 def test_every_adjoint_of_the_table_has_its_name_in_run_files(tmp_path, monkeypatch):
     for name in ADJOINTS:
         text = GOOD.replace("steps = 2", f'steps = 2\nadjoint = "{name}"')
@@ -193,7 +199,7 @@ ADJUSTED = SAMPLER + 'sampler.method = "adjusted-microcanonical"\n'
         ("observation.bias = 1.5", "1.5: must be a table"),
         ("observation.redshifts = [1, 0]", "uses only the universe at the end of the simulation"),
         ("data.mock_seed = -1", "-1.*from 0 to"),
-        ('observation.kind = "densities"', '"density", "counts" or'),
+        ('observation.kind = "densities"', '"density", "counts", "galaxies" or'),
         ('observation.structure = "no_such:thing"', "no module 'no_such'"),
         ('observation.bias_scheme = "os:no"', "goes with bias"),
         ("priors.b3 = 1", r"must be \[low, high\]"),

@@ -125,6 +125,28 @@ def test_redshift_space_has_the_rate_of_each_universe():
         np.testing.assert_array_equal(shift[i, ..., ::2], 0.0)
 
 
+def test_universes_of_a_batch_are_states():
+    """With fields, cosmology, seed and gradient of their own."""
+    batch = batch_of(SPREAD, "cola").run(seed=SEEDS, cosmology=COSMOLOGIES)
+    universes, first = batch.universes(), batch.box.batch_offset
+    assert len(universes) == batch.box.local_batch[0]
+    white, density = batch.white_noise.block, batch.density(redshift_space="x").block
+    with tf.GradientTape() as tape:
+        tape.watch(batch.displacement.block)
+        last = batch.universes()[-1].density().block
+        total = tf.reduce_sum(last**2)
+    gradient = tape.gradient(total, batch.displacement.block).numpy()
+    assert np.abs(gradient[-1]).max() > 0 and not gradient[:-1].any()
+    for i, each in enumerate(universes):
+        assert each.box.batch is None and each.header()["seed"] == SEEDS[first + i]
+        assert each.cosmology.numbers() == COSMOLOGIES[first + i].numbers()
+        np.testing.assert_array_equal(each.white_noise.block, white[i])
+        seen = each.density(redshift_space="x").block
+        np.testing.assert_allclose(seen, density[i], rtol=0, atol=1e-12)
+    (same,) = universes[0].universes()
+    assert same is universes[0]
+
+
 def test_sizes_that_do_not_agree():
     sim = batch_of(SPREAD, "cola")
     with pytest.raises(ValueError, match="Given are 2 seeds, 4 cosmologies"):

@@ -229,8 +229,8 @@ def _volume(
         block /= mean
         notes += [f"The volume was divided by its mean, {shown}."] if other_mean else []
     elif header is None or header.unit not in COUNTED:
-        if observation is not None and observation.is_positive:
-            check_mean(volume, mean, observation.value("mean_count") or 1.0)
+        if observation is not None and observation.is_positive and observation.mean is not None:
+            check_mean(volume, mean, observation.mean)
         elif observation is None and header is not None and header.unit in OF_DENSITIES:
             check_mean(volume, mean, 1.0)
         if header is not None and other_mean:

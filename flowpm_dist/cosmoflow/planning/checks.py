@@ -115,11 +115,14 @@ def _of_the_observation(plan: TrainingPlan, channels: int | None) -> Iterator[Pr
     if redshifts and channels not in (None, len(redshifts)):
         counts = f"{channels} channels, but there are {len(redshifts)} redshifts"
         yield plan.problem("observation.redshifts", f"the volumes have {counts}")
-    yield from observation.prior_problems([n for n in plan.priors.drawn if n not in VARIABLE])
+    nuisances = {name: ends for name, ends in plan.priors.drawn.items() if name not in VARIABLE}
+    yield from observation.prior_problems(nuisances)
     yield from observation.light_cone_problems(plan.lightcone)
     if plan.simulates:
         files = {f"observation.{key}": path for key, path in observation.files.items()}
         yield from file_problems(files, plan.box.grid, plan.box.size)
+        if (finder := observation.value("halos")) is not None:
+            yield from finder.grid_problems("observation.halos", plan.box.grid)
         steps, order = plan.evolution, observation.lpt_order
         uses_lpt = steps.integrator.uses_lpt
         yield from observation.step_problems(steps.first, steps.last, uses_lpt=uses_lpt)

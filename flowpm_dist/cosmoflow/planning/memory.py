@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flowpm_dist.catalogues.options import FinderOptions
 from flowpm_dist.cosmoflow.planning.data_options import SimulatedData
 from flowpm_dist.cosmoflow.planning.declarations import Convolution
 from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
@@ -24,6 +25,7 @@ from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.simulation.cost import (
     COMPILING,
+    field_bytes,
     learning_bytes,
     map_bytes,
     predicting_bytes,
@@ -114,7 +116,9 @@ def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) ->
         each += map_bytes(plan.cells, plan.precision, sources=painted)
     if several:  # all channels one by one, and the volume made of them
         each += 2 * volume_bytes(plan, grid) // ranks_of_a_field(axes)
-    return _lanes(plan, axes) * each
+    finder: FinderOptions | None = plan.observation.value("halos")
+    finding = 0 if finder is None else field_bytes(finder.values, grid, axes, "float64")
+    return _lanes(plan, axes) * each + finding  # the universes one after the other
 
 
 def prediction_memory(

@@ -22,7 +22,7 @@ from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.volumes.draws import Sampling
 from flowpm_dist.cosmology.options import ParameterRanges
 from flowpm_dist.cosmology.parameters import VARIABLE
-from flowpm_dist.observables.options import NuisanceRanges
+from flowpm_dist.observables.options import NuisanceRanges, OccupationRanges
 from flowpm_dist.options import (
     A_SEED,
     AnyPath,
@@ -58,7 +58,7 @@ Milestones = Annotated[
 ]
 
 
-class PriorOptions(ParameterRanges, NuisanceRanges):
+class PriorOptions(ParameterRanges, OccupationRanges, NuisanceRanges):
     """The parameters that vary from universe to universe.
 
     Attributes:

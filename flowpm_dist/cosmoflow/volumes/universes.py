@@ -39,7 +39,7 @@ from meshimpl.process_mesh import ProcessMesh
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 
-UNITS = {"counts": ONE_COUNT, "convergence": "convergence 1"}
+UNITS = {"counts": ONE_COUNT, "galaxies": ONE_COUNT, "convergence": "convergence 1"}
 """Units of observed values by the kind of observation; see `DatasetHeader.unit`."""
 
 HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)

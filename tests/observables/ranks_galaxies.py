@@ -1,0 +1,79 @@
+"""Counts of galaxies as an observation: those of the halos of each universe of a batch, with its
+own occupation and seed, on any mesh."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ranks import SIZE, by_rank_zero, process_mesh, solo
+
+import flowpm_dist as fpm
+from flowpm_dist.catalogues.occupation import populate
+from flowpm_dist.catalogues.options import HOD
+from flowpm_dist.cosmology.background import Background
+from flowpm_dist.observables.options import observation_of
+
+GRID, SIDE, SEEDS, TIMES = 16, 40.0, (5, 2**63 - 1), [0.8, 1.0]
+MESH = {1: "row:1", 2: "row:1,col:2", 4: "replica:2,row:2"}[SIZE]
+FINDER = {"minimum": 6, "relaxed": [[30, 0.25]]}
+OCCUPATION = {"log_M_min": 12.6, "log_M_0": 12.0, "log_M_1": 13.2, "concentration": 5.0, "seed": 3}
+VARIED = {"log_M_min": [12.3, 12.9], "concentration": [4.0, 6.0]}
+COSMOLOGIES = [fpm.Cosmology.planck18(), fpm.Cosmology.planck18().replace(sigma8=0.9)]
+
+
+def simulation(mesh):
+    steps = [0.1, 0.4, 0.7, 1.0]
+    return fpm.Simulation(COSMOLOGIES[0], GRID, SIDE, steps, precision="float64", mesh=mesh)
+
+
+def cloud_in_cell(positions):
+    """Counts of points by the definition, one point after the other."""
+    counts = np.zeros([GRID] * 3)
+    for place in positions * (GRID / SIDE):
+        low = np.floor(place).astype(int)
+        for corner in itertools.product((0, 1), repeat=3):
+            share = np.prod(np.where(corner, place - low, 1 - (place - low)))
+            counts[tuple((low + corner) % GRID)] += share
+    return counts
+
+
+def expected_counts():
+    """What each universe alone has on one rank [universe, time, x, y, z]."""
+    volumes = []
+    for number, (seed, cosmology) in enumerate(zip(SEEDS, COSMOLOGIES, strict=True)):
+        sim = simulation(solo())
+        states = sim.run(seed=seed, cosmology=cosmology, outputs=TIMES)
+        own = {name: values[number] for name, values in VARIED.items()}
+        hod = HOD(**{**OCCUPATION, **own, "seed": (seed + 3) % 2**63})
+        for state in states:
+            found = fpm.halos(state, **FINDER)
+            galaxies = populate(found, hod)
+            assert galaxies.total > 5
+            rate = float(Background(cosmology).e(state.a))
+            places = galaxies["position"].copy()
+            places[:, 1] += galaxies["velocity"][:, 1] / (100 * state.a * rate)
+            volumes.append(cloud_in_cell(places % SIDE))
+    return {"counts": np.reshape(volumes, (2, len(TIMES), GRID, GRID, GRID))}
+
+
+@pytest.mark.dealt
+@pytest.mark.ranks(1, 2, 4)
+def test_galaxies_of_a_batch_are_those_of_its_universes():
+    expected = by_rank_zero("galaxies", expected_counts)["counts"]
+    keys = {"kind": "galaxies", "redshift_space": "y", "redshifts": [0.25, 0.0]}
+    options = observation_of({**keys, "halos": FINDER, "galaxies": OCCUPATION})
+    model = options.forward_model(simulation(process_mesh(MESH)))
+    varied = {name: tf.constant(values, tf.float64) for name, values in VARIED.items()}
+    assert model.fitted("alpha") and model.fitted("sigma8") and not model.fitted("amplitude")
+    channels = model.at_times(TIMES, SEEDS, COSMOLOGIES, varied)
+    for number, field in enumerate(channels):
+        np.testing.assert_allclose(field.numpy(), expected[:, number], rtol=0, atol=1e-9)
+
+
+@pytest.mark.ranks(1)
+def test_numbers_that_no_occupation_has_are_refused():
+    model = observation_of({"kind": "galaxies"}).forward_model(simulation(solo()))
+    with pytest.raises(ValueError, match="alpha = -1"):
+        varied = {"alpha": tf.constant([-1.0], tf.float64)}
+        model.at_times([1.0], SEEDS[:1], COSMOLOGIES[:1], varied)
