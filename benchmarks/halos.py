@@ -1,15 +1,22 @@
 """Halos of fast runs against a tree code's, by their settings; and the time of the finder.
 
     python benchmarks/halos.py [--runs DIR] [--output halos]
+    python benchmarks/halos.py --abundance 256,512 [--peers PYTHON] [--grid 256]
     python benchmarks/halos.py --time [--peers PYTHON] [--grid 128]
 
 The truth are TreePM runs (treepm_*.npz as tests/data/README.md describes them, in FLOWPM_REFERENCE
 or DIR). Every setting begins with the particles of such a run at a = 0.1 and makes ten BullFrog
 steps to a = 1. Both sides' halos are friends of friends with a linking length of 0.2, but where a
-setting has relaxed lengths. OUTPUT.csv has, for each setting and range of particle numbers, the
-number of halos over that of the tree code, with errors from a jackknife over the octants of all
-runs: pairs of the same initial conditions have little cosmic variance. Halos are matched to those
-of the tree code by centre and mass.
+setting has relaxed lengths. OUTPUT.csv has, for each setting, distance of particles, scale factor
+and range of particle numbers, the number of halos over that of the tree code, with errors from a
+jackknife over the octants of all runs: pairs of the same initial conditions have little cosmic
+variance. Halos are matched to those of the tree code by centre and mass. --only has a part of the
+settings.
+
+With --abundance, the numbers of halos of runs in boxes of these sizes (ten BullFrog steps, B = 2),
+each over what Warren 2006 and Watson 2013 predict for friends of friends of 0.2, corrected for the
+number of particles N by N (1 - N^-0.6) (Warren); and masses within 200 times the mean density over
+the emulator emu_hmf, if PYTHON has it. OUTPUT_abundance.csv has ratios with Poisson errors.
 
 With --time, the seconds and the memory of the finder on particles of a run of our own; those of
 kdcount and pyfof on the same particles, if PYTHON has these packages.
@@ -18,6 +25,7 @@ kdcount and pyfof on the same particles, if PYTHON has these packages.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -35,6 +43,7 @@ from common import REFERENCE, median_seconds
 from scipy.spatial import cKDTree
 
 import flowpm_dist as fpm
+from flowpm_dist.catalogues.abundance import FITS, MassFunction, mass_function, predicted
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.catalogues.finder import Particles, find_halos
 from flowpm_dist.catalogues.friends import friends_of_friends
@@ -46,6 +55,8 @@ BINS = (20, 50, 100, 200, 500, 1000, 10**9)
 ABOVE = 100
 """Particles of halos that are counted together, and matched."""
 OCTANTS = 8
+A = (0.5, 1.0)
+"""Scale factors at which halos are compared."""
 
 
 @dataclass(frozen=True)
@@ -90,25 +101,33 @@ def cosmology_of(run: dict[str, np.ndarray]) -> fpm.Cosmology:
     return fpm.Cosmology(**{name: float(run[name]) for name in names})
 
 
-def halos_of_tree_code(run: dict[str, np.ndarray]) -> Catalogue:
-    """The halos of the last state of a run."""
-    displacement, velocity = run["displacement_final"][-1], run["velocity_final"][-1]
-    side, n = float(run["box_size"]), displacement.shape[0]
+def spacing_of(run: dict[str, np.ndarray]) -> float:
+    """The mean distance of the particles [Mpc/h]."""
+    return float(run["box_size"]) / run["displacement_initial"].shape[0]
+
+
+def halos_of_tree_code(run: dict[str, np.ndarray]) -> list[Catalogue]:
+    """The halos of the states of a run, at the times A."""
+    side, n = float(run["box_size"]), run["displacement_initial"].shape[0]
     lattice = np.stack(np.meshgrid(*[np.arange(n) * side / n] * 3, indexing="ij"), axis=-1)
-    about = {"a": 1.0, "grid": [n] * 3, "box_size": [side] * 3}
-    about["cosmology"] = cosmology_of(run).numbers()
+    about = {"grid": [n] * 3, "box_size": [side] * 3, "cosmology": cosmology_of(run).numbers()}
     space = Space((side,) * 3, ProcessMesh(""))
-    particles = Particles(
-        space,
-        (lattice + displacement).reshape(-1, 3),
-        100.0 * velocity.reshape(-1, 3).astype(np.float64),
-        np.arange(n**3),
-    )
-    return find_halos(particles, about)
+    catalogues = []
+    for a in A:
+        at = int(np.argmin(np.abs(run["a_final"] - a)))
+        assert abs(run["a_final"][at] - a) < 1e-6
+        particles = Particles(
+            space,
+            (lattice + run["displacement_final"][at]).reshape(-1, 3),
+            100.0 / a * run["velocity_final"][at].reshape(-1, 3).astype(np.float64),
+            np.arange(n**3),
+        )
+        catalogues.append(find_halos(particles, {**about, "a": a}))
+    return catalogues
 
 
-def halos_of_setting(run: dict[str, np.ndarray], setting: Setting) -> tuple[Catalogue, float]:
-    """The halos of a fast run from the same particles, and the seconds of its steps."""
+def halos_of_setting(run: dict[str, np.ndarray], setting: Setting) -> tuple[list[Catalogue], float]:
+    """The halos of a fast run from the same particles at the times A, and its steps' seconds."""
     n, side = run["displacement_initial"].shape[0], float(run["box_size"])
     steps = fpm.scale_factor_steps(float(run["a_initial"]), 1.0, 10)
     options = {"integrator": fpm.BullFrog(), "deconvolve": False, **setting.solver}
@@ -116,8 +135,9 @@ def halos_of_setting(run: dict[str, np.ndarray], setting: Setting) -> tuple[Cata
     particles = run["displacement_initial"], run["velocity_initial"]
     begin = tuple(np.asarray(x, np.float32) for x in particles)
     sim.run(particles=begin)  # compiled
-    state = sim.run(particles=begin)
-    return fpm.halos(state, **setting.finder), float(np.sum(state.timings["steps"]))
+    seconds = float(np.sum(sim.run(particles=begin).timings["steps"]))
+    states = sim.run(particles=begin, outputs=A)
+    return [fpm.halos(state, **setting.finder) for state in states], seconds
 
 
 def octants(halos: Catalogue, low: float, high: float) -> np.ndarray:
@@ -149,36 +169,118 @@ def matched(ours: Catalogue, theirs: Catalogue) -> np.ndarray:
     return np.where(found[:, np.newaxis], np.stack([ratio, distance], axis=1), np.nan)
 
 
-def compare(folder: Path) -> list[dict[str, Any]]:
-    """Returns a row for each setting."""
-    runs = list(runs_of(folder))
-    truths = [halos_of_tree_code(run) for _, run in runs]
+def compare(folder: Path, only: str) -> list[dict[str, Any]]:
+    """Returns rows of each setting whose label contains `only`."""
+    runs = [run for _, run in runs_of(folder)]
+    truths = [halos_of_tree_code(run) for run in runs]
+    spacings = sorted({spacing_of(run) for run in runs})
     rows = []
     for setting in SETTINGS:
-        found = [halos_of_setting(run, setting) for _, run in runs]
-        row: dict[str, Any] = {"setting": setting.label}
-        for low, high in [*zip(BINS[:-1], BINS[1:], strict=True), (ABOVE, BINS[-1])]:
-            counts = [
-                np.concatenate([octants(halos, low, high) for halos in each])
-                for each in ([halos for halos, _ in found], truths)
+        if only not in setting.label:
+            continue
+        found = [halos_of_setting(run, setting) for run in runs]
+        for spacing, (time, a) in itertools.product(spacings, enumerate(A)):
+            pairs = [
+                (ours[time], theirs[time], seconds)
+                for run, (ours, seconds), theirs in zip(runs, found, truths, strict=True)
+                if spacing_of(run) == spacing
             ]
-            name = f"{low} to {high}" if high < BINS[-1] else f"above {low}"
-            if low == ABOVE and high == BINS[-1]:
-                row["pairs"] = int(counts[1].sum())
-            row[name], row[f"error {name}"] = ratio_of(*counts)
-        pairs = np.concatenate(
-            [matched(halos, truth) for (halos, _), truth in zip(found, truths, strict=True)]
-        )
-        kept = pairs[np.isfinite(pairs[:, 0])]
-        row |= {
-            "found again": len(kept) / len(pairs),
-            "median of mass ratio": float(np.exp(np.median(kept[:, 0]))),
-            "scatter of ln mass": float(kept[:, 0].std()),
-            "median distance [Mpc/h]": float(np.median(kept[:, 1])),
-            "seconds": float(np.median([seconds for _, seconds in found])),
-        }
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+            row = {"setting": setting.label, "spacing [Mpc/h]": spacing, "a": a}
+            rows.append(row | {"universes": len(pairs)} | row_of(pairs))
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def row_of(pairs: list[tuple[Catalogue, Catalogue, float]]) -> dict[str, Any]:
+    """Returns the numbers of halos, and how well they are found again.
+
+    Args:
+        pairs: our halos, the tree code's and the seconds of our steps, of each universe.
+    """
+    row: dict[str, Any] = {}
+    for low, high in [*zip(BINS[:-1], BINS[1:], strict=True), (ABOVE, BINS[-1])]:
+        counts = [
+            np.concatenate([octants(each[side], low, high) for each in pairs]) for side in (0, 1)
+        ]
+        name = f"{low} to {high}" if high < BINS[-1] else f"above {low}"
+        if low == ABOVE and high == BINS[-1]:
+            row["pairs"] = int(counts[1].sum())
+        row[name], row[f"error {name}"] = ratio_of(*counts)
+    found = np.concatenate([matched(ours, theirs) for ours, theirs, _ in pairs])
+    again = found[np.isfinite(found[:, 0])]
+    return row | {
+        "found again": len(again) / max(len(found), 1),
+        "median of mass ratio": float(np.exp(np.median(again[:, 0]))),
+        "scatter of ln mass": float(again[:, 0].std()),
+        "median distance [Mpc/h]": float(np.median(again[:, 1])),
+        "seconds": float(np.median([seconds for *_, seconds in pairs])),
+    }
+
+
+EMULATOR = """
+import sys
+import numpy as np
+from emu_hmf.box import PARAMS
+from emu_hmf.model import HmfCorrection
+numbers = dict(zip(sys.argv[1::2], map(float, sys.argv[2::2])))
+theta = np.array([numbers[name] for name in PARAMS])
+sigma = np.geomspace(0.1, 5, 400)
+print(*sigma, *np.asarray(HmfCorrection().fsigma(sigma, theta)))
+"""
+
+
+def emulated(peers: str, cosmology: fpm.Cosmology) -> Any:
+    """Returns f(sigma) of masses within 200 times the mean density by emu_hmf, at a = 1."""
+    c = cosmology
+    table = {"Omegab": c.Omega_b, "Omegam": c.Omega_m, "H0": 100 * c.h, "ns": c.n_s, "mnu": 0}
+    table |= {"A": 1e9 * c.A_s, "w": -1, "wa": 0}
+    words = [str(word) for pair in table.items() for word in pair]
+    done = subprocess.run([peers, "-c", EMULATOR, *words], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    sigma, f = np.array(done.stdout.split(), np.float64).reshape(2, -1)
+    return lambda values: np.interp(values, sigma, f)
+
+
+def compared(label: str, found: MassFunction, expected: np.ndarray) -> list[dict[str, Any]]:
+    """Returns a row for each bin with halos: their number over a prediction."""
+    rows = []
+    for low, count, measured, error, one in zip(
+        found.edges, found.count, found.abundance, found.error, expected, strict=False
+    ):
+        if count:
+            row = {"comparison": label, "mass above": float(low), "halos": int(count)}
+            rows.append(row | {"ratio": measured / one, "error": error / one})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def abundances(grid: int, sizes: Sequence[float], peers: str | None) -> list[dict[str, Any]]:
+    """Returns how many halos there are, over predictions."""
+    cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.677, n_s=0.965, A_s=2.1e-9)
+    rows = []
+    for size in sizes:
+        steps = fpm.scale_factor_steps(0.1, 1.0, 10)
+        sim = fpm.Simulation(cosmology, grid, size, steps, integrator=fpm.BullFrog(), mesh_factor=2)
+        state, theory = sim.run(seed=int(size)), fpm.Theory(cosmology)
+        for name, options in (("0.2", {}), ("relaxed", RELAXED)):
+            halos = fpm.halos(state, **options)
+            number = halos["number"]
+            corrected = {**halos.columns, "mass": halos["mass"] * (1 - number**-0.6)}
+            ends = np.array([*BINS[:-1], 2000, 5000]) - 0.5
+            edges = halos.header.mass * 1e10 * ends * (1 - ends**-0.6)
+            found = mass_function(halos.with_columns(corrected), edges)
+            for fit, f in FITS.items():
+                label = f"{fit}, {size:g} Mpc/h, linking length {name}"
+                rows += compared(label, found, predicted(theory, found.mass, 1.0, f))
+        if peers is not None:
+            halos = fpm.halos(state, minimum=500, overdensities=["200m"])
+            spheres = halos.with_columns({**halos.columns, "mass": halos["mass_200m"]})
+            edges = halos.header.mass * 1e10 * np.array([1000, 2000, 4000, 8000, 16000])
+            found = mass_function(spheres, edges)
+            f = emulated(peers, cosmology)
+            label = f"emu_hmf, {size:g} Mpc/h, 200m"
+            rows += compared(label, found, predicted(theory, found.mass, 1.0, f))
     return rows
 
 
@@ -238,16 +340,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--runs", type=Path, default=os.environ.get(REFERENCE))
     parser.add_argument("--output", type=Path, default=Path("halos"))
+    parser.add_argument("--only", default="", help="a part of the names of settings")
     parser.add_argument("--time", action="store_true")
+    parser.add_argument("--abundance", default="", help="sizes of boxes [Mpc/h], such as 256,512")
     parser.add_argument("--grid", type=int, default=128)
     parser.add_argument("--peers")
     chosen = parser.parse_args(arguments)
     if chosen.time:
         times(chosen.grid, chosen.peers)
         return
+    if chosen.abundance:
+        sizes = [float(size) for size in chosen.abundance.split(",")]
+        path = chosen.output.with_name(f"{chosen.output.name}_abundance.csv")
+        write_rows(path, abundances(chosen.grid, sizes, chosen.peers))
+        return
     if chosen.runs is None:
         raise SystemExit(f"set {REFERENCE}, or give --runs")
-    write_rows(chosen.output.with_suffix(".csv"), compare(Path(chosen.runs)))
+    write_rows(chosen.output.with_suffix(".csv"), compare(Path(chosen.runs), chosen.only))
 
 
 if __name__ == "__main__":
