@@ -180,6 +180,19 @@ def test_compiled_is_portable(lattice: Any, dtype: str) -> None:
     assert_same(compiled, results(Portable(xla=False), Case(lattice, dtype)), dtype)
 
 
+@needs_library
+@pytest.mark.parametrize("links", [(40.0, 40.0, 40.0), (60.0, 30.0, 20.0)])
+def test_compiled_friends_are_portable(links: tuple[float, ...]) -> None:
+    """Clumps, strays, points of one place, and none at all."""
+    rng = np.random.default_rng(6)
+    clumps = rng.random([20, 1, 3]) + 0.02 * rng.normal(size=[20, 40, 3])
+    places = np.concatenate([clumps.reshape(-1, 3), rng.random([500, 3]), np.full([5, 3], 0.5)])
+    for x in (places, places[:1], places[:0]):
+        found, expected = (kind.friends(tf.constant(x), links) for kind in (Compiled(), Portable()))
+        np.testing.assert_array_equal(found, expected)
+    assert 20 < len(np.unique(Compiled().friends(tf.constant(places), links))) < 1000
+
+
 @pytest.mark.parametrize(
     ("lattice", "dtype", "only"),
     [
