@@ -11,6 +11,7 @@ from scipy.stats import poisson
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.catalogues.options import HOD
 from flowpm_dist.grid.space import Space
+from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.particles import CRITICAL_DENSITY, HUBBLE
 from flowpm_dist.options import python_object
 from meshimpl.philox import uniform_pair
@@ -71,6 +72,23 @@ def populate(halos: Catalogue, hod: HOD | None = None) -> Catalogue:
     }
     about = {**halos.about, "hod": hod.model_dump(mode="json", exclude={"occupation"})}
     return replace(halos.with_columns(columns, "galaxies"), about=about).sorted()
+
+
+def check_occupation(hod: HOD | None, section: str) -> None:
+    """Imports a user's own occupation, so that a mistake ends a job before its work.
+
+    Args:
+        hod: the occupation; None checks nothing.
+        section: the name of its section in the run file.
+
+    Raises:
+        UserError: a module has no such object.
+    """
+    if hod is not None and hod.occupation is not None:
+        try:
+            python_object(hod.occupation)
+        except ValueError as error:
+            raise UserError(f"{section}.occupation: {error}") from error
 
 
 def mean_occupation(mass: np.ndarray, hod: HOD) -> tuple[np.ndarray, np.ndarray]:

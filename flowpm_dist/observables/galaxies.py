@@ -7,10 +7,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.catalogues.finder import halos
-from flowpm_dist.catalogues.occupation import populate
+from flowpm_dist.catalogues.occupation import check_occupation, populate
 from flowpm_dist.catalogues.options import HOD, FinderOptions
 from flowpm_dist.observables.forward_model import AMPLITUDE, ForwardModel
 from flowpm_dist.observables.options import GalaxyOptions
+from flowpm_dist.observables.tracers import ObservationError
 from flowpm_dist.observables.universe_model import Parameters
 from flowpm_dist.options import MOST_SEED, constructed
 from flowpm_dist.particle_mesh.scattered import paint_points
@@ -24,10 +25,19 @@ class GalaxyModel(ForwardModel):
     Args:
         simulation: see `UniverseModel`. Its universes have seeds.
         options: halos, galaxies and line of sight.
+
+    Raises:
+        ObservationError: a custom structure without particles.
+        UserError: a module has no such occupation.
     """
 
     def __init__(self, simulation: Simulation, options: GalaxyOptions) -> None:
         super().__init__(simulation, options.structure, redshift_space=options.redshift_space)
+        if not self.formation.has_particles:
+            raise ObservationError(
+                f"observation.structure = {options.structure}: has no particles to find halos in"
+            )
+        check_occupation(options.galaxies, "observation.galaxies")
         self._options = options
 
     @override
@@ -46,18 +56,22 @@ class GalaxyModel(ForwardModel):
                 of all universes.
 
         Raises:
-            ValueError: a linking length spans a rank's block, or numbers that a halo occupation
-                cannot have.
+            ValueError: a linking length spans a rank's block, numbers that a halo occupation cannot
+                have, or universes without seeds.
         """
         finder = {name: getattr(self._options.halos, name) for name in FinderOptions.model_fields}
         varied = self._options.tracer_values.keys() & parameters.keys()
         values = {name: np.atleast_1d(parameters[name]) for name in varied}
-        blocks = []
+        blocks: list[np.ndarray] = []
         for number, universe in enumerate(state.universes()):
             row = state.box.batch_offset + number
             own = {name: float(of_all[row]) for name, of_all in values.items()}
+            if (seed := universe.header()["seed"]) is None:
+                raise ValueError(
+                    "galaxies are drawn by the seeds of universes: run them from seeds"
+                )
             table = self._options.galaxies.model_dump(exclude_none=True) | own
-            table["seed"] = (table["seed"] + universe.header()["seed"]) % (MOST_SEED + 1)
+            table["seed"] = (table["seed"] + seed) % (MOST_SEED + 1)
             galaxies = populate(halos(universe, **finder), constructed(HOD, table))
             axis = self.axis
             places = galaxies["position"] if axis is None else galaxies.apparent_positions(axis)

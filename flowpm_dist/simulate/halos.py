@@ -17,8 +17,6 @@ from flowpm_dist.catalogues.options import FinderOptions, HaloSection
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.drawing import drawing
-from flowpm_dist.io.errors import UserError
-from flowpm_dist.options import python_object
 from flowpm_dist.simulate.folder import GALAXIES, HALOS
 from flowpm_dist.simulation.state import State
 from flowpm_dist.statistics.power import multipoles
@@ -41,20 +39,6 @@ class FoundHalos:
     power: TracerPower | None
     galaxies: int = 0
     galaxy_power: TracerPower | None = None
-
-
-def check_occupation(section: HaloSection | None) -> None:
-    """Imports a user's own occupation, so that a mistake ends the job before its work.
-
-    Raises:
-        UserError: a module has no such object.
-    """
-    hod = None if section is None else section.galaxies
-    if hod is not None and hod.occupation is not None:
-        try:
-            python_object(hod.occupation)
-        except ValueError as error:
-            raise UserError(f"halos.galaxies: occupation: {error}") from error
 
 
 def write_halos(

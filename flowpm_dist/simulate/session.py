@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flowpm_dist.catalogues.occupation import check_occupation
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.cosmology.theory import Theory
@@ -32,7 +33,7 @@ from flowpm_dist.observables.light_cone.results import (
     write_light_cone_results,
 )
 from flowpm_dist.simulate.folder import SimulationFolder
-from flowpm_dist.simulate.halos import FoundHalos, check_occupation, draw_halos, write_halos
+from flowpm_dist.simulate.halos import FoundHalos, draw_halos, write_halos
 from flowpm_dist.simulate.measured import (
     check_statistics,
     measured,
@@ -326,7 +327,8 @@ class SimulationSession:
         """
         options, mesh = self.options, self.simulation.box.mesh
         check_statistics(options.results.statistics)
-        check_occupation(options.halos)
+        if options.halos is not None:
+            check_occupation(options.halos.galaxies, "halos.galaxies")
         if mesh.rank == 0:
             write_run_file(self.folder.run_file, options.resolved())
             self._checksums = options.checksums()

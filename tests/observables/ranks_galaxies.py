@@ -12,7 +12,10 @@ import flowpm_dist as fpm
 from flowpm_dist.catalogues.occupation import populate
 from flowpm_dist.catalogues.options import HOD
 from flowpm_dist.cosmology.background import Background
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.observables import StructureFormation
 from flowpm_dist.observables.options import observation_of
+from flowpm_dist.observables.tracers import ObservationError
 
 GRID, SIDE, SEEDS, TIMES = 16, 40.0, (5, 2**63 - 1), [0.8, 1.0]
 MESH = {1: "row:1", 2: "row:1,col:2", 4: "replica:2,row:2"}[SIZE]
@@ -77,3 +80,17 @@ def test_numbers_that_no_occupation_has_are_refused():
     with pytest.raises(ValueError, match="alpha = -1"):
         varied = {"alpha": tf.constant([-1.0], tf.float64)}
         model.at_times([1.0], SEEDS[:1], COSMOLOGIES[:1], varied)
+
+
+@pytest.mark.ranks(1)
+def test_what_galaxies_cannot_be_made_of():
+    keys = {"kind": "galaxies"}
+    linear = StructureFormation(has_particles=False)
+    with pytest.raises(ObservationError, match="no particles to find halos in"):
+        observation_of({**keys, "structure": linear}).forward_model(simulation(solo()))
+    with pytest.raises(UserError, match="observation.galaxies.occupation: .*no 'mine'"):
+        own = {**keys, "galaxies": {"occupation": "math:mine"}}
+        observation_of(own).forward_model(simulation(solo()))
+    model = observation_of(keys).forward_model(simulation(solo()))
+    with pytest.raises(ValueError, match="drawn by the seeds of universes"):
+        model(tf.zeros([GRID] * 3, tf.float64), {})

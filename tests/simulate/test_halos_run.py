@@ -91,7 +91,7 @@ def test_an_occupation_that_is_not_there_ends_the_run_before_its_steps(here):
     galaxies = 'halos.galaxies={ occupation = "math:mine" }'
     done = flowpm_here("simulate", "run.toml", "--output", "own", "--set", galaxies)
     assert done.returncode == 2 and "initial conditions" not in done.stderr
-    message = "halos.galaxies: occupation: the module 'math' has no 'mine'"
+    message = "halos.galaxies.occupation: the module 'math' has no 'mine'"
     assert message in " ".join(plain(done.stderr).split())
 
 

@@ -58,7 +58,10 @@ def features(path: Path, count: int | None = None) -> Features:
     """
     arrays = read_arrays(path)
     power, histogram, truth = (arrays[k][:count] for k in ("power", "histogram", "parameters"))
-    return Features(tuple(map(str, arrays["names"])), np.log10(power), histogram, truth)
+    # A universe without galaxies has no power: it counts as the least of the others.
+    least = power.min(where=power > 0, initial=power.max(initial=0.0) or 1.0)
+    log_power = np.log10(np.maximum(power, least))
+    return Features(tuple(map(str, arrays["names"])), log_power, histogram, truth)
 
 
 def simulate_dataset(
