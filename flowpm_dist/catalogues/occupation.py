@@ -8,8 +8,10 @@ import numpy as np
 from scipy.special import erf, lambertw, ndtri, spence
 from scipy.stats import poisson
 
+from flowpm_dist.catalogues.abundance import predicted
 from flowpm_dist.catalogues.catalogue import Catalogue
-from flowpm_dist.catalogues.options import HOD
+from flowpm_dist.catalogues.options import HOD, MOST_SATELLITES
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.space import Space
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.particles import CRITICAL_DENSITY, HUBBLE
@@ -21,8 +23,6 @@ G = 3 * HUBBLE**2 / (8 * np.pi * CRITICAL_DENSITY * 1e10)
 PURPOSE = 0x484F4400
 """Last word of the counters of random numbers, plus the number of the draw: no other numbers of the
 same seed, such as white noise at the lattice site that is a halo's id, have these counters."""
-MOST_SATELLITES = 10**6
-"""The largest mean number of satellites in a halo."""
 
 
 def populate(halos: Catalogue, hod: HOD | None = None) -> Catalogue:
@@ -97,6 +97,19 @@ def mean_occupation(mass: np.ndarray, hod: HOD) -> tuple[np.ndarray, np.ndarray]
     centrals = 0.5 * (1 + erf((np.log10(mass) - hod.log_M_min) / hod.sigma_log_M))
     above = np.maximum(mass - 10**hod.log_M_0, 0) / 10**hod.log_M_1
     return centrals, np.where(above > 0, centrals * above**hod.alpha, 0)
+
+
+def expected_density(theory: Theory, hod: HOD, a: float = 1.0) -> float:
+    """Returns about how many galaxies there are by the mass function of Watson 2013 [(h/Mpc)^3].
+
+    Args:
+        theory: of a universe.
+        hod: the occupation, whose own function is not used.
+        a: scale factor.
+    """
+    mass = np.geomspace(1e10, 1e16, 600)
+    galaxies = sum(mean_occupation(mass, hod))
+    return float(np.trapezoid(predicted(theory, mass, a) * galaxies, np.log(mass)))
 
 
 def _numbers(halos: Catalogue, hod: HOD) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ from flowpm_dist.options import (
 
 Overdensity = Literal["200m", "200c"]
 CatalogueFormat = Literal["hdf5", "bigfile"]
-FINDER, SPHERES = 32, 16
+FINDER, SPHERES = 36, 16
 """Memory of the halo finder, and of its spheres [float64 values of a particle]."""
 LinkingLength = Annotated[float, Field(ge=0.01, le=1)]
 
@@ -112,6 +112,8 @@ class FinderOptions(Options):
         ]
 
 
+MOST_SATELLITES = 10**6
+"""The largest mean number of satellites in a halo."""
 LogMass = Annotated[float, Field(ge=0, le=20)]
 A_LOG_MASS = "a number from 0 to 20"
 Concentration = Annotated[float, Field(gt=0, le=100)]

@@ -12,7 +12,7 @@ from flowpm_dist.catalogues.options import HOD, FinderOptions
 from flowpm_dist.observables.forward_model import AMPLITUDE, ForwardModel
 from flowpm_dist.observables.options import GalaxyOptions
 from flowpm_dist.observables.tracers import ObservationError
-from flowpm_dist.observables.universe_model import Parameters
+from flowpm_dist.observables.universe_model import Parameters, StructureFormation
 from flowpm_dist.options import MOST_SEED, constructed
 from flowpm_dist.particle_mesh.scattered import paint_points
 from flowpm_dist.simulation.simulation import Simulation
@@ -27,7 +27,7 @@ class GalaxyModel(ForwardModel):
         options: halos, galaxies and line of sight.
 
     Raises:
-        ObservationError: a custom structure without particles.
+        ObservationError: a custom structure without particles, or with a density of its own.
         UserError: a module has no such occupation.
     """
 
@@ -36,6 +36,11 @@ class GalaxyModel(ForwardModel):
         if not self.formation.has_particles:
             raise ObservationError(
                 f"observation.structure = {options.structure}: has no particles to find halos in"
+            )
+        if type(self.formation).density is not StructureFormation.density:
+            raise ObservationError(
+                f"observation.structure = {options.structure}: overrides `density`, but halos are "
+                "found in the particles: override `state`"
             )
         check_occupation(options.galaxies, "observation.galaxies")
         self._options = options

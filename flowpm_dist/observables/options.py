@@ -8,6 +8,7 @@ forward model. Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -26,6 +27,7 @@ from flowpm_dist.catalogues.options import (
     A_CONCENTRATION,
     A_LOG_MASS,
     HOD,
+    MOST_SATELLITES,
     Concentration,
     FinderOptions,
     LogMass,
@@ -50,7 +52,6 @@ from flowpm_dist.options import (
     Problem,
     Unit,
     Variants,
-    constructed,
     limits,
     listed,
     nearest,
@@ -373,6 +374,11 @@ class GalaxyOptions(VolumeOptions):
         if self.structure == "linear":
             message = "linear theory on the grid has no particles; take pm, 1lpt or 2lpt"
             yield self.problem("structure", message)
+        if self.halos.members:
+            yield Problem("halos.members", "= true: galaxies do not use them: leave it out")
+        if self.halos.overdensities and "200m" not in self.halos.overdensities:
+            message = "galaxies use 200m alone: give it, or leave it out"
+            yield Problem("halos.overdensities", f"= {list(self.halos.overdensities)}: {message}")
 
     @property
     @override
@@ -398,7 +404,10 @@ class GalaxyOptions(VolumeOptions):
     def forward_model(self, simulation: Simulation, light_cone: Any = None) -> UniverseModel:
         from flowpm_dist.observables.galaxies import GalaxyModel
 
-        return GalaxyModel(simulation, self)
+        try:
+            return GalaxyModel(simulation, self)
+        except ValueError as error:
+            raise ObservationError(f"[observation]: {error}") from error
 
     @override
     def lacks(self, name: str) -> str | None:
@@ -416,12 +425,15 @@ class GalaxyOptions(VolumeOptions):
     ) -> Iterator[Problem]:
         yield from super().prior_problems(priors, likelihood)
         ranges = priors if isinstance(priors, Mapping) else {}
-        for name in ranges.keys() & HOD.model_fields.keys():
-            for end in ranges[name]:
-                try:
-                    constructed(HOD, {name: end})
-                except ValueError as error:
-                    yield Problem(f"priors.{name}", f"reaches {end:g}: {error}")
+        least, most = (
+            ranges.get(name, (getattr(self.galaxies, name),) * 2)[end]
+            for name, end in (("log_M_1", 0), ("alpha", 1))
+        )
+        if most * (HEAVIEST - least) > math.log10(MOST_SATELLITES):
+            name = next((name for name in ("log_M_1", "alpha") if name in ranges), None)
+            reason = f"log_M_1 = {least:g} and alpha = {most:g} give a halo of 1e{HEAVIEST} Msun/h"
+            key = "observation.galaxies" if name is None else f"priors.{name}"
+            yield Problem(key, f"{reason} more than {MOST_SATELLITES} satellites")
 
 
 class ConvergenceMapOptions(ObservationOptions):
@@ -541,6 +553,12 @@ class NuisanceRanges(Options):
     noise_amplitude: Pair[Amplitude] | None = limits(AN_AMPLITUDE)
 
 
+HEAVIEST = 16
+"""log of a mass that halos hardly reach [Msun/h]."""
+Slope = Annotated[float, Field(ge=0, le=10)]
+A_SLOPE = "a number from 0 to 10"
+
+
 class OccupationRanges(Options):
     """Uniform priors of the halo occupation of galaxies, see `HOD`."""
 
@@ -548,5 +566,5 @@ class OccupationRanges(Options):
     sigma_log_M: Pair[Length] | None = limits("a number above 0")
     log_M_0: Pair[LogMass] | None = limits(A_LOG_MASS)
     log_M_1: Pair[LogMass] | None = limits(A_LOG_MASS)
-    alpha: Pair[BiasValue] | None = limits(A_BIAS)
+    alpha: Pair[Slope] | None = limits(A_SLOPE)
     concentration: Pair[Concentration] | None = limits(A_CONCENTRATION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -269,24 +269,23 @@ class State:
             },
         }
 
-    def universes(self) -> list[State]:
-        """Returns the universes of a batch that are this rank's, each as a state; differentiable.
+    def universes(self) -> Iterator[State]:
+        """Yields the universes of a batch that are this rank's, each as a state; differentiable.
 
         They are on the ranks that share a universe, `mesh.without("replica")`. A single universe is
-        the only one of its list.
+        the only one.
         """
         box, inputs = self.box, self._inputs
         if box.batch is None:
-            return [self]
+            yield self
+            return
         one = replace(box, mesh=box.mesh.without("replica"), batch=None)
-        states = []
         for number, theory in enumerate(inputs.cosmologies.theories):
             local = replace(inputs.cosmologies, theories=(theory,), batched=False)
             source = inputs.source.of_universe(number, box)
             vectors = (field.block[number] for field in (self.displacement, self.velocity))
             its_inputs = replace(inputs, box=one, cosmologies=local, source=source)
-            states.append(State.of(Particles(*vectors), its_inputs, self.a))
-        return states
+            yield State.of(Particles(*vectors), its_inputs, self.a)
 
     def particles_for(self, a: float, box: Box, cosmology: Cosmology | None) -> tuple[Field, Field]:
         """Returns displacement and velocity, for a run that begins at scale factor `a`.

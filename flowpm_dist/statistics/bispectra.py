@@ -226,5 +226,12 @@ def _with_reduced(density: Field, window: Window = "cic") -> Bispectrum:
     return replace(triangles, reduced=reduced)
 
 
-BISPECTRUM = Statistic(_with_reduced, lambda triangles: triangles.reduced)
+def _reduced(triangles: Bispectrum) -> np.ndarray:
+    """Returns Q, and 0 of volumes without power, such as those without galaxies."""
+    assert triangles.reduced is not None
+    empty = np.isnan(triangles.reduced) & (triangles.bispectrum == 0)
+    return np.where(empty, 0.0, triangles.reduced)
+
+
+BISPECTRUM = Statistic(_with_reduced, _reduced)
 """B and Q of all triangles of the default bins, without the cloud-in-cell window. Features: Q."""

@@ -372,14 +372,20 @@ def _by_wedge(values: Any, shared: Binning) -> Any:
     return reshape(values, [*values.shape[:-1], -1, shared.bins])
 
 
+def _log(power: np.ndarray) -> np.ndarray:
+    """Returns ln P, and 0 of volumes without power, such as those without galaxies."""
+    return np.log(np.where(power == 0, 1.0, power))
+
+
 def _shapes(poles: Multipoles) -> np.ndarray:
     """Returns ln P_0, and P_l / P_0 of the others."""
     monopole, others = poles.power[..., :1, :], poles.power[..., 1:, :]
-    vectors = np.concatenate([np.log(monopole), others / monopole], axis=-2)
+    ratios = others / np.where(monopole == 0, 1.0, monopole)
+    vectors = np.concatenate([_log(monopole), ratios], axis=-2)
     return vectors.reshape(*vectors.shape[:-2], -1)
 
 
-POWER = Statistic(functools.partial(power_spectrum, window="cic"), lambda p: np.log(p.power))
+POWER = Statistic(functools.partial(power_spectrum, window="cic"), lambda p: _log(p.power))
 """The power spectrum without the cloud-in-cell window. Features: ln P."""
 
 MULTIPOLES = Statistic(functools.partial(multipoles, window="cic"), _shapes)
@@ -387,6 +393,6 @@ MULTIPOLES = Statistic(functools.partial(multipoles, window="cic"), _shapes)
 
 WEDGES = Statistic(
     functools.partial(power_wedges, window="cic"),
-    lambda wedges: np.log(wedges.power[..., wedges.modes > 0]),
+    lambda wedges: _log(wedges.power[..., wedges.modes > 0]),
 )
 """The power in five wedges without the cloud-in-cell window. Features: ln P of bins with modes."""

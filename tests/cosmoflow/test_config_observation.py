@@ -121,7 +121,20 @@ def test_one_mistake(tmp_path, old, new, where, message):
 @pytest.mark.parametrize(
     ("old", "new", "where", "message"),
     [
-        ("alpha = [0.8", "alpha = [-0.8", "priors.alpha", "reaches -0.8: .*alpha"),
+        ("alpha = [0.8", "alpha = [-0.8", "priors.alpha", "from 0 to 10"),
+        (
+            "alpha = [0.8, 1.2]",
+            "alpha = [0.8, 9.0]",
+            "priors.alpha",
+            "more than 1000000 satellites",
+        ),
+        ("minimum = 30", "members = true", "observation.halos.members", "leave it out"),
+        (
+            "minimum = 30",
+            'overdensities = ["200c"]',
+            "observation.halos.overdensities",
+            "200m alone",
+        ),
         ("alpha = [0.8", "b1 = [0.8", "priors.b1", "is not a parameter.*log_M_min"),
         ("alpha = [0.8", "seed = [0.8", "priors.seed", "is not a parameter"),
         ("alpha = [0.8", "concentration = [0.8", "priors.concentration", "no number conc"),
@@ -156,8 +169,10 @@ def test_galaxies_go_with_blocks_and_memory_of_their_finder(tmp_path):
     wide = TrainingPlan.load(write(tmp_path, long))
     assert wide.mesh_for(1, source=tmp_path)
     box = wide.box.model_copy(update={"grid": (8, 8, 8), "size": (64.0, 128.0, 128.0)})
+    narrow = wide.model_copy(update={"box": box})
     with pytest.raises(ConfigError, match="observation.halos.linking_length.*spans a rank's block"):
-        wide.model_copy(update={"box": box}).mesh_for(8, source=tmp_path, shape="row:8")
+        check_training_mesh(narrow, 8, source=tmp_path, shape="row:8")
+    assert check_training_mesh(narrow, 8, source=tmp_path, shape="row:8", simulating=False)
 
 
 SEVERAL = GOOD + "[observation]\nredshifts = [1, 0.5, 0]\n"

@@ -9,13 +9,18 @@ import tensorflow as tf
 from ranks import SIZE, by_rank_zero, process_mesh, solo
 
 import flowpm_dist as fpm
-from flowpm_dist.catalogues.occupation import populate
+from flowpm_dist.catalogues.occupation import expected_density, populate
 from flowpm_dist.catalogues.options import HOD
+from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES
 from flowpm_dist.cosmology.background import Background
+from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.observables import StructureFormation
 from flowpm_dist.observables.options import observation_of
 from flowpm_dist.observables.tracers import ObservationError
+from flowpm_dist.posteriors.features import measured
+from flowpm_dist.statistics.histogram import CellValues
+from flowpm_dist.statistics.register import STATISTICS
 
 GRID, SIDE, SEEDS, TIMES = 16, 40.0, (5, 2**63 - 1), [0.8, 1.0]
 MESH = {1: "row:1", 2: "row:1,col:2", 4: "replica:2,row:2"}[SIZE]
@@ -82,12 +87,45 @@ def test_numbers_that_no_occupation_has_are_refused():
         model.at_times([1.0], SEEDS[:1], COSMOLOGIES[:1], varied)
 
 
+class OwnDensity(StructureFormation):
+    def density(self, state, axis=None, weights=None):
+        return state.density().block
+
+
+@pytest.mark.ranks(1)
+def test_a_universe_without_galaxies_has_statistics():
+    """All that networks are compared with: finite features, and a histogram of every cell."""
+    counts = np.zeros([2, GRID, GRID, GRID])
+    counts[1] = np.random.default_rng(2).poisson(0.3, counts[1].shape)
+    field = Field(tf.constant(counts), simulation(solo()).box_of(2), "cic")
+    for features in measured(list(STATISTICS), field, CellValues(True, 0.2)).values():
+        assert np.isfinite(features).all() and len(features) == 2
+    found = CellValues(True, 0.2).histogram(field, HISTOGRAM_EDGES)
+    assert (found.counts.sum(axis=-1) == GRID**3).all() and found.counts[1].max() < GRID**3
+
+
+@pytest.mark.ranks(1)
+def test_the_density_of_galaxies_that_is_expected():
+    """Against the mean of universes, to the scatter of a few and what is not resolved."""
+    hod = HOD(log_M_min=13.4, log_M_0=13.4, log_M_1=14.3)
+    sim = fpm.Simulation(
+        COSMOLOGIES[0], 32, 80.0, fpm.scale_factor_steps(0.1, 1, 5), mesh_factor=2, mesh=solo()
+    )
+    states = [sim.run(seed=seed) for seed in range(4)]
+    found = np.mean([populate(fpm.halos(state), hod).total for state in states]) / 80.0**3
+    assert 0.6 < found / expected_density(sim.theory, hod) < 1.5
+
+
 @pytest.mark.ranks(1)
 def test_what_galaxies_cannot_be_made_of():
     keys = {"kind": "galaxies"}
     linear = StructureFormation(has_particles=False)
     with pytest.raises(ObservationError, match="no particles to find halos in"):
         observation_of({**keys, "structure": linear}).forward_model(simulation(solo()))
+    with pytest.raises(ObservationError, match="overrides `density`"):
+        observation_of({**keys, "structure": OwnDensity()}).forward_model(simulation(solo()))
+    with pytest.raises(ObservationError, match="observation.: .*no 'nothere'"):
+        observation_of({**keys, "structure": "math:nothere"}).forward_model(simulation(solo()))
     with pytest.raises(UserError, match="observation.galaxies.occupation: .*no 'mine'"):
         own = {**keys, "galaxies": {"occupation": "math:mine"}}
         observation_of(own).forward_model(simulation(solo()))

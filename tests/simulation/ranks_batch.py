@@ -128,12 +128,12 @@ def test_redshift_space_has_the_rate_of_each_universe():
 def test_universes_of_a_batch_are_states():
     """With fields, cosmology, seed and gradient of their own."""
     batch = batch_of(SPREAD, "cola").run(seed=SEEDS, cosmology=COSMOLOGIES)
-    universes, first = batch.universes(), batch.box.batch_offset
+    universes, first = [*batch.universes()], batch.box.batch_offset
     assert len(universes) == batch.box.local_batch[0]
     white, density = batch.white_noise.block, batch.density(redshift_space="x").block
     with tf.GradientTape() as tape:
         tape.watch(batch.displacement.block)
-        last = batch.universes()[-1].density().block
+        last = [*batch.universes()][-1].density().block
         total = tf.reduce_sum(last**2)
     gradient = tape.gradient(total, batch.displacement.block).numpy()
     assert np.abs(gradient[-1]).max() > 0 and not gradient[:-1].any()

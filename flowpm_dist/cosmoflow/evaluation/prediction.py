@@ -295,6 +295,6 @@ def _checked_mean(
         sums = block.sum(axis=(0, 1, 2)) / (block[..., 0].size * group.size)
     totals = group.world.allreduce(tf.constant([*bad, *sums], tf.float64)).numpy()
     refuse_values(volume, *map(int, totals[:2]))
-    if not totals[2:].all():
+    if not totals[2:].all() and (observation is None or observation.mean is not None):
         raise VolumeError(f"{volume.where} is empty: its mean is 0")
     return totals[2:]

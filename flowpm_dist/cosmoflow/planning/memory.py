@@ -193,8 +193,26 @@ def check_training_mesh(
 
     Raises:
         ConfigError: the text is no mesh, its sizes do not multiply to `ranks`, an axis does not
-            divide the batch or its side of the grid, or the network cannot be split.
+            divide the batch or its side of the grid, the network cannot be split, or a linking
+            length of halos spans a rank's block.
     """
+    chosen = _training_mesh(plan, ranks, source, shape, batch, simulating)
+    finder: FinderOptions | None = plan.observation.value("halos")
+    if plan.simulates and simulating and finder is not None:
+        axes, box = parse_mesh(chosen, batched=True), plan.box
+        if problem := finder.mesh_problem("observation.halos", box.grid, box.size, axes):
+            raise ConfigError(source, [problem])
+    return chosen
+
+
+def _training_mesh(
+    plan: TrainingPlan,
+    ranks: int,
+    source: Path,
+    shape: str | None,
+    batch: int | None,
+    simulating: bool,
+) -> str:
     batch = batch or plan.training.batch
     force = plan.solver if plan.simulates and simulating else ForceOptions()
     misfits_of = functools.partial(_misfits, plan, ranks, batch, force)

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, Self
 
 from typing_extensions import override
 
-from flowpm_dist.catalogues.options import FinderOptions
 from flowpm_dist.cosmoflow.planning.checks import plan_problems
 from flowpm_dist.cosmoflow.planning.completion import dataset_of, with_dataset, with_preset
 from flowpm_dist.cosmoflow.planning.data_options import (
@@ -35,10 +34,8 @@ from flowpm_dist.cosmoflow.planning.options import (
 from flowpm_dist.cosmoflow.volumes.draws import most_filled
 from flowpm_dist.cosmology.options import CosmologyOptions, PartialCosmologyOptions
 from flowpm_dist.cosmology.parameters import VARIABLE
-from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.grid.options import BatchedMeshOptions, BoxOptions
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions, map_warnings
 from flowpm_dist.observables.options import Observation
 from flowpm_dist.observables.record import ObservationRecord
@@ -270,14 +267,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
 
     @override
     def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
-        mesh = check_training_mesh(self, ranks, source=source, shape=shape)
-        finder: FinderOptions | None = self.observation.value("halos")
-        if self.simulates and finder is not None:
-            axes, box = parse_mesh(mesh, batched=True), self.box
-            problem = finder.mesh_problem("observation.halos", box.grid, box.size, axes)
-            if problem:
-                raise ConfigError(source, [problem])
-        return mesh
+        return check_training_mesh(self, ranks, source=source, shape=shape)
 
     def _completed(self) -> Self:
         """Returns the plan with a value for every option that follows from others."""

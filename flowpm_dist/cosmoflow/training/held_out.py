@@ -42,6 +42,8 @@ from flowpm_dist.jobs.session import on_root
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
 
+NO_POWER = 1.0
+"""Power that is taken in the place of 0 [(Mpc/h)^3]."""
 HELD_OUT = ("validation", "test")
 """Splits that no training uses."""
 
@@ -58,9 +60,8 @@ def features(path: Path, count: int | None = None) -> Features:
     """
     arrays = read_arrays(path)
     power, histogram, truth = (arrays[k][:count] for k in ("power", "histogram", "parameters"))
-    # A universe without galaxies has no power: it counts as the least of the others.
-    least = power.min(where=power > 0, initial=power.max(initial=0.0) or 1.0)
-    log_power = np.log10(np.maximum(power, least))
+    # Universes without galaxies have no power, and a logarithm below all others.
+    log_power = np.log10(np.where(power == 0, NO_POWER, power))
     return Features(tuple(map(str, arrays["names"])), log_power, histogram, truth)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.catalogues.occupation import expected_density
 from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors
 from flowpm_dist.cosmoflow.volumes.record_files import (
     MEAN_DENSITY,
@@ -19,6 +21,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     DatasetHeader,
 )
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import InitialConditions
 from flowpm_dist.io.files import read_arrays, save_arrays
@@ -27,6 +30,7 @@ from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.observables.light_cone import map_files
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.noise import SurveyNoise
+from flowpm_dist.observables.options import GalaxyOptions
 from flowpm_dist.observables.record import ATTRIBUTE, BARE
 from flowpm_dist.observables.tracers import LineOfSight
 from flowpm_dist.observables.universe_model import UniverseModel
@@ -344,7 +348,13 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
 def cell_values_of(plan: TrainingPlan) -> CellValues:
     """Returns the kind of a training's values; a density where no observation is known."""
     observation = (plan.record or BARE).options
-    return CellValues(observation.is_positive, observation.value("mean_count"))
+    count = observation.value("mean_count")
+    if isinstance(observation, GalaxyOptions):
+        # A scale for bins, of about the right size in any universe.
+        theory = Theory(Cosmology.planck18())
+        cell = math.prod(plan.box.size) / math.prod(plan.box.grid)
+        count = expected_density(theory, observation.galaxies) * cell
+    return CellValues(observation.is_positive, count)
 
 
 def line_of_sight_of(plan: TrainingPlan) -> LineOfSight:
