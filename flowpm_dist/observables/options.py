@@ -405,7 +405,9 @@ class GalaxyOptions(VolumeOptions):
         from flowpm_dist.observables.galaxies import GalaxyModel
 
         try:
-            return GalaxyModel(simulation, self)
+            return GalaxyModel(
+                simulation, self.structure, self.halos, self.galaxies, self.redshift_space
+            )
         except ValueError as error:
             raise ObservationError(f"[observation]: {error}") from error
 

@@ -222,7 +222,8 @@ def _with_reduced(density: Field, window: Window = "cic") -> Bispectrum:
     triangles = bispectrum(density, window=window)
     power = power_spectrum(density, bins=default_shells(density.box), window=window).power
     first, second, third = (power[..., number] for number in triangles.shells.T)
-    reduced = triangles.bispectrum / (first * second + second * third + third * first)
+    with np.errstate(invalid="ignore"):  # of volumes without power
+        reduced = triangles.bispectrum / (first * second + second * third + third * first)
     return replace(triangles, reduced=reduced)
 
 
