@@ -103,7 +103,7 @@ def expected_density(theory: Theory, hod: HOD, a: float = 1.0) -> float:
     """Returns about how many galaxies there are by the mass function of Watson 2013 [(h/Mpc)^3].
 
     Args:
-        theory: of a universe.
+        theory: the universe's.
         hod: the occupation, whose own function is not used.
         a: scale factor.
     """

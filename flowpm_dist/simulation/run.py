@@ -172,8 +172,8 @@ class WhiteNoiseSource:
         """Returns the source of one of this rank's universes of a batch.
 
         Args:
-            number: of the universe, among this rank's.
-            box: of the batch.
+            number: the universe's, counted among this rank's universes.
+            box: the batch's.
         """
         seeds = None if self.seeds is None else self.seeds[box.batch_offset + number]
         fields = (self.white_noise, self.linear_delta)

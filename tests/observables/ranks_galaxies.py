@@ -1,5 +1,5 @@
-"""Counts of galaxies as an observation: those of the halos of each universe of a batch, with its
-own occupation and seed, on any mesh."""
+"""Counts of galaxies as an observation: each universe of a batch has the galaxies of its halos, by
+its own occupation and seed, on any mesh."""
 
 import itertools
 

@@ -351,9 +351,8 @@ def cell_values_of(plan: TrainingPlan) -> CellValues:
     count = observation.value("mean_count")
     if isinstance(observation, GalaxyOptions):
         # A scale for bins, of about the right size in any universe.
-        theory = Theory(Cosmology.planck18())
-        cell = math.prod(plan.box.size) / math.prod(plan.box.grid)
-        count = expected_density(theory, observation.galaxies) * cell
+        density = expected_density(Theory(Cosmology.planck18()), observation.galaxies)
+        count = density * math.prod(plan.box.size) / math.prod(plan.box.grid)
     return CellValues(observation.is_positive, count)
 
 
