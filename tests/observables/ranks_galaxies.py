@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from ranks import SIZE, by_rank_zero, process_mesh, solo
+from scipy.integrate import quad
 
 import flowpm_dist as fpm
-from flowpm_dist.catalogues.occupation import expected_density, populate
+from flowpm_dist.catalogues.abundance import predicted
+from flowpm_dist.catalogues.occupation import expected_density, mean_occupation, populate
 from flowpm_dist.catalogues.options import HOD
 from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES
 from flowpm_dist.cosmology.background import Background
@@ -106,14 +108,22 @@ def test_a_universe_without_galaxies_has_statistics():
 
 @pytest.mark.ranks(1)
 def test_the_density_of_galaxies_that_is_expected():
-    """Against the mean of universes, to the scatter of a few and what is not resolved."""
+    """Against an adaptive integral over log M; about as many as in universes."""
     hod = HOD(log_M_min=13.4, log_M_0=13.4, log_M_1=14.3)
     sim = fpm.Simulation(
         COSMOLOGIES[0], 32, 80.0, fpm.scale_factor_steps(0.1, 1, 5), mesh_factor=2, mesh=solo()
     )
+
+    def integrand(log_mass):
+        galaxies = sum(mean_occupation(np.array([10**log_mass]), hod))
+        return float(np.log(10) * (predicted(sim.theory, [10**log_mass]) * galaxies)[0])
+
+    expected = expected_density(sim.theory, hod)
+    integral = quad(integrand, 10, 16, points=[13.4], epsrel=1e-4)[0]
+    np.testing.assert_allclose(expected, integral, rtol=1e-3)
     states = [sim.run(seed=seed) for seed in range(4)]
     found = np.mean([populate(fpm.halos(state), hod).total for state in states]) / 80.0**3
-    assert 0.6 < found / expected_density(sim.theory, hod) < 1.5
+    assert 0.6 < found / expected < 1.5
 
 
 @pytest.mark.ranks(1)
