@@ -213,6 +213,11 @@ def planned(plan: Plan) -> Iterator[None]:
         _plan = outer
 
 
+def is_planned() -> bool:
+    """Returns whether a graph is being built whose collectives are entered into a plan."""
+    return _plan is not None
+
+
 def planned_groups() -> list[tuple[int, ...]]:
     """Returns the groups of the collectives of the plan that is being built."""
     return [] if _plan is None else _plan.groups

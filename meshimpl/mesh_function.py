@@ -30,21 +30,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from meshimpl import traffic
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import (
     Stopwatch,
     check_eager,
     last_collective,
     once_differentiable,
-    planned_groups,
     timed,
 )
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
+from meshimpl.mesh_graph import MeshGraph, check_place
 from meshimpl.mesh_variables import Master, MeshVariables
 from meshimpl.process_mesh import ProcessMesh
-from meshimpl.pulse import at
-from meshimpl.rendezvous import build_together
 
 Spec = tuple[Any, tf.DType]
 
@@ -151,8 +148,6 @@ class MeshFunction:
             check_divisible(shape, self.impl, name)
         self.output_shapes: list[Any] = []
         self._variables: dict[str, tf.Variable] = {}
-        self._sent: dict[str, traffic.Tally] = {}
-        self._groups: dict[str, list[tuple[int, ...]]] = {}
         self._differentiable = tf.custom_gradient(self._forward_and_gradient)
         self.__name__ = getattr(build, "__name__", "mesh function")
         self.__doc__ = build.__doc__
@@ -193,113 +188,100 @@ class MeshFunction:
         outputs = [mtf.identity(t) for t in ([result] if single else result)]
         return graph_mesh, args, outputs, single
 
-    def _wrap(self, function: Callable[..., Any], signature: Any, name: str) -> Any:
-        """Returns `function` as a graph of these inputs, when all ranks have built the same.
-
-        Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing.
-        A rank that is alone in its job has nobody to agree with, and its graphs send nothing.
-        """
-        plain = tf.autograph.experimental.do_not_convert(function)
-        if self.mesh.is_alone:
-            return tf.compat.v1.wrap_function(plain, signature)
-
-        def wrap() -> Any:
-            wrapped = tf.compat.v1.wrap_function(plain, signature)
-            self._groups[name] = planned_groups()
-            return wrapped
-
-        self._sent[name] = {}
-        with traffic.recorded(self._sent[name]):
-            return build_together(self.mesh.world.meetings, name, wrap)
-
-    @contextlib.contextmanager
-    def _calling(self, name: str, what: str) -> Iterator[None]:
-        """The context in which a graph is called; no rank leaves it before all have begun the call.
-
-        The first call builds it, in meetings of its own.
-        """
-        if self.mesh.is_alone:
-            yield
-            return
-        text, groups = f"the {what}mesh function {self.__name__}", self._groups.get(name, ())
-        with at(text, meetings=groups, is_call=True):
-            yield
-            traffic.count(self._sent[name])
-
     def _fetch(self, lowering: Any, tensors: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         slices = [lowering.tensors[t].to_laid_out_tensor().one_slice for t in tensors]
         last = last_collective()
         with tf.control_dependencies([*after, *([] if last is None else [last])]):
             return [tf.identity(s) for s in slices]
 
+    def _lowered(self, slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Lowers the function into the graph under construction; returns its outputs."""
+        self.impl.begin_build()
+        with self._lowering():
+            graph_mesh, _, outputs, self._single = self._built(slices)
+            lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
+        self.output_shapes = [t.shape for t in outputs]
+        self.output_dtypes = [t.dtype for t in outputs]
+        self._declared = lowering.variables
+        return self._fetch(lowering, outputs, list(lowering.operations.values()))
+
     @functools.cached_property
-    def _forward(self) -> Callable[..., list[tf.Tensor]]:
+    def _forward(self) -> MeshGraph:
         def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
-            with self._lowering():
-                graph_mesh, _, outputs, self._single = self._built(slices)
-                lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
-            self.output_shapes = [t.shape for t in outputs]
-            self.output_dtypes = [t.dtype for t in outputs]
-            self._declared = lowering.variables
+            fetched = self._lowered(slices)
             graph = tf.compat.v1.get_default_graph()
             readings = {k: x for k, x in self.impl.readings.items() if x.graph is graph}
             self._readings = {k: tf.TensorSpec(x.shape, x.dtype) for k, x in readings.items()}
-            fetched = self._fetch(lowering, outputs, list(lowering.operations.values()))
             return [*fetched, *map(tf.identity, readings.values())]
 
-        self.impl.begin_build()
-        function = self._wrap(trace, self._signature(list(self.inputs.values())), self.__name__)
+        signature = self._signature(list(self.inputs.values()))
+        function = MeshGraph(trace, self.mesh, signature, self.__name__)
         if self._declared:
             self._mesh_variables.initialise()
         return function
 
     @functools.cached_property
-    def _vjp(self) -> Callable[..., list[Any]]:
-        specs = list(self.inputs.values())
-        wrt = [i for i, (_, dtype) in enumerate(specs) if dtype.is_floating]
-        of = [i for i, dtype in enumerate(self.output_dtypes) if dtype.is_floating]
+    def _differentiated(self) -> list[int]:
+        return [i for i, (_, dtype) in enumerate(self.inputs.values()) if dtype.is_floating]
 
-        def trace(*slices: tf.Tensor) -> list[tf.Tensor]:
-            rest = iter(slices[len(specs) + len(of) :])
-            self.impl.begin_build(dict(zip(self._readings, rest, strict=True)))
-            with self._lowering():
-                graph_mesh, args, outputs, _ = self._built(slices[: len(specs)])
-                cotangents = []
-                for i, dy in zip(of, slices[len(specs) :], strict=False):
-                    shape = self.output_shapes[i]
-                    replicas = self.impl.replicated_axes(shape)
-                    total = self.impl.allreduce(LaidOutTensor([dy]), replicas, "SUM")
-                    cotangents.append(
-                        mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
-                    )
-                gradients = mtf.gradients(
-                    [outputs[i] for i in of], [args[i] for i in wrt], cotangents
+    @property
+    def _floating_outputs(self) -> list[int]:
+        return [i for i, dtype in enumerate(self.output_dtypes) if dtype.is_floating]
+
+    def _lowered_vjp(
+        self, slices: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Lowers the vector-Jacobian product into the graph under construction.
+
+        Args:
+            slices: the function's inputs.
+            cotangents: of the floating outputs.
+
+        Returns:
+            The cotangents of the floating inputs.
+        """
+        specs, of = list(self.inputs.values()), self._floating_outputs
+        with self._lowering():
+            graph_mesh, args, outputs, _ = self._built(slices)
+            imported = []
+            for i, dy in zip(of, cotangents, strict=True):
+                shape = self.output_shapes[i]
+                replicas = self.impl.replicated_axes(shape)
+                total = self.impl.allreduce(LaidOutTensor([dy]), replicas, "SUM")
+                imported.append(
+                    mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
                 )
-                gradients = [
-                    mtf.zeros_like(args[i]) if g is None else g * self._share(specs[i][0])
-                    for i, g in zip(wrt, gradients, strict=True)
-                ]
-                lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
-            return self._fetch(lowering, gradients, [])
+            wrt = [args[i] for i in self._differentiated]
+            gradients = [
+                mtf.zeros_like(x) if g is None else g * self._share(specs[i][0])
+                for i, x, g in zip(
+                    self._differentiated,
+                    wrt,
+                    mtf.gradients([outputs[i] for i in of], wrt, imported),
+                    strict=True,
+                )
+            ]
+            lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
+        return self._fetch(lowering, gradients, [])
+
+    @functools.cached_property
+    def _vjp(self) -> Callable[..., list[tf.Tensor]]:
+        specs, of = list(self.inputs.values()), self._floating_outputs
+
+        def trace(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            count = len(specs) + len(of)
+            self.impl.begin_build(dict(zip(self._readings, tensors[count:], strict=True)))
+            return self._lowered_vjp(tensors[: len(specs)], tensors[len(specs) : count])
 
         signature = self._signature(
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
-        wrapped = self._wrap(trace, signature, name)
+        what = f"the gradient of the mesh function {self.__name__}"
+        graph = MeshGraph(trace, self.mesh, signature, name, what)
         if self._declared:  # what assigns to them was lowered again, and is left out
-            wrapped = wrapped.prune(wrapped.inputs[: len(signature)], wrapped.outputs)
-        function = once_differentiable(wrapped, f"the mesh function {self.__name__}")
-
-        def vjp(
-            slices: Sequence[tf.Tensor], dys: Sequence[tf.Tensor], readings: Sequence[tf.Tensor]
-        ) -> list[Any]:
-            with self._calling(name, "gradient of the "):
-                cotangents_of_inputs = function(*slices, *[dys[i] for i in of], *readings)
-            gradients = dict(zip(wrt, cotangents_of_inputs, strict=True))
-            return [gradients.get(i) for i in range(len(specs))]
-
-        return vjp
+            graph.without_assignments(len(signature))
+        return once_differentiable(graph, f"the mesh function {self.__name__}")
 
     def _share(self, shape: Any) -> float:
         """One over the number of replicas of a tensor."""
@@ -308,15 +290,32 @@ class MeshFunction:
     def _forward_and_gradient(self, *slices: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
-        results = self._forward(*[tf.stop_gradient(x) for x in slices])
+        hidden, is_part = [tf.stop_gradient(x) for x in slices], not tf.executing_eagerly()
+        results = self._part_of_a_graph(hidden) if is_part else self._forward(*hidden)
         outputs, readings = results[: len(self.output_shapes)], results[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:
-            check_eager(f"the gradient of the mesh function {self.__name__}")
-            gradients = self._vjp(slices, dys, readings)
+            cotangents = [dys[i] for i in self._floating_outputs]
+            if is_part:
+                self.impl.begin_build()
+                found = self._lowered_vjp(slices, cotangents)
+            else:
+                check_eager(f"the gradient of the mesh function {self.__name__}")
+                found = self._vjp(*slices, *cotangents, *readings)
+            by_number = dict(zip(self._differentiated, found, strict=True))
+            gradients = [by_number.get(i) for i in range(len(slices))]
             return gradients[0] if len(gradients) == 1 else gradients
 
         return outputs, gradient
+
+    def _part_of_a_graph(self, slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        outputs = self._lowered(slices)
+        if self._declared or self.impl.readings:
+            raise RuntimeError(
+                f"the mesh function {self.__name__} has variables or random values: call it "
+                "eagerly, not within a graph"
+            )
+        return outputs
 
     def block_of(self, name: str, value: Any) -> tf.Tensor:
         """Returns this rank's block of an input, given as the block or as the whole array.
@@ -343,9 +342,9 @@ class MeshFunction:
         Raises:
             CollectiveError: raised at the first call, if another rank could not build the function,
                 or if the ranks built different collectives.
-            RuntimeError: it is called inside a `tf.function`.
+            RuntimeError: it is called inside a `tf.function`, and the job has several ranks.
         """
-        check_eager(f"the mesh function {self.__name__}")
+        check_place(f"the mesh function {self.__name__}", self.mesh)
         names = list(self.inputs)
         arguments = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or set(arguments) != set(names):
@@ -354,8 +353,7 @@ class MeshFunction:
                 f"and {', '.join(kwargs) or 'none'} by name"
             )
         slices = [self.block_of(name, arguments[name]) for name in names]
-        with self._calling(self.__name__, ""):
-            outputs = self._differentiable(*slices)
+        outputs = self._differentiable(*slices)
         return outputs[0] if self._single else tuple(outputs)
 
     def gather(self, block: Any, output: int = 0) -> np.ndarray:

@@ -1,13 +1,16 @@
 """The evolution of the particles: paint, potential, kick and drift, operation by operation.
 
-A kick calls the mesh functions of `Gravity` in turn. A run of any number of steps therefore holds
-one copy of the state, reports progress after each step, and measures each phase.
+Steps of small runs are one graph, see `pairs`. Where something is called after each step, where the
+state between two operations is needed, and in large runs, a kick calls the mesh functions of
+`Gravity` in turn. Such a run holds one copy of the state, reports progress after each step, and
+measures each phase.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +18,8 @@ import tensorflow as tf
 
 from flowpm_dist.evolution.integrators import Operation
 from flowpm_dist.evolution.observers import Measured, Moment, Observer, add_to
+from flowpm_dist.evolution.operations import accelerated, drifted, kicked
+from flowpm_dist.evolution.pairs import Kinds, Pairs
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import (
     MaxDisplacement,
@@ -22,8 +27,6 @@ from flowpm_dist.particle_mesh.cloud_in_cell import (
     check_halo,
 )
 from flowpm_dist.particle_mesh.gravity import Gravity
-from flowpm_dist.particle_mesh.kernels import kernels
-from meshimpl.operations.local import sum_of_products
 
 StepCallback = Callable[[int, int, float, float], None]
 """Called on every rank after each step: step, number of steps, scale factor, seconds."""
@@ -98,6 +101,36 @@ class EvolutionPlan:
     measured: Measured = field(default_factory=dict)
 
     @property
+    def reports(self) -> bool:
+        """Whether something is called after each step."""
+        return self.progress is not None or self.after_step is not None
+
+    def blocks(self, pairs: Pairs, alone: Collection[int]) -> dict[int, int]:
+        """Returns the operations that are pairs of one call: the first and one after the last.
+
+        Observed kicks are not among them.
+
+        Args:
+            pairs: the pairs.
+            alone: numbers of operations that must not be among them, either.
+        """
+        observed = frozenset() if self.observer is None else self.observer.kicks
+        apart = {number for number, kick in self.kick_numbers.items() if kick in observed}
+        apart.update(alone)
+        blocks: dict[int, int] = {}
+        begin = end = 0
+        while begin < len(self.operations):
+            both = self.operations[end : end + 2]
+            matches = tuple(operation.kind for operation in both) == pairs.kinds
+            if matches and not {end, end + 1} & apart and end - begin < 2 * pairs.most:
+                end += 2
+                continue
+            if end - begin > 2:
+                blocks[begin] = end
+            begin = end = max(end, begin + 1)
+        return blocks
+
+    @property
     def kick_numbers(self) -> dict[int, int]:
         """Maps the index of each kick among the operations to its index among the kicks."""
         kicks = [n for n, operation in enumerate(self.operations) if operation.kind == "kick"]
@@ -147,8 +180,22 @@ class Clock:
 
     def start_step(self) -> None:
         """Begins a new entry of every phase."""
+        self._begin_step = time.perf_counter()
         for seconds in self.phases.values():
             seconds.append(0.0)
+
+    def end_steps(self, last: Sequence[Operation], steps: int) -> None:
+        """Ends steps, which have taken equal times, and begins the next one, if any is to come.
+
+        Args:
+            last: the last operations of the steps; none if nothing ends.
+            steps: the number of steps of the run.
+        """
+        begin = self._begin_step
+        for operation in last:
+            self.steps.append((time.perf_counter() - begin) / len(last))
+            if operation.step < steps:
+                self.start_step()
 
     def measure(self, phase: str, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function and adds the time it took to a phase."""
@@ -161,39 +208,6 @@ class Clock:
         return result
 
 
-def coefficients_in(c: tf.Tensor) -> list[tf.Tensor]:
-    """Returns the coefficients of the response among the factors of a kick; none without one."""
-    return [c[..., 4:]] if c.shape[-1] > 4 else []
-
-
-@tf.function(jit_compile=True, autograph=False)
-def combine(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of factor times field, in one pass.
-
-    Args:
-        fields: blocks [..., x, y, z, 3].
-        factors: [..., at least as many as fields].
-    """
-    return sum_of_products(*tf.unstack(factors, axis=-1)[: len(fields)], *fields)
-
-
-def drift(x: tf.Tensor, v: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns x + factor v, in one pass of the kernels.
-
-    Args:
-        x, v: blocks [..., x, y, z, 3].
-        factor: for each universe [...].
-    """
-    shape = [-1, *x.shape[-4:]]
-    moved = kernels().linear(tf.reshape(x, shape), tf.reshape(v, shape), tf.reshape(factor, [-1]))
-    return tf.reshape(moved, x.shape)
-
-
-def broadcast_per_universe(factor: tf.Tensor) -> tf.Tensor:
-    """Returns a number for each universe [...] as a factor of blocks [..., x, y, z, 3]."""
-    return factor[..., tf.newaxis, tf.newaxis, tf.newaxis, tf.newaxis]
-
-
 class NBody:
     """The particles of a box under their gravity.
 
@@ -202,14 +216,13 @@ class NBody:
         max_displacement: the box's `MaxDisplacement`; a new one if None.
 
     Attributes:
-        is_compiled: whether the functions of a step are lowered and compiled.
     """
 
     def __init__(self, gravity: Gravity, max_displacement: MaxDisplacement | None = None) -> None:
         self.gravity = gravity
         self.box: Box = gravity.pm.box
         self.max_displacement = max_displacement or MaxDisplacement(self.box)
-        self.is_compiled = False
+        self._compiled: set[Hashable] = set()
 
     def painted(
         self,
@@ -223,7 +236,7 @@ class NBody:
             painted, along = self.gravity.paint(displacement)
         else:
             painted, along = self.gravity.paint_weighted(displacement, weights)
-        check_halo(self.max_displacement.of(along), self.gravity.pm.halo, label, growth)
+        check_halo(self.max_displacement.of(along.numpy()), self.gravity.pm.halo, label, growth)
         return painted
 
     def density(
@@ -234,6 +247,37 @@ class NBody:
         pm = self.gravity.pm
         return painted * pm.cells_per_particle if pm.mesh_factor > 1 else painted
 
+    def compile(self, plan: EvolutionPlan, x: tf.Tensor, v: tf.Tensor) -> bool:
+        """Makes a kick as a plan makes its steps, if none was made so before; returns whether.
+
+        Args:
+            plan: what will be done.
+            x, v: displacement and velocity at its start, blocks [..., x, y, z, 3].
+
+        Raises:
+            HaloError, FloatingPointError: on every rank.
+        """
+        pairs, factors = self.pairs_of(plan), tf.cast(plan.factors[..., :2, :], self.box.dtype)
+        together = not plan.reports and bool(plan.blocks(pairs, ()))
+        kind = pairs if together else None
+        if kind in self._compiled:
+            return False
+        c, lpt = tf.stop_gradient(tf.zeros_like(factors)), [tf.stop_gradient(t) for t in plan.lpt]
+        if together:
+            _, _, reaches = pairs.forward(x, v, c, lpt)
+        else:
+            _, reach = kicked(self.gravity, x, v, c[..., 0, :], lpt)
+            reaches = reach[tf.newaxis]
+        self.check(reaches, plan, 0, "start of the evolution, ")
+        self._compiled.add(kind)
+        return True
+
+    def pairs_of(self, plan: EvolutionPlan) -> Pairs:
+        """Returns the pairs of operations that a plan repeats."""
+        kinds = [operation.kind for operation in plan.operations if operation.kind != "velocity"]
+        order: Kinds = ("drift", "kick") if kinds[-1:] == ["kick"] else ("kick", "drift")
+        return Pairs(self.gravity, order, len(plan.lpt))
+
     def evolve(
         self,
         particles: list[Particles],
@@ -241,9 +285,11 @@ class NBody:
         clock: Clock,
         *,
         fused: bool = True,
-        keep: Callable[[int, Particles], None] | None = None,
+        keep: Mapping[int, Callable[[Particles], None]] | None = None,
     ) -> Evolved:
         """Carries the particles through the operations of a plan.
+
+        Pairs of operations are one graph where nothing looks at the state between them.
 
         Args:
             particles: one, at the start; taken out of the list, so that the first state is not
@@ -251,7 +297,7 @@ class NBody:
             plan: what to do.
             clock: gets an entry a step.
             fused: read and kick in one kernel, which plain differentiation cannot handle.
-            keep: called before each kick with its number among the operations, and the state.
+            keep: called before the kicks of these numbers among the operations, with the state.
 
         Raises:
             HaloError, FloatingPointError: on every rank, naming the step.
@@ -259,57 +305,64 @@ class NBody:
         state = particles.pop()
         x, v = state.displacement, state.velocity
         del state
-        factors = tf.cast(plan.factors, self.box.dtype)
-        kick = self.gravity.kick if fused else self._read_and_kick
-        kicks = plan.kick_numbers
+        factors, keep = tf.cast(plan.factors, self.box.dtype), keep or {}
+        kicks, pairs = plan.kick_numbers, self.pairs_of(plan)
         observed_kicks = frozenset() if plan.observer is None else plan.observer.kicks
         measured: Measured = dict(plan.measured)
-        begin = time.perf_counter()
-        unpainted = False
-        for number, operation in enumerate(plan.operations):
-            c = factors[..., number, :]
-            if operation.kind == "drift":
+        blocks = plan.blocks(pairs, keep) if fused and not plan.reports else {}
+        unpainted, number = False, 0
+        while (begin := number) < len(plan.operations):
+            operation, c = plan.operations[begin], factors[..., begin, :]
+            number = blocks.get(begin, begin + 1)
+            if begin in blocks:
+                rows = factors[..., begin:number, :]
+                x, v, reaches = pairs.forward(x, v, rows, plan.lpt)
+                self.check(reaches, plan, begin)
+                unpainted = pairs.kinds[-1] == "drift"
+            elif operation.kind == "drift":
                 unpainted = True
-                x = clock.measure("update", _drift, x, v, c, plan.lpt, fused)
+                drift = functools.partial(drifted, fused=fused)
+                x = clock.measure("update", drift, x, v, c, plan.lpt)
             elif operation.kind == "velocity":
-                without_force = tf.concat([c[..., :1], c[..., 2:4]], axis=-1)
-                v = clock.measure("update", combine, [v, *plan.lpt], without_force)
+                v = clock.measure("update", accelerated, v, c, plan.lpt)
             else:
-                if keep is not None:
-                    keep(number, Particles(x, v))
-                field = self._field(x, operation, c, plan, clock)
+                if begin in keep:
+                    keep[begin](Particles(x, v))
                 unpainted = False
-                before = v if kicks[number] in observed_kicks else None
-                v = clock.measure("read", kick, field, x, v, c[..., :2])
-                del field
-                if plan.lpt:
-                    lpt_only = tf.concat([tf.ones_like(c[..., :1]), c[..., 2:4]], axis=-1)
-                    v = clock.measure("update", combine, [v, *plan.lpt], lpt_only)
+                before = v if kicks[begin] in observed_kicks else None
+                v, reach = kicked(
+                    self.gravity, x, v, c, plan.lpt, fused=fused, measure=clock.measure
+                )
+                self.check(reach[tf.newaxis], plan, begin)
                 if before is not None:
-                    _observe(Moment(x, before, v, plan.lpt), kicks[number], plan, clock, measured)
+                    _observe(Moment(x, before, v, plan.lpt), kicks[begin], plan, clock, measured)
                 del before
-            if operation.ends_step:
-                clock.steps.append(time.perf_counter() - begin)
-                _report(number, Particles(x, v), plan, clock, measured)
-                begin = time.perf_counter()
-                if operation.step < plan.steps:
-                    clock.start_step()
+            ended = [each for each in plan.operations[begin:number] if each.ends_step]
+            clock.end_steps(ended, plan.steps)
+            if ended:
+                _report(number, ended[-1], Particles(x, v), plan, clock, measured)
         if unpainted:  # each other drift is checked by the paint after it
             check_finite(self.max_displacement(x), _label(operation, plan))
         return Evolved(Particles(x, v), measured)
 
-    def _field(
-        self, x: tf.Tensor, operation: Operation, c: tf.Tensor, plan: EvolutionPlan, clock: Clock
-    ) -> tf.Tensor:
-        """Returns the field that a kick reads, for particles with displacement x."""
-        label, growth = _label(operation, plan), plan.growth(operation.a)
-        painted = clock.measure("paint", self.painted, x, label, growth)
-        return clock.measure("force", self.gravity.field, painted, *coefficients_in(c))
+    def check(
+        self, reaches: tf.Tensor, plan: EvolutionPlan, begin: int, where: str = ""
+    ) -> None:
+        """Checks the reach of the particles at kicks that follow each other.
 
-    def _read_and_kick(
-        self, field: tf.Tensor, x: tf.Tensor, v: tf.Tensor, factors: tf.Tensor
-    ) -> tf.Tensor:
-        return combine([v, self.gravity.force(field, x)], factors)
+        Args:
+            reaches: [kicks or more, 3], see `cloud_in_cell.paint`.
+            plan: the evolution.
+            begin: the number among the operations of the first kick, or of an operation before it.
+            where: beginning of the message.
+
+        Raises:
+            HaloError, FloatingPointError: on every rank, naming the first step that is wrong.
+        """
+        made = (operation for operation in plan.operations[begin:] if operation.kind == "kick")
+        for reach, operation in zip(reaches.numpy(), made, strict=False):
+            largest, growth = self.max_displacement.of(reach), plan.growth(operation.a)
+            check_halo(largest, self.gravity.pm.halo, where + _label(operation, plan), growth)
 
 
 def _observe(
@@ -322,24 +375,20 @@ def _observe(
 
 
 def _report(
-    number: int, particles: Particles, plan: EvolutionPlan, clock: Clock, measured: Measured
+    done: int,
+    last: Operation,
+    particles: Particles,
+    plan: EvolutionPlan,
+    clock: Clock,
+    measured: Measured,
 ) -> None:
-    """Calls the plan's callbacks after operation `number`, which ends a step."""
-    operation = plan.operations[number]
+    """Calls the plan's callbacks after `done` operations, the last of which ends a step."""
     if plan.progress is not None:
-        plan.progress(operation.step, plan.steps, operation.a, clock.steps[-1])
+        plan.progress(last.step, plan.steps, last.a, clock.steps[-1])
     if plan.after_step is not None:
-        plan.after_step(number + 1, operation, particles, dict(measured))
+        plan.after_step(done, last, particles, dict(measured))
 
 
 def _label(operation: Operation, plan: EvolutionPlan) -> str:
     return f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
 
-
-def _drift(
-    x: tf.Tensor, v: tf.Tensor, c: tf.Tensor, lpt: tuple[tf.Tensor, ...], fused: bool
-) -> tf.Tensor:
-    if fused and not lpt:
-        return drift(x, v, c[..., 1])
-    ones = tf.ones_like(c[..., :1])
-    return combine([x, v, *lpt], tf.concat([ones, c[..., 1 : 2 + len(lpt)]], axis=-1))

@@ -123,10 +123,29 @@ class Box:
     @property
     def lengths(self) -> Sequence[Any]:
         """The side lengths [Mpc/h]: numbers, or float64 tensors for a box of any size."""
+        return tf.unstack(self.size_tensor) if self.size is _ANY_SIZE else self.size
+
+    @functools.cached_property
+    def _size_outside(self) -> tf.Tensor:
+        with tf.init_scope(), tf.device("CPU:0"):
+            return tf.constant(self.size, tf.float64)
+
+    @property
+    def size_tensor(self) -> tf.Tensor:
+        """The side lengths [Mpc/h], float64 [3]; for a box of any size those of the graph."""
         if self.size is not _ANY_SIZE:
-            return self.size
+            return self._size_outside
         (size,) = tf.compat.v1.get_collection(_SIZE_IN_GRAPH)
-        return tf.unstack(size)
+        return size
+
+    @staticmethod
+    def set_size(size: tf.Tensor) -> None:
+        """Sets the size of boxes of any size in the graph under construction.
+
+        Args:
+            size: the side lengths [Mpc/h], float64 [3].
+        """
+        tf.compat.v1.get_collection_ref(_SIZE_IN_GRAPH)[:] = [size]
 
     @property
     def cell_lengths(self) -> tuple[Any, Any, Any]:
@@ -274,7 +293,7 @@ class Box:
         @functools.wraps(build)
         def with_size(graph_mesh: Any, *args: Any) -> Any:
             *others, size = args
-            tf.compat.v1.add_to_collection(_SIZE_IN_GRAPH, whole_tensor(size))
+            self.set_size(whole_tensor(size))
             return build(graph_mesh, *others)
 
         specs["box_size"] = mtf.Shape([mtf.Dimension("axis", 3)]), tf.float64
@@ -345,17 +364,17 @@ class FunctionAtSize:
 
     Args:
         function: the mesh function.
-        size: the side lengths [Mpc/h].
+        box: the box. The functions of a box of any size are called within graphs of it alone, see
+            `Box.set_size`.
     """
 
-    def __init__(self, function: MeshFunction, size: Sequence[float]) -> None:
-        self._function = function
-        with tf.init_scope(), tf.device("CPU:0"):
-            self._size = tf.constant(size, tf.float64)
+    def __init__(self, function: MeshFunction | FunctionAtSize, box: Box) -> None:
+        self._function: MeshFunction = getattr(function, "_function", function)
+        self._box = box
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the function, see `MeshFunction`."""
-        return self._function(*args, **kwargs, box_size=self._size)
+        return self._function(*args, **kwargs, box_size=self._box.size_tensor)
 
     def gather(self, block: Any, output: int = 0) -> np.ndarray:
         """Returns the whole array of an output, see `MeshFunction.gather`."""
@@ -383,10 +402,7 @@ def cached_for_all_sizes(
 
         @functools.wraps(function)
         def of_size(box: Box, *args: P.args, **kwargs: P.kwargs) -> BoxFunction:
-            mesh_function = lowered(box.of_any_size, *args, **kwargs)
-            if box.size is _ANY_SIZE:
-                return mesh_function
-            return FunctionAtSize(mesh_function, box.size)
+            return FunctionAtSize(lowered(box.of_any_size, *args, **kwargs), box)
 
         return of_size
 

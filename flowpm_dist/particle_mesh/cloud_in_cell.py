@@ -250,11 +250,10 @@ class MaxDisplacement:
         It is infinite if any component of any displacement is not finite, and 0 if no axis is
         split [particle spacings].
         """
-        return self.of(self._reach(tf.stop_gradient(displacement)))
+        return self.of(self._reach(tf.stop_gradient(displacement)).numpy())
 
-    def of(self, along: tf.Tensor) -> float:
-        """Returns the same from the reach along each axis, as returned by `paint`."""
-        values = along.numpy()
+    def of(self, values: np.ndarray) -> float:
+        """Returns the same from the reach along each axis [3], as returned by `paint`."""
         if not np.isfinite(values).all():
             return math.inf
         return float(max(values[self._split], default=0.0))

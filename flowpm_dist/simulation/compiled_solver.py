@@ -14,10 +14,7 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.theory import Theory
-from flowpm_dist.evolution.nbody import (
-    NBody,
-    Particles,
-)
+from flowpm_dist.evolution.nbody import EvolutionPlan, NBody, Particles
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.initial.conditions import (
     InitialConditions,
@@ -142,31 +139,24 @@ class CompiledSolver:
         halo = suggested_halo(reach, growth)
         return int(self.box.mesh.world.allreduce(tf.constant(halo), "max"))
 
-    def compile(self, nbody: NBody, particles: Particles, a: float) -> float:
-        """Makes one kick, once, which lowers and compiles its functions; returns the seconds.
+    def compile(self, nbody: NBody, plan: EvolutionPlan, particles: Particles) -> float:
+        """Makes the first kick, once, which lowers and compiles its functions; returns the seconds.
 
         Functions of LPT fields, of plain differentiation and of observers are lowered when they are
         first called.
 
         Args:
             nbody: the evolution to compile.
+            plan: what it will do.
             particles: the particles at the start.
-            a: their scale factor, for messages.
 
         Raises:
             HaloError, FloatingPointError: on every rank.
         """
-        if nbody.is_compiled:
-            return 0.0
         begin = time.perf_counter()
         # nothing of this is to be differentiated
         x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
-        painted = nbody.painted(x, f"start of the evolution, a = {a:.4g}")
-        gravity = nbody.gravity
-        field = gravity.field(painted, *gravity.without_response())
-        gravity.kick(field, x, v, tf.zeros([*self.box.local_batch, 2], self.box.dtype))
-        nbody.is_compiled = True
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin if nbody.compile(plan, x, v) else 0.0
 
     def density(
         self,

@@ -19,7 +19,8 @@ from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.integrators.base import momentum_factor
-from flowpm_dist.evolution.nbody import Particles, broadcast_per_universe, combine
+from flowpm_dist.evolution.nbody import Particles
+from flowpm_dist.evolution.operations import broadcast_per_universe, combine
 from flowpm_dist.evolution.observers import (
     Measured,
     Measurement,

@@ -390,18 +390,17 @@ def evolve_particles(
     growth_left = inputs.cosmologies.growth_between(edges)
     begin = start.pop()
     before = observer.unpack(begin.measured()) if observer and begin.done else {}
-    done, a, particles = begin.done, begin.a, [begin.particles]
+    done, particles = begin.done, [begin.particles]
     clock.go_on(begin.timings, complete=begin.step == len(edges) - 1)
     del begin
     initial = clock.elapsed()
     nbody = solver.nbody(inputs.halo)
-    compile_seconds = solver.compile(nbody, particles[0], a)
 
     def report(number: int, last: Operation, here: Particles, measured: Measured) -> None:
-        if after_step is not None:
-            timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
-            packed = dict if observer is None else functools.partial(observer.pack, measured)
-            after_step(MidRun(done + number, last.step, last.a, here, inputs.halo, timings, packed))
+        assert after_step is not None
+        timings = copy.deepcopy({"steps": clock.steps, "phases": clock.phases})
+        packed = dict if observer is None else functools.partial(observer.pack, measured)
+        after_step(MidRun(done + number, last.step, last.a, here, inputs.halo, timings, packed))
 
     plan = EvolutionPlan(
         schedule.operations[done:],
@@ -413,9 +412,10 @@ def evolve_particles(
         observer=observer,
         observed=() if observer is None else observer.inputs,
         kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
-        after_step=report,
+        after_step=None if after_step is None else report,
         measured=before,
     )
+    compile_seconds = solver.compile(nbody, plan, particles[0])
     ready = clock.elapsed()
     if is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
         end = inputs.options.adjoint.evolve(nbody, particles, plan, clock)

@@ -10,6 +10,7 @@ kicks and drifts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -61,10 +62,7 @@ class ReversibleAdjoint(Adjoint):
         chosen = kicks_to_keep(here, self.max_error_growth)
         recorded: dict[int, Particles] = {}
 
-        def keep(number: int, before: Particles) -> None:
-            if number in chosen:
-                recorded[number] = before
-
+        keep = {n: functools.partial(recorded.__setitem__, n) for n in chosen}
         first = [Particles(x, v)]
         del x, v
         # The observer's operations are recorded, to find out what else its results depend on.

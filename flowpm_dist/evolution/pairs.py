@@ -1,0 +1,185 @@
+"""Pairs of a kick and a drift, many of them in one graph: small runs without Python between steps.
+
+A graph loops over pairs. Their factors are its data, so that one graph suits all runs of a box,
+whatever their steps and cosmologies. The reach of the particles at each kick leaves the graph with
+the last state, and is checked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import tensorflow as tf
+
+from flowpm_dist.evolution.operations import Backward, drifted, kicked, undo_drift, undo_kick
+from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.particle_mesh.gravity import Gravity
+from meshimpl.mesh_graph import MeshProgram
+
+Kinds = tuple[Literal["kick", "drift"], Literal["kick", "drift"]]
+
+LONGEST = 64
+"""Most pairs of one call."""
+WORK = 2**25
+"""Most kicks of particles of a rank in one call, which takes about a second on two cores."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of operations on the particles of a box.
+
+    Attributes:
+        gravity: makes the force.
+        kinds: the two operations of a pair in order.
+        terms: the number of LPT fields that operations use.
+    """
+
+    gravity: Gravity
+    kinds: Kinds
+    terms: int
+
+    @property
+    def most(self) -> int:
+        """The largest number of pairs for one call; below 2, single operations do."""
+        box = self.gravity.pm.box
+        count = 1
+        for n in (*box.local_batch, *box.block):
+            count *= n
+        return min(LONGEST, WORK // count)
+
+    def forward(
+        self,
+        x: tf.Tensor,
+        v: tf.Tensor,
+        factors: tf.Tensor,
+        lpt: Sequence[tf.Tensor],
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns displacement and velocity after pairs, and the reach at each of their kicks.
+
+        Args:
+            x, v: displacement and the integrator's velocity, blocks [..., x, y, z, 3].
+            factors: of the operations, in order, [..., 2 pairs, 4 or more].
+            lpt: psi1 and psi2, blocks [..., x, y, z, 3], where operations use them.
+        """
+        box = self.gravity.pm.box
+        program = _forward(box.of_any_size, self._of_any_size)
+        count, rows = _in_rows(factors)
+        x, v, reaches = program(box.size_tensor, count, rows, x, v, *lpt)
+        return x, v, reaches
+
+    def backward(
+        self, state: Backward, factors: tf.Tensor, lpt: Sequence[tf.Tensor], *, decays: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Undoes pairs; returns the cotangents of their factors, and the reach at each kick.
+
+        Args:
+            state: after the pairs; changed.
+            factors, lpt: as for `forward`.
+            decays: see `undo_kick`.
+        """
+        box = self.gravity.pm.box
+        program = _backward(box.of_any_size, self._of_any_size, decays)
+        count, rows = _in_rows(factors)
+        moving = state.x, state.v, state.dx, state.dv
+        results = program(box.size_tensor, count, rows, *moving, *state.dlpt, *lpt)
+        state.x, state.v, state.dx, state.dv, *state.dlpt, slopes, reaches = results
+        operations = factors.shape[-2]
+        slopes = tf.reshape(slopes, [*slopes.shape[:-3], 2 * LONGEST, slopes.shape[-1]])
+        return slopes[..., :operations, :], reaches
+
+    @property
+    def _of_any_size(self) -> Pairs:
+        pm = self.gravity.pm
+        gravity = replace(self.gravity, pm=replace(pm, box=pm.box.of_any_size))
+        return replace(self, gravity=gravity)
+
+
+def _in_rows(factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the number of pairs, and their factors as [..., LONGEST, 2, 4 or more]."""
+    *batch, operations, columns = factors.shape
+    pairs = operations // 2
+    rows = tf.reshape(factors, [*batch, pairs, 2, columns])
+    padding = [[0, 0]] * len(batch) + [[0, LONGEST - pairs], [0, 0], [0, 0]]
+    return tf.constant(pairs), tf.pad(rows, padding)
+
+
+def _loop(
+    box: Box,
+    count: tf.Tensor,
+    step: Callable[..., tuple[list[tf.Tensor], tf.Tensor]],
+    state: list[tf.Tensor],
+) -> list[tf.Tensor]:
+    """Returns a state after `count` steps, and the reach that each step returned."""
+
+    def body(i: tf.Tensor, reaches: tf.Tensor, *state: tf.Tensor) -> list[tf.Tensor]:
+        after, reach = step(i, *state)
+        return [i + 1, tf.tensor_scatter_nd_update(reaches, [[i]], [reach]), *after]
+
+    first = [tf.constant(0), tf.zeros([LONGEST, 3], box.dtype), *state]
+    # one at a time: a collective may be in flight only once
+    _, reaches, *last = tf.while_loop(
+        lambda i, *_: i < count, body, first, parallel_iterations=1
+    )
+    return [*last, reaches]
+
+
+@cached_on_mesh(64)
+def _forward(box: Box, pairs: Pairs) -> MeshProgram:
+    """Returns `f(size of the box, count, rows, x, v, *lpt)`, see `Pairs.forward`."""
+
+    def run(size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor) -> list[tf.Tensor]:
+        x, v, *lpt = blocks
+
+        def step(i: tf.Tensor, x: tf.Tensor, v: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+            box.set_size(size)
+            row = tf.gather(rows, i, axis=-3)
+            for place, kind in enumerate(pairs.kinds):
+                c = row[..., place, :]
+                if kind == "drift":
+                    x = drifted(x, v, c, lpt)
+                else:
+                    v, reach = kicked(pairs.gravity, x, v, c, lpt)
+            return [x, v], reach
+
+        return _loop(box, count, step, [x, v])
+
+    return MeshProgram(run, box.mesh, "steps")
+
+
+@cached_on_mesh(64)
+def _backward(box: Box, pairs: Pairs, decays: bool) -> MeshProgram:
+    """Returns `f(size of the box, count, rows, x, v, dx, dv, *dlpt, *lpt)`, see `Pairs.backward`."""
+
+    def run(size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor) -> list[tf.Tensor]:
+        moving, lpt = blocks[: 4 + pairs.terms], blocks[4 + pairs.terms :]
+        slopes = tf.zeros_like(rows, tf.float64)
+        place_of_pairs = rows.shape.rank - 3
+
+        def step(
+            i: tf.Tensor, slopes: tf.Tensor, *moving: tf.Tensor
+        ) -> tuple[list[tf.Tensor], tf.Tensor]:
+            box.set_size(size)
+            number = count - 1 - i
+            row, reached = tf.gather(rows, number, axis=-3), []
+            x, v, dx, dv, *dlpt = moving
+            state, of_row = Backward(x, v, dx, dv, list(dlpt)), []
+            for place, kind in reversed([*enumerate(pairs.kinds)]):
+                c = row[..., place, :]
+                if kind == "drift":
+                    of_row.insert(0, undo_drift(state, c, lpt))
+                else:
+                    of_kick = undo_kick(
+                        pairs.gravity, state, c, lpt, decays=decays, check=reached.append
+                    )
+                    of_row.insert(0, of_kick)
+            place = tf.one_hot(number, LONGEST, dtype=tf.float64)
+            here = tf.expand_dims(tf.stack(of_row, axis=-2), place_of_pairs)
+            slopes = slopes + here * tf.reshape(place, [-1, 1, 1])
+            return [slopes, state.x, state.v, state.dx, state.dv, *state.dlpt], reached[0]
+
+        slopes, *last, reaches = _loop(box, count, step, [slopes, *moving])
+        return [*last, slopes, reaches]
+
+    return MeshProgram(run, box.mesh, "gradient of steps")

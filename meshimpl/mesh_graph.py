@@ -1,0 +1,117 @@
+"""A graph that the ranks of a mesh build together and call together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from meshimpl import traffic
+from meshimpl.graph_guards import check_eager, is_planned, planned_groups
+from meshimpl.process_mesh import ProcessMesh
+from meshimpl.pulse import at
+from meshimpl.rendezvous import build_together
+
+
+class MeshGraph:
+    """A function of this rank's tensors as a graph, built when all ranks have built the same.
+
+    Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing. A
+    rank that is alone in its job has nobody to agree with, and its graphs send nothing.
+
+    Args:
+        function: from tensors to a list of tensors. It may send.
+        mesh: the ranks.
+        signature: shape and dtype of this rank's tensors.
+        name: for messages and the names of collectives.
+        what: the name after an article, for messages; by default from `name`.
+
+    Raises:
+        CollectiveError: another rank could not build it, or the ranks built different collectives.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        mesh: ProcessMesh,
+        signature: Sequence[tf.TensorSpec],
+        name: str,
+        what: str = "",
+    ) -> None:
+        self._mesh, self._what = mesh, what or f"the mesh function {name}"
+        self._sent: traffic.Tally = {}
+        self._groups: Sequence[tuple[int, ...]] = ()
+        plain = tf.autograph.experimental.do_not_convert(function)
+
+        def wrap() -> Any:
+            wrapped = tf.compat.v1.wrap_function(plain, signature)
+            self._groups = planned_groups()
+            return wrapped
+
+        if mesh.is_alone:
+            self._wrapped = wrap()
+            return
+        with traffic.recorded(self._sent):
+            self._wrapped = build_together(mesh.world.meetings, name, wrap)
+
+    def without_assignments(self, inputs: int) -> None:
+        """Leaves out what no output depends on, after the first `inputs` inputs."""
+        self._wrapped = self._wrapped.prune(self._wrapped.inputs[:inputs], self._wrapped.outputs)
+
+    def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Evaluates the graph; no rank leaves it before all have begun the call."""
+        if self._mesh.is_alone:
+            return list(self._wrapped(*tensors))
+        with at(self._what, meetings=self._groups, is_call=True):
+            results = self._wrapped(*tensors)
+            traffic.count(self._sent)
+        return list(results)
+
+
+class MeshProgram:
+    """A function of this rank's tensors that calls mesh functions, as one graph.
+
+    The graph is built at the first call with tensors of these shapes. Within another graph the
+    function becomes a part of that graph. It has no gradient.
+
+    Args:
+        function: from tensors to a list of tensors, the same on all ranks.
+        mesh: the ranks.
+        name: for messages and the names of collectives.
+    """
+
+    def __init__(self, function: Callable[..., Any], mesh: ProcessMesh, name: str) -> None:
+        self._function, self._mesh, self._name = function, mesh, name
+        self._graphs: dict[Any, MeshGraph] = {}
+
+    def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
+        """Evaluates the function.
+
+        Raises:
+            CollectiveError: see `MeshGraph`.
+        """
+        if not tf.executing_eagerly():
+            return list(self._function(*tensors))
+        signature = tuple((tuple(x.shape), x.dtype) for x in tensors)
+        if signature not in self._graphs:
+            specs = [tf.TensorSpec(shape, dtype) for shape, dtype in signature]
+            self._graphs[signature] = MeshGraph(self._function, self._mesh, specs, self._name)
+        return self._graphs[signature](*tensors)
+
+
+def check_place(what: str, mesh: ProcessMesh) -> None:
+    """Checks that what builds graphs of its own may be called here.
+
+    Within a graph it may, if the rank is alone or the graph is one of a `MeshGraph`. TensorFlow's
+    optimisers prune collectives of other graphs, each rank others.
+
+    Args:
+        what: what is called, for the message.
+        mesh: the ranks.
+
+    Raises:
+        RuntimeError: TensorFlow builds a graph, and it may not.
+    """
+    if not (mesh.is_alone or is_planned()):
+        check_eager(what)
