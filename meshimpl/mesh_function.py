@@ -33,7 +33,6 @@ import tensorflow as tf
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import (
     Stopwatch,
-    check_eager,
     last_collective,
     once_differentiable,
     timed,
@@ -290,7 +289,9 @@ class MeshFunction:
     def _forward_and_gradient(self, *slices: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
-        hidden, is_part = [tf.stop_gradient(x) for x in slices], not tf.executing_eagerly()
+        hidden = [tf.stop_gradient(x) for x in slices]
+        # A rank that is alone calls its own graph from within another.
+        is_part = not (tf.executing_eagerly() or self.mesh.is_alone)
         results = self._part_of_a_graph(hidden) if is_part else self._forward(*hidden)
         outputs, readings = results[: len(self.output_shapes)], results[len(self.output_shapes) :]
 
@@ -300,7 +301,7 @@ class MeshFunction:
                 self.impl.begin_build()
                 found = self._lowered_vjp(slices, cotangents)
             else:
-                check_eager(f"the gradient of the mesh function {self.__name__}")
+                check_place(f"the gradient of the mesh function {self.__name__}", self.mesh)
                 found = self._vjp(*slices, *cotangents, *readings)
             by_number = dict(zip(self._differentiated, found, strict=True))
             gradients = [by_number.get(i) for i in range(len(slices))]

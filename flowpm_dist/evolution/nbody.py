@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.evolution.integrators import Operation
@@ -23,7 +24,7 @@ from flowpm_dist.evolution.pairs import Kinds, Pairs
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import (
     MaxDisplacement,
-    check_finite,
+    assert_finite,
     check_halo,
 )
 from flowpm_dist.particle_mesh.gravity import Gravity
@@ -76,6 +77,8 @@ class EvolutionPlan:
         factors: of this rank's universes, float64 [..., operations, 4]. Where the force has a
             response, more columns follow: its coefficients.
         lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
+        numbers: the factors as numbers. In a graph, those of a similar evolution; None if the
+            factors are not symbols.
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
         progress: called after each step.
@@ -91,6 +94,7 @@ class EvolutionPlan:
     operations: Sequence[Operation]
     factors: tf.Tensor
     lpt: tuple[tf.Tensor, ...] = ()
+    numbers: np.ndarray | None = None
     steps: int = 1
     growth: Callable[[float], float] = lambda a: 1.0
     progress: StepCallback | None = None
@@ -99,6 +103,11 @@ class EvolutionPlan:
     kicks_before: int = 0
     after_step: Callable[[int, Operation, Particles, Measured], None] | None = None
     measured: Measured = field(default_factory=dict)
+
+    @property
+    def known_factors(self) -> np.ndarray:
+        """The factors as numbers, float64 [..., operations, 4 or more]; see `numbers`."""
+        return self.factors.numpy() if self.numbers is None else self.numbers
 
     @property
     def reports(self) -> bool:
@@ -129,6 +138,19 @@ class EvolutionPlan:
                 blocks[begin] = end
             begin = end = max(end, begin + 1)
         return blocks
+
+    def label(self, number: int) -> str:
+        """Returns the step and the scale factor of an operation, for messages."""
+        operation = self.operations[number]
+        return f"step {operation.step} of {self.steps}, a = {operation.a:.4g}"
+
+    def kicks_from(self, begin: int, end: int) -> list[tuple[str, float]]:
+        """Returns label and growth of each kick among operations, see `NBody.check`."""
+        return [
+            (self.label(number), self.growth(self.operations[number].a))
+            for number in range(begin, end)
+            if self.operations[number].kind == "kick"
+        ]
 
     @property
     def kick_numbers(self) -> dict[int, int]:
@@ -233,10 +255,10 @@ class NBody:
     ) -> tf.Tensor:
         """Returns the particles' weight in each cell of the mesh; checks the halo."""
         if weights is None:
-            painted, along = self.gravity.paint(displacement)
+            painted, reach = self.gravity.paint(displacement)
         else:
-            painted, along = self.gravity.paint_weighted(displacement, weights)
-        check_halo(self.max_displacement.of(along.numpy()), self.gravity.pm.halo, label, growth)
+            painted, reach = self.gravity.paint_weighted(displacement, weights)
+        self.check(reach[tf.newaxis], [(label, growth)])
         return painted
 
     def density(
@@ -268,7 +290,7 @@ class NBody:
         else:
             _, reach = kicked(self.gravity, x, v, c[..., 0, :], lpt)
             reaches = reach[tf.newaxis]
-        self.check(reaches, plan, 0, "start of the evolution, ")
+        self.check(reaches, [(f"start of the evolution, {plan.label(0)}", 1.0)])
         self._compiled.add(kind)
         return True
 
@@ -317,7 +339,7 @@ class NBody:
             if begin in blocks:
                 rows = factors[..., begin:number, :]
                 x, v, reaches = pairs.forward(x, v, rows, plan.lpt)
-                self.check(reaches, plan, begin)
+                self.check(reaches, plan.kicks_from(begin, number))
                 unpainted = pairs.kinds[-1] == "drift"
             elif operation.kind == "drift":
                 unpainted = True
@@ -333,7 +355,7 @@ class NBody:
                 v, reach = kicked(
                     self.gravity, x, v, c, plan.lpt, fused=fused, measure=clock.measure
                 )
-                self.check(reach[tf.newaxis], plan, begin)
+                self.check(reach[tf.newaxis], plan.kicks_from(begin, number))
                 if before is not None:
                     _observe(Moment(x, before, v, plan.lpt), kicks[begin], plan, clock, measured)
                 del before
@@ -342,27 +364,28 @@ class NBody:
             if ended:
                 _report(number, ended[-1], Particles(x, v), plan, clock, measured)
         if unpainted:  # each other drift is checked by the paint after it
-            check_finite(self.max_displacement(x), _label(operation, plan))
+            self.max_displacement.check_finite(x, plan.label(-1))
         return Evolved(Particles(x, v), measured)
 
-    def check(
-        self, reaches: tf.Tensor, plan: EvolutionPlan, begin: int, where: str = ""
-    ) -> None:
-        """Checks the reach of the particles at kicks that follow each other.
+    def check(self, reaches: tf.Tensor, moments: Iterable[tuple[str, float]]) -> None:
+        """Checks the reach of the particles at moments that follow each other.
+
+        In a graph it adds an assertion: there the rank is alone, and has no halo.
 
         Args:
-            reaches: [kicks or more, 3], see `cloud_in_cell.paint`.
-            plan: the evolution.
-            begin: the number among the operations of the first kick, or of an operation before it.
-            where: beginning of the message.
+            reaches: [moments or more, 3], see `cloud_in_cell.paint`.
+            moments: label and growth of each, see `check_halo`.
 
         Raises:
-            HaloError, FloatingPointError: on every rank, naming the first step that is wrong.
+            HaloError, FloatingPointError: on every rank, naming the first moment that is wrong.
         """
-        made = (operation for operation in plan.operations[begin:] if operation.kind == "kick")
-        for reach, operation in zip(reaches.numpy(), made, strict=False):
-            largest, growth = self.max_displacement.of(reach), plan.growth(operation.a)
-            check_halo(largest, self.gravity.pm.halo, where + _label(operation, plan), growth)
+        if not tf.executing_eagerly():
+            labels = [label for label, _ in moments]
+            about = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}"
+            assert_finite(reaches, about)
+            return
+        for reach, (label, growth) in zip(reaches.numpy(), moments, strict=False):
+            check_halo(self.max_displacement.of(reach), self.gravity.pm.halo, label, growth)
 
 
 def _observe(
@@ -387,8 +410,3 @@ def _report(
         plan.progress(last.step, plan.steps, last.a, clock.steps[-1])
     if plan.after_step is not None:
         plan.after_step(done, last, particles, dict(measured))
-
-
-def _label(operation: Operation, plan: EvolutionPlan) -> str:
-    return f"step {operation.step} of {plan.steps}, a = {operation.a:.4g}"
-

@@ -110,12 +110,23 @@ def _loop(
     count: tf.Tensor,
     step: Callable[..., tuple[list[tf.Tensor], tf.Tensor]],
     state: list[tf.Tensor],
+    *,
+    back: bool = False,
 ) -> list[tf.Tensor]:
-    """Returns a state after `count` steps, and the reach that each step returned."""
+    """Returns a state after all pairs, and the reach that each of them returned, in their order.
+
+    Args:
+        box: the box.
+        count: the number of pairs.
+        step: returns state and reach after a pair, from its number and the state before.
+        state: the state before all pairs.
+        back: whether to begin with the last pair.
+    """
 
     def body(i: tf.Tensor, reaches: tf.Tensor, *state: tf.Tensor) -> list[tf.Tensor]:
-        after, reach = step(i, *state)
-        return [i + 1, tf.tensor_scatter_nd_update(reaches, [[i]], [reach]), *after]
+        number = count - 1 - i if back else i
+        after, reach = step(number, *state)
+        return [i + 1, tf.tensor_scatter_nd_update(reaches, [[number]], [reach]), *after]
 
     first = [tf.constant(0), tf.zeros([LONGEST, 3], box.dtype), *state]
     # one at a time: a collective may be in flight only once
@@ -132,9 +143,11 @@ def _forward(box: Box, pairs: Pairs) -> MeshProgram:
     def run(size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor) -> list[tf.Tensor]:
         x, v, *lpt = blocks
 
-        def step(i: tf.Tensor, x: tf.Tensor, v: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def step(
+            number: tf.Tensor, x: tf.Tensor, v: tf.Tensor
+        ) -> tuple[list[tf.Tensor], tf.Tensor]:
             box.set_size(size)
-            row = tf.gather(rows, i, axis=-3)
+            row = tf.gather(rows, number, axis=-3)
             for place, kind in enumerate(pairs.kinds):
                 c = row[..., place, :]
                 if kind == "drift":
@@ -158,10 +171,9 @@ def _backward(box: Box, pairs: Pairs, decays: bool) -> MeshProgram:
         place_of_pairs = rows.shape.rank - 3
 
         def step(
-            i: tf.Tensor, slopes: tf.Tensor, *moving: tf.Tensor
+            number: tf.Tensor, slopes: tf.Tensor, *moving: tf.Tensor
         ) -> tuple[list[tf.Tensor], tf.Tensor]:
             box.set_size(size)
-            number = count - 1 - i
             row, reached = tf.gather(rows, number, axis=-3), []
             x, v, dx, dv, *dlpt = moving
             state, of_row = Backward(x, v, dx, dv, list(dlpt)), []
@@ -179,7 +191,7 @@ def _backward(box: Box, pairs: Pairs, decays: bool) -> MeshProgram:
             slopes = slopes + here * tf.reshape(place, [-1, 1, 1])
             return [slopes, state.x, state.v, state.dx, state.dv, *state.dlpt], reached[0]
 
-        slopes, *last, reaches = _loop(box, count, step, [slopes, *moving])
+        slopes, *last, reaches = _loop(box, count, step, [slopes, *moving], back=True)
         return [*last, slopes, reaches]
 
     return MeshProgram(run, box.mesh, "gradient of steps")

@@ -238,11 +238,15 @@ class MaxDisplacement:
 
     Args:
         box: the grid, its size and its ranks.
+
+    Attributes:
+        is_bounded: whether an axis is split, so that a halo bounds the distance.
     """
 
     def __init__(self, box: Box) -> None:
         self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
-        self._reach = _reach_function(box)
+        self.is_bounded = any(self._split)
+        self._reach = reach_function(box)
 
     def __call__(self, displacement: tf.Tensor) -> float:
         """Returns the largest |displacement| along a split axis over all ranks.
@@ -252,18 +256,25 @@ class MaxDisplacement:
         """
         return self.of(self._reach(tf.stop_gradient(displacement)).numpy())
 
-    def of(self, values: np.ndarray) -> float:
+    def check_finite(self, displacement: tf.Tensor, label: str) -> None:
+        """Checks that displacements are finite, wherever this is called, see `check_finite`."""
+        reach = self._reach(tf.stop_gradient(displacement))
+        if tf.executing_eagerly():
+            check_finite(self.of(reach.numpy()), label)
+        else:
+            assert_finite(reach, label)
+
+    def of(self, along: np.ndarray) -> float:
         """Returns the same from the reach along each axis [3], as returned by `paint`."""
-        if not np.isfinite(values).all():
+        if not np.isfinite(along).all():
             return math.inf
-        return float(max(values[self._split], default=0.0))
+        return float(max(along[self._split], default=0.0))
 
 
 @cached_for_all_sizes(16)
-def _reach_function(box: Box) -> MeshFunction:
+def reach_function(box: Box) -> MeshFunction:
     """Returns `f(displacement)`: the largest |displacement| along each axis [particle spacings]."""
 
-    @tf.function(jit_compile=True, autograph=False)
     def largest(s: tf.Tensor) -> tf.Tensor:
         cells = tf.abs(s) / tf.stack([cast_float(n, s.dtype) for n in box.cell_lengths])
         infinite = tf.constant(math.inf, s.dtype)
@@ -272,7 +283,9 @@ def _reach_function(box: Box) -> MeshFunction:
         )
 
     def build(_: Any, displacement: Any) -> Any:
-        (reach,) = local(largest, [displacement], [(_AXES, displacement.dtype)], name="reach")
+        # compiled anew for each graph, whose size of the box it holds
+        run = tf.function(largest, jit_compile=True, autograph=False)
+        (reach,) = local(run, [displacement], [(_AXES, displacement.dtype)], name="reach")
         return maximum_over_ranks(reach)
 
     return box.function(build, displacement=box.vector_shape)
@@ -294,6 +307,9 @@ class HaloError(RuntimeError):
         self.needed = needed
 
 
+_NOT_FINITE = "the displacement has values that are not finite"
+
+
 def check_finite(reach: float, label: str) -> None:
     """Checks that displacements are finite, from their reach, which is infinite where one is not.
 
@@ -305,7 +321,20 @@ def check_finite(reach: float, label: str) -> None:
         FloatingPointError: one is not.
     """
     if not math.isfinite(reach):
-        raise FloatingPointError(f"{label}: the displacement has values that are not finite")
+        raise FloatingPointError(f"{label}: {_NOT_FINITE}")
+
+
+def assert_finite(reaches: tf.Tensor, label: str) -> None:
+    """Adds an assertion to the graph under construction that a reach is finite.
+
+    Its tf.errors.InvalidArgumentError has the message of `check_finite`.
+
+    Args:
+        reaches: as returned by `paint`.
+        label: of this moment of the run, for the message.
+    """
+    finite = tf.reduce_all(tf.math.is_finite(reaches))
+    tf.debugging.Assert(finite, [f"{label}: {_NOT_FINITE}"])
 
 
 def check_halo(reach: float, halo: int, label: str, growth: float = 1.0) -> None:

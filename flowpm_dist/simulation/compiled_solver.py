@@ -129,8 +129,10 @@ class CompiledSolver:
             from_rest: for a start at a = 0, where the velocity is dx/dD1: D1 at the end.
 
         Raises:
-            FloatingPointError: the displacement is not finite.
+            FloatingPointError: the displacement is not finite, and a halo is needed.
         """
+        if not self.max_displacement.is_bounded:
+            return suggested_halo(0.0)
         if from_rest is None:
             reach = self.max_displacement(particles.displacement)
         else:
@@ -179,10 +181,11 @@ class CompiledSolver:
         Raises:
             FloatingPointError: the displacement is not finite.
         """
-        reach = self.max_displacement(displacement)
-        check_finite(reach, label)
-        if reach >= halo:
-            halo = needed_halo(reach)
+        if self.max_displacement.is_bounded:
+            reach = self.max_displacement(displacement)
+            check_finite(reach, label)
+            if reach >= halo:
+                halo = needed_halo(reach)
         return self.nbody(halo, mesh_factor).density(displacement, label, weights)
 
 

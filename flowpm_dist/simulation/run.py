@@ -357,6 +357,8 @@ def halo_for(start: MidRun, inputs: Inputs, wanted: Literal["auto"] | int) -> in
     if start.halo is not None:
         return start.halo
     local, end = inputs.cosmologies, inputs.edges[-1]
+    if not inputs.solver.max_displacement.is_bounded:
+        return inputs.solver.suggested_halo(start.particles)
     growth, from_rest = float(local.growth_between(inputs.edges)[0]), None
     if not np.isfinite(growth):
         from_rest = max(local.of_growths(lambda theory: float(theory.growth.d1(end))))
@@ -371,6 +373,8 @@ def evolve_particles(
     progress: StepCallback | None,
     observer: Observer | None = None,
     after_step: AfterStep | None = None,
+    *,
+    own: LocalCosmologies,
 ) -> tuple[Evolved, dict[str, Any]]:
     """Returns the particles at the last of the edges, and the timings of a `State`.
 
@@ -381,13 +385,20 @@ def evolve_particles(
         progress: called after each step.
         observer: measures the particles during the evolution.
         after_step: called after `progress`, with a state from which the run can continue.
+        own: the simulation's own cosmology. In a graph, where the run's own numbers are symbols,
+            its factors decide which states are kept for a gradient.
 
     Raises:
         HaloError, FloatingPointError: on every rank.
     """
     solver, edges = inputs.solver, inputs.edges
-    schedule = _schedule(inputs)
-    growth_left = inputs.cosmologies.growth_between(edges)
+    schedule, known = _schedule(inputs), inputs
+    if not (eager := tf.executing_eagerly()):
+        alike = own if inputs.box.batch is None else own.repeated(inputs.box.local_batch[0])
+        known = replace(inputs, cosmologies=alike)
+    with tf.init_scope():
+        growth_left = known.cosmologies.growth_between(edges)
+        numbers = (schedule if eager else _schedule(known)).factors.numpy()
     begin = start.pop()
     before = observer.unpack(begin.measured()) if observer and begin.done else {}
     done, particles = begin.done, [begin.particles]
@@ -406,6 +417,7 @@ def evolve_particles(
         schedule.operations[done:],
         schedule.factors[..., done:, :],
         lpt,
+        numbers=numbers[..., done:, :],
         steps=len(edges) - 1,
         growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
         progress=progress,
@@ -415,9 +427,10 @@ def evolve_particles(
         after_step=None if after_step is None else report,
         measured=before,
     )
-    compile_seconds = solver.compile(nbody, plan, particles[0])
+    compile_seconds = solver.compile(nbody, plan, particles[0]) if eager else 0.0
     ready = clock.elapsed()
-    if is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
+    # A graph may be differentiated as a whole, by what it does not know.
+    if not eager or is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
         end = inputs.options.adjoint.evolve(nbody, particles, plan, clock)
     else:
         end = nbody.evolve(particles, plan, clock)

@@ -54,7 +54,7 @@ from flowpm_dist.simulation.speeds import Pieces
 from flowpm_dist.simulation.state import State
 from flowpm_dist.simulation.universes import CosmologyFactory, TheoryOf, check_power
 from meshimpl import launch
-from meshimpl.graph_guards import check_eager
+from meshimpl.mesh_graph import check_place
 from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 Seeds: TypeAlias = int | Sequence[int] | None
@@ -433,7 +433,10 @@ class Simulation:
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
-        done, timings = evolve_particles(begin, lpt, inputs, clock, progress, observers, after_step)
+        own = self._cosmologies.default
+        done, timings = evolve_particles(
+            begin, lpt, inputs, clock, progress, observers, after_step, own=own
+        )
         state = None
         if outputs is None:
             state = State.leaving(done.particles, inputs, float(self.edges[-1]), timings)
@@ -499,7 +502,7 @@ class Simulation:
 
     def _read(self, start: Start, **more: Any) -> tuple[Inputs, list[Particles]]:
         """Reads and checks the inputs of a run; `more` must be equal on all ranks, too."""
-        check_eager("a simulation")
+        check_place("a simulation", self._mesh)
         held = start.particles.cosmology if isinstance(start.particles, State) else None
         start.check_gaussian(self.cosmology, held)
         if isinstance(start.particles, State):

@@ -39,8 +39,7 @@ class BackwardPass:
         zeros = [tf.zeros_like(psi) for psi in lpt]
         state = Backward(self._final.displacement, self._final.velocity, dx, dv, zeros)
         factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
-        kick_rows = tf.gather(factors, list(self._kicks), axis=-2)
-        decays = bool((kick_rows[..., 0].numpy() != 1).any())
+        decays = bool((self._plan.known_factors[..., list(self._kicks), 0] != 1).any())
         pairs = self._nbody.pairs_of(self._plan)
         ends = {end: begin for begin, end in self._plan.blocks(pairs, self._recorded).items()}
         rows: list[tf.Tensor] = []
@@ -50,7 +49,7 @@ class BackwardPass:
             operation, c = self._plan.operations[begin], factors[..., begin, :]
             if end in ends:
                 slopes, reaches = pairs.backward(state, factors[..., begin:end, :], lpt, decays=decays)
-                self._check(begin, reaches)
+                self._check(reaches, begin, end)
                 rows.insert(0, slopes)
                 end = begin
                 continue
@@ -64,8 +63,9 @@ class BackwardPass:
             end = begin
         return [state.dx, state.dv, tf.concat(rows, axis=-2), *state.dlpt, *self._dobserved]
 
-    def _check(self, begin: int, reaches: tf.Tensor) -> None:
-        self._nbody.check(reaches, self._plan, begin, "in the backward pass of ")
+    def _check(self, reaches: tf.Tensor, begin: int, end: int) -> None:
+        moments = [(f"in the backward pass of {n}", g) for n, g in self._plan.kicks_from(begin, end)]
+        self._nbody.check(reaches, moments)
 
     def _kick(self, number: int, c: tf.Tensor, state: Backward, decays: bool) -> tf.Tensor:
         recorded, observer = self._recorded.get(number), self._plan.observer
@@ -77,7 +77,7 @@ class BackwardPass:
             c,
             self._plan.lpt,
             decays=decays,
-            check=lambda reach: self._check(number, reach[tf.newaxis]),
+            check=lambda reach: self._check(reach[tf.newaxis], number, number + 1),
             before=before,
             observe=functools.partial(self._observe, observer, number, c, state)
             if observed

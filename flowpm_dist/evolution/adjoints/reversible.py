@@ -106,7 +106,7 @@ def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
             are used.
         max_error_growth: see `ReversibleAdjoint`.
     """
-    factors = np.abs(plan.factors.numpy()).reshape(-1, *plan.factors.shape[-2:])
+    factors = np.abs(plan.known_factors).reshape(-1, *plan.factors.shape[-2:])
     kicks = [n for n, operation in enumerate(plan.operations) if operation.kind == "kick"]
     scales = [1.0 / plan.growth(plan.operations[n].a) for n in kicks]
 
