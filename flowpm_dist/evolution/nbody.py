@@ -127,11 +127,11 @@ class EvolutionPlan:
         apart = {number for number, kick in self.kick_numbers.items() if kick in observed}
         apart.update(alone)
         blocks: dict[int, int] = {}
-        begin = end = 0
+        begin, end, longest = 0, 0, 2 * pairs.most
         while begin < len(self.operations):
             both = self.operations[end : end + 2]
             matches = tuple(operation.kind for operation in both) == pairs.kinds
-            if matches and not {end, end + 1} & apart and end - begin < 2 * pairs.most:
+            if matches and not {end, end + 1} & apart and end - begin < longest:
                 end += 2
                 continue
             if end - begin > 2:

@@ -68,7 +68,7 @@ def drifted(
 
 def accelerated(v: tf.Tensor, c: tf.Tensor, lpt: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the velocity after an operation "velocity"; arguments as for `drifted`."""
-    return combine([v, *lpt], tf.concat([c[..., :1], c[..., 2:4]], axis=-1))
+    return combine([v, *lpt], tf.concat([c[..., :1], c[..., 2:4]], axis=-1) if lpt else c[..., :1])
 
 
 def _plainly(phase: str, function: Callable[..., Any], *args: Any) -> Any:

@@ -7,6 +7,7 @@ the last state, and is checked there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -44,10 +45,7 @@ class Pairs:
     def most(self) -> int:
         """The largest number of pairs for one call; below 2, single operations do."""
         box = self.gravity.pm.box
-        count = 1
-        for n in (*box.local_batch, *box.block):
-            count *= n
-        return min(LONGEST, WORK // count)
+        return min(LONGEST, WORK // math.prod((*box.local_batch, *box.block)))
 
     def forward(
         self,

@@ -39,6 +39,9 @@ from meshimpl.mesh_function import replicated
 PARTICLES = {"displacement": "Mpc/h", "velocity": "Mpc/h H0"}
 """The fields that a run can begin with, and their units."""
 
+SMALL = 2**18
+"""Most cells of a box whose linear amplitude is kept between runs."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -337,10 +340,18 @@ def lpt_particles(
         integrator: whose velocity the particles have.
     """
     solver, local, order = inputs.solver, inputs.cosmologies, inputs.options.lpt_order
-    factors = local.of_growths(lambda theory: integrator.initial(theory.growth, a, order))
+
+    def of_cosmology() -> list[tf.Tensor]:
+        factors = local.of_growths(lambda theory: integrator.initial(theory.growth, a, order))
+        return [solver.amplitude(local, a), local.stack(factors), *solver.excess(local, a)]
+
     noise = solver.primordial_noise(inputs.white_noise(), local)
-    amplitude, excess = solver.amplitude(local, a), solver.excess(local, a)
-    x, v, lpt = solver.initial.particles(noise, amplitude, local.stack(factors), *excess)
+    if inputs.box.cells <= SMALL:
+        name = "lpt", inputs.box, a, integrator, order
+        amplitude, factors, *excess = local.remembered(name, of_cosmology)
+    else:
+        amplitude, factors, *excess = of_cosmology()
+    x, v, lpt = solver.initial.particles(noise, amplitude, factors, *excess)
     return Particles(x, v), lpt
 
 
@@ -459,7 +470,10 @@ def _schedule(inputs: Inputs) -> Schedule:
     The coefficients of the force's response are further columns of the factors.
     """
     edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
-    schedules = local.of_growths(lambda theory: integrator.schedule(theory.growth, edges))
+    schedules = local.remembered(
+        ("schedule", integrator, tuple(edges)),
+        lambda: local.of_growths(lambda theory: integrator.schedule(theory.growth, edges)),
+    )
     operations = schedules[0].operations
     factors = local.stack([as_float64(schedule.factors) for schedule in schedules])
     if inputs.from_particles:

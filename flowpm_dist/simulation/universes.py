@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -116,6 +116,27 @@ class LocalCosmologies:
         """Returns the tensors of all universes as one, with a dimension for a batch if any."""
         return tf.stack(list(values)) if self.batched else values[0]
 
+    def remembered(self, name: Hashable, make: Callable[[], T]) -> T:
+        """Returns what `make` returns, made once for each name and cosmology.
+
+        A cosmology without tensors keeps it, if all universes have the same, such as a simulation's
+        own. What it returns must be small and depend on name and cosmologies alone.
+
+        Args:
+            name: what it is, and what else it depends on.
+            make: makes it.
+        """
+        first = self.theories[0]
+        plain = type(first) is Theory and not self.tensors() and tf.executing_eagerly()
+        if not plain or any(theory is not first for theory in self.theories):
+            return make()
+        key = name, self.batched, len(self.theories)
+        kept = first.__dict__.setdefault("_remembered", {})
+        if key not in kept:
+            kept[key] = make()
+        result: T = kept[key]
+        return result
+
     def of_growths(self, function: Callable[[Theory], T]) -> list[T]:
         """Returns a function's result for each theory, where it uses background and growth.
 
@@ -134,7 +155,8 @@ class LocalCosmologies:
             d1 = tf.stop_gradient(theory.growth.d1(edges)).numpy()
             return np.divide(d1[-1], d1, out=np.full_like(d1, np.inf), where=d1 > 0)
 
-        return np.max(self.of_growths(ratio), axis=0)
+        name = "growth", tuple(edges.tolist())
+        return self.remembered(name, lambda: np.max(self.of_growths(ratio), axis=0))
 
 
 def _of_each(
