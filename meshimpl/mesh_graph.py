@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -98,6 +99,44 @@ class MeshProgram:
             specs = [tf.TensorSpec(shape, dtype) for shape, dtype in signature]
             self._graphs[signature] = MeshGraph(self._function, self._mesh, specs, self._name)
         return self._graphs[signature](*tensors)
+
+
+def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., Any]:
+    """Returns a function of tensors as one graph, if the rank is alone; otherwise the function.
+
+    It is evaluated without a graph first, so that nothing that it keeps for later calls belongs to
+    one. TensorFlow then compiles it, which takes seconds. A function of which no graph can be made
+    stays as it is, with a warning that says why.
+
+    Args:
+        function: from tensors to tensors. What it raises in a graph it raises as an assertion,
+            which becomes a FloatingPointError here.
+        mesh: the ranks.
+    """
+    if not mesh.is_alone:
+        return function
+    graph = tf.function(function, autograph=False)
+    chosen: list[Callable[..., Any]] = []
+
+    def call(*tensors: tf.Tensor) -> Any:
+        if not chosen:
+            function(*tensors)
+            try:
+                graph.get_concrete_function(*tensors)
+                chosen.append(graph)
+            except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+                reason = str(error).strip().split("\n")[0]
+                warnings.warn(f"evaluated step by step, not as one graph: {reason}", stacklevel=2)
+                chosen.append(function)
+        try:
+            return chosen[0](*tensors)
+        except tf.errors.InvalidArgumentError as error:
+            _, failed, text = str(error.message).partition("assertion failed: [")
+            if not failed:
+                raise
+            raise FloatingPointError(text.partition("]")[0]) from None
+
+    return call
 
 
 def check_place(what: str, mesh: ProcessMesh) -> None:

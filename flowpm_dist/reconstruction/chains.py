@@ -15,6 +15,9 @@ from flowpm_dist.reconstruction.sampler import Draw, Sampler
 from flowpm_dist.reconstruction.staged_run import Checkpoints, StagedRun
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use
 
+MANY = 64
+"""Moves of chains from which on it is worth to compile evaluations whole, see `EvenPosterior`."""
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -116,6 +119,7 @@ class Chains(StagedRun):
     ) -> None:
         stages = [*warm_up, Phase(EXACT, in_unit("draws", draws))]
         super().__init__(posterior, sampler, stages, checkpoints, every)
+        self.whole = self.moves >= MANY
         self._sums = {name: posterior.space.zeros() for name in ("sum", "squares")}
 
     @property

@@ -18,7 +18,8 @@ depend on it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,7 @@ from flowpm_dist.reconstruction.unknowns import Space, Unknowns
 from flowpm_dist.statistics.bins import multiplicities
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction, replicated
+from meshimpl.mesh_graph import one_graph
 
 DIFFERENCE = 1e-3
 """Finite difference of the unit normal parameters, for the slope of the response."""
@@ -44,6 +46,10 @@ EDGE = 3.0
 """Unit normal parameters up to here are free in a search. Beyond, within 0.13 % of a prior's width
 from its ends, they are drawn back: their slope vanishes there, and steps would not return.
 """
+
+
+SMALL = 2**19
+"""Most cells of a rank, of all its chains, of an evaluation that is one graph."""
 
 
 class Scaling:
@@ -272,13 +278,18 @@ class Posterior:
             HaloError: if a particle left the halo that was asked for.
         """
         parts, field, parameters = self.model.retry_with_wider_halo(
-            lambda: self._data(x, annealing)
+            lambda: self.data(x, annealing)
         )
         data = self.space.total(parts)
         prior = 0.5 * self.space.dot(x, x)
         return Evaluation(data, prior, x + Unknowns(field, parameters))
 
-    def _data(self, x: Unknowns, annealing: Annealing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def data(self, x: Unknowns, annealing: Annealing) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns minus the log likelihood, this rank's part, and its gradient by the unknowns.
+
+        Args:
+            x, annealing: as for `evaluate`.
+        """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([x.field, x.parameters])
             values = self.parameters(x)
@@ -317,6 +328,8 @@ class EvenPosterior:
         natural: whether the density is that per unit of the parameters' own values, for a search of
             its maximum. Their priors are uniform, so they add nothing then, except beyond `EDGE`. A
             sampler needs the density per unit of the coordinates.
+        whole: whether an evaluation in a small box is one graph, see `one_graph`: thousands of
+            evaluations are worth the seconds that it takes to compile.
     """
 
     def __init__(
@@ -326,9 +339,10 @@ class EvenPosterior:
         *,
         held: bool = False,
         natural: bool = False,
+        whole: bool = False,
     ) -> None:
         self.posterior, self.annealing, self.held = posterior, annealing, held
-        self._natural = natural
+        self._natural, self._whole = natural, whole
         self.space, self.scaling = posterior.space, posterior.scaling(annealing)
 
     def evaluate(self, u: Unknowns) -> Evaluation:
@@ -336,20 +350,44 @@ class EvenPosterior:
 
         See `Posterior.evaluate`.
         """
-        place = self.scaling.place(u)
-        evaluation = self.posterior.evaluate(place.point, self.annealing)
-        volume = self.space.total(place.volume) if self.space.names else 0.0
-        slope, prior = evaluation.gradient, evaluation.prior
+        posterior, space = self.posterior, self.space
+        terms = posterior.model.retry_with_wider_halo(lambda: self._terms(u.field, u.parameters))
+        parts, squares, prior, volume, field, parameters = terms
+        whole = 0.5 * space.total(squares) + prior.numpy()
+        return Evaluation(
+            space.total(parts),
+            whole,
+            Unknowns(field, parameters),
+            space.total(volume) if space.names else 0.0,
+        )
+
+    @functools.cached_property
+    def _terms(self) -> Callable[..., tuple[tf.Tensor, ...]]:
+        """The function `f(field, parameters)` of coordinates, of this rank's tensors.
+
+        It returns minus the log likelihood, the sum of the squares of the field, half the sum of
+        the squares of the parameters as the density counts them, the log determinant, and the
+        gradient with respect to field and parameters. The first, second and fourth are this rank's
+        part. Of a small box it is one graph.
+        """
+        box = self.space.box
+        is_small = math.prod((*box.local_batch, *box.block)) <= SMALL
+        return one_graph(self._evaluated, box.mesh) if self._whole and is_small else self._evaluated
+
+    def _evaluated(self, field: tf.Tensor, parameters: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        place = self.scaling.place(Unknowns(field, parameters))
+        point = place.point
+        parts, *slopes = self.posterior.data(point, self.annealing)
+        counted = point.parameters
         if self._natural:
-            normal = place.point.parameters
-            inside = tf.clip_by_value(normal, -EDGE, EDGE)
-            inner = 0.5 * tf.reduce_sum(tf.square(normal) - tf.square(normal - inside), axis=-1)
-            prior = prior - inner.numpy()
-            slope = Unknowns(slope.field, slope.parameters - inside)
+            counted = counted - tf.clip_by_value(counted, -EDGE, EDGE)
+        slope = Unknowns(*slopes) + Unknowns(point.field, counted)
+        squares = tf.reduce_sum(tf.square(tf.cast(point.field, tf.float64)), axis=[-3, -2, -1])
         gradient = place.gradient(slope)
         if self.held:
             gradient = Unknowns(gradient.field, tf.zeros_like(gradient.parameters))
-        return Evaluation(evaluation.data, prior, gradient, volume)
+        prior = 0.5 * tf.reduce_sum(tf.square(counted), axis=-1)
+        return parts, squares, prior, place.volume, gradient.field, gradient.parameters
 
 
 def attempt(objective: EvenPosterior, u: Unknowns) -> Evaluation | None:
