@@ -1,6 +1,7 @@
 """The model of docs/explanations/scaling.md: time, memory and messages of a step on any ranks.
 
     python benchmarks/scaling.py                     the tables, and docs/images/scaling.png
+    python benchmarks/scaling.py --reach             halos that are wide, and particles that migrate
     python benchmarks/scaling.py --measure 128 256   steps of whole runs here, on 1 and 2 ranks
     python benchmarks/scaling.py --pyramid           steps of the pyramid force, on four networks
 
@@ -24,14 +25,13 @@ from typing import Any
 from common import report, start_worker
 
 from flowpm_dist.grid.decomposition import (
-    MARGIN,
     PYRAMIDS,
     StepTraffic,
     default_mesh,
     fitting_shapes,
     parse_mesh,
 )
-from flowpm_dist.simulation.cost import field_cells, process_bytes, simulation_bytes
+from flowpm_dist.simulation.cost import process_bytes, simulation_bytes
 from flowpm_dist.simulation.options import SolverOptions
 
 HALO = 8
@@ -46,7 +46,8 @@ class Machine:
         particles: time of painting, reading, kick and drift [ns/particle].
         transform: time of a transform and its inverse, divided by log2 of the cells of the box
             [ns/cell].
-        padding: time of joining halos to blocks, where the box is split [ns/cell].
+        padding: time of joining halos to blocks, where the box is split [ns/cell of the padded
+            block].
         bandwidth: bandwidth of a rank's messages [bytes/s].
         latency: time of a collective's negotiation and start [s].
         message: latency of each of its messages [s].
@@ -71,18 +72,15 @@ class Machine:
     def work(self, step: StepTraffic) -> float:
         """Returns the time of a rank's own work."""
         cells, ranks = math.prod(step.grid), step.rows * step.cols
-        own = cells / ranks
+        own, padded = cells / ranks, step.padded_cells * (ranks > 1 or step.pyramid != "off")
         if step.pyramid == "off":
             transforms = own * math.log2(cells)
-            padded = own * (ranks > 1)
             joined = 0.0
         else:
-            pyramid = PYRAMIDS[step.pyramid]
-            wide = pyramid.density_halo(step.halo + MARGIN[step.force_gradient])
-            joined = padded = field_cells(step.grid, axes_of(step), wide)
-            coarse = own / pyramid.factor**3
+            factor = PYRAMIDS[step.pyramid].factor
+            coarse = own / factor**3
             transforms = padded * math.log2(padded) + coarse * math.log2(coarse * ranks)
-            joined /= pyramid.factor
+            joined = padded / factor
         spent = self.particles * own + self.transform * transforms
         return 1e-9 * (spent + self.padding * padded + self.joining * joined)
 
@@ -97,12 +95,12 @@ class Machine:
 MACHINES = {
     "here": Machine(32.0, 14.2 / 24, 0.8, 4.8e9, 1e-3, 1e-5, 3.0, 13.0),
     "cores": Machine(32.0, 14.2 / 24, 0.8, 12.5e9 / 64, 1e-3, 2e-6, 3.0, 13.0),
-    "A100": Machine(0.2, 0.12 / 24, 0.03, 1.7e9, 1e-3, 1e-5, 0.03, 0.2),
     "cores, InfiniBand": Machine(32.0, 14.2 / 24, 0.8, 25e9 / 64, 1e-3, 1e-6, 3.0, 13.0),
-    "A100, InfiniBand": Machine(0.2, 0.12 / 24, 0.03, 25e9, 1e-3, 1e-6, 0.03, 0.2),
+    "GPUs": Machine(0.36, 0.035 / 27, 0.03, 40e9, 1e-3, 1e-6, 0.03, 0.2),
+    "GPUs, slow": Machine(0.36, 0.035 / 27, 0.03, 1.7e9, 1e-3, 1e-5, 0.03, 0.2),
 }
-"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s; and GPUs. The two
-others have InfiniBand, of 200 Gbit/s for each node of cores and for each GPU.
+"""A core of this machine; such cores, 64 to a node with a link of 100 Gbit/s, or with InfiniBand of
+200; and GPUs, with the network of jaxDecomp's runs on H100s or that of two nodes of A100s.
 
 docs/explanations/scaling.md gives the sources of the numbers.
 """
@@ -120,13 +118,23 @@ MEASURED = {
     },
 }
 """Steps by (grid, ranks), by the clock, when the machine did nothing else [ns/particle]."""
+STEPS = 10
+"""Steps from a = 0.1 to 1 of runs whose particles migrate."""
+REACH = 36.5
+"""The largest displacement that linear theory expects in a box of 4 Gpc/h [cells of 1 Mpc/h]."""
+SPREAD = 6.0
+"""The rms of a displacement along one axis [cells of 1 Mpc/h]."""
+MATTER = 0.31
+PARTICLE = 32
+"""A particle that migrates: position, velocity and its number [bytes]."""
+REACHED = (256, 512, 1024, 2048, 4096, 8192)
 SIDES = (512, 1024, 2048, 4096, 8192)
 RANKS = (1, 8, 64, 512, 1024, 4096, 8192)
 
 
 def step_of(side: int, ranks: int, halo: int = HALO) -> StepTraffic:
-    """Returns a step of a cubic grid on the default mesh of a number of ranks."""
-    axes = parse_mesh(default_mesh(ranks, (side,) * 3))
+    """Returns a step of a cubic grid on the default mesh of a number of ranks for this halo."""
+    axes = parse_mesh(default_mesh(ranks, (side,) * 3, halo=halo))
     return StepTraffic((side,) * 3, axes["row"], axes["col"], halo)
 
 
@@ -223,7 +231,7 @@ def tables() -> None:
         for (side, ranks), ns in steps.items():
             model = slower * _nanoseconds(here, side, ranks)
             print_row([day, f"{side}^3", ranks, ns, f"{model:.1f}", f"{model / ns:.2f}"])
-    for name in ("cores", "A100"):
+    for name in ("cores", "GPUs"):
         titles = "grid, ranks, mesh, MiB sent, messages, GiB of memory, work [s], messages [s], "
         print(f"\n{name}")
         print_row((titles + "step [s], of 1 rank's speed").split(", "))
@@ -290,6 +298,78 @@ def pyramid_row(machine: Machine, side: int, ranks: int) -> list[object]:
     return row + [f"{whole / each:.2f}" for whole, *others in times for each in others]
 
 
+@dataclass(frozen=True)
+class Migration:
+    """The model of particles that move to the rank that owns their cells, every few steps.
+
+    Cells are of 1 Mpc/h. The halo holds what particles move in between: by linear theory, a fifth
+    more and a cell, as with `halo="auto"`. Uneven numbers of particles on ranks are left out.
+
+    Attributes:
+        every: steps from one migration to the next.
+    """
+
+    every: int
+
+    @property
+    def share(self) -> float:
+        """The largest part of a linear displacement today that particles move in between."""
+        factors = [0.1 + 0.9 * step / STEPS for step in range(STEPS + 1)]
+        starts_and_ends = zip(factors, factors[self.every :], strict=False)
+        return max(growth(end) - growth(start) for start, end in starts_and_ends) / growth(1.0)
+
+    @property
+    def halo(self) -> int:
+        """The halo in between [cells]."""
+        return math.ceil(1.2 * REACH * self.share) + 1
+
+    def step(self, side: int, ranks: int) -> StepTraffic:
+        """Returns a step of a cubic grid on the default mesh for this halo."""
+        return step_of(side, ranks, self.halo)
+
+    def seconds(self, machine: Machine, side: int, ranks: int) -> float:
+        """Returns the time of a step, with its share of a migration."""
+        step = self.step(side, ranks)
+        own = math.prod(step.grid) / ranks
+        moved = math.sqrt(2 / math.pi) * SPREAD * self.share  # the mean of its size [cells]
+        axes = [(n / parts, parts) for n, parts in ((side, step.rows), (side, step.cols))]
+        sent = sum(min(1.0, moved / width) * own for width, parts in axes if parts > 1)
+        collectives = 2 * sum(parts > 1 for _, parts in axes)  # counts, and rows
+        wait = collectives * (machine.latency + 2 * machine.message)
+        sorting = 1e-9 * machine.particles / 4 * own
+        migration = wait + sorting + PARTICLE * sent / machine.bandwidth
+        return machine.seconds(step) + migration / self.every
+
+
+def growth(a: float) -> float:
+    """Returns the linear growth, to a constant (Carroll, Press and Turner 1992, equation 29)."""
+    matter = MATTER / (MATTER + (1 - MATTER) * a**3)
+    vacuum = 1 - matter
+    return a * matter / (matter ** (4 / 7) - vacuum + (1 + matter / 2) * (1 + vacuum / 70))
+
+
+def reach_table() -> None:
+    """Prints steps with the halo of a whole run, and with migrations, on many ranks."""
+    titles = ["particles", "ranks", "mesh", "padded cells / own", "GiB", "cores [s]", "GPUs [s]"]
+    migrations = [Migration(every) for every in (1, 5)]
+    for each in migrations:
+        titles += [f"every {each.every}, halo {each.halo}: GiB", "cores [s]", "GPUs [s]"]
+    print_row(titles)
+    print_row(["---"] * len(titles))
+    halo = math.ceil(1.2 * REACH) + 1
+    for side, ranks in ((s, n) for s in (2048, 4096) for n in REACHED):
+        step = step_of(side, ranks, halo)
+        own = math.prod(step.grid) / ranks
+        row = [f"{side}^3", f"{ranks:,}", f"`row:{step.rows},col:{step.cols}`"]
+        row += [f"{step.padded_cells / own:.1f}", f"{memory(step) / 2**30:.1f}"]
+        row += [f"{MACHINES[name].seconds(step):.3g}" for name in ("cores", "GPUs")]
+        for each in migrations:
+            row += [f"{memory(each.step(side, ranks)) / 2**30:.1f}"]
+            times = (each.seconds(MACHINES[name], side, ranks) for name in ("cores", "GPUs"))
+            row += [f"{seconds:.3g}" for seconds in times]
+        print_row(row)
+
+
 def picture(path: Path) -> None:
     """Draws the time of a step by the number of ranks, for each grid, where its memory fits."""
     import matplotlib
@@ -297,7 +377,7 @@ def picture(path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = {"cores": ("cores, 64 to a node, 4 GiB each", 4), "A100": ("A100, 40 GiB", 40)}
+    panels = {"cores": ("cores, 64 to a node, 4 GiB each", 4), "GPUs": ("GPUs, 80 GiB each", 80)}
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 4.2), sharey=True, layout="constrained")
     for axis, (name, (title, room)) in zip(axes, panels.items(), strict=True):
         for color, side in enumerate(SIDES):
@@ -324,6 +404,7 @@ def main() -> None:
     )
     parser.add_argument("--measure", type=int, nargs="+", metavar="GRID")
     parser.add_argument("--pyramid", action="store_true", help="print the tables of that force")
+    parser.add_argument("--reach", action="store_true", help="print the tables of wide halos")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--on", type=int, nargs="+", default=[1, 2], metavar="RANKS")
     args = parser.parse_args()
@@ -331,6 +412,8 @@ def main() -> None:
         measure(args.measure, args.steps, args.on)
     elif args.pyramid:
         pyramid_tables()
+    elif args.reach:
+        reach_table()
     else:
         tables()
         picture(Path(__file__).resolve().parents[1] / "docs" / "images" / "scaling.png")

@@ -251,8 +251,8 @@ class Communicator:
         if self.size == 1:
             return x
         carried, back = _as_carried(x, half=half)
-        moved = self._exchange(carried, None)
-        return back(tf.ensure_shape(moved, carried.shape))
+        moved = self._exchange_pieces(tf.reshape(carried, [self.size, -1]), None, self.size)
+        return back(tf.reshape(moved, carried.shape))
 
     def alltoallv(self, x: tf.Tensor, counts: Any) -> tf.Tensor:
         """Sends `counts[j]` rows of dim 0 to rank j of the group; returns the rows that arrive.
@@ -263,22 +263,45 @@ class Communicator:
 
         Returns:
             The rows that arrive, in group order; dim 0 is not known statically.
+
+        Raises:
+            ValueError: this rank sends more elements than the engine can count.
         """
         if self.size == 1:
             return tf.convert_to_tensor(x)
         carried, back = _as_carried(tf.convert_to_tensor(x))
+        if (carried.shape.num_elements() or 0) > engine.MAX_ELEMENTS:
+            raise ValueError(
+                f"an exchange of {x.shape} has more than {engine.MAX_ELEMENTS} elements, MPI's "
+                "limit; use more ranks"
+            )
         splits = tf.cast(counts, tf.int32)
         if not tf.executing_eagerly():
             splits = fence(splits)
         return back(self._exchange(carried, splits))
 
+    def _exchange_pieces(
+        self, pieces: tf.Tensor, counts: np.ndarray | None, most: int
+    ) -> tf.Tensor:
+        """Exchanges pieces, in several messages where one has more elements than the engine counts.
+
+        Args:
+            pieces: [n, length], of the same length on each rank.
+            counts: number of pieces for each rank; None sends one to each.
+            most: largest number of pieces that any rank sends or receives.
+
+        Returns:
+            The pieces that arrive, in group order. Their number is not known statically.
+        """
+        length, longest = pieces.shape[1], engine.MAX_ELEMENTS // most
+        if length <= longest:
+            return self._exchange(pieces, counts)
+        begins = range(0, length, longest)
+        parts = [self._exchange(pieces[:, begin : begin + longest], counts) for begin in begins]
+        return tf.concat(parts, axis=1)
+
     def _exchange(self, x: tf.Tensor, counts: np.ndarray | tf.Tensor | None) -> tf.Tensor:
         """Exchanges rows; counts that are an array are this rank's own, and mostly 0."""
-        if x.shape.num_elements() is not None and x.shape.num_elements() > engine.MAX_ELEMENTS:
-            raise ValueError(
-                f"an exchange of {x.shape} has more than {engine.MAX_ELEMENTS} elements, MPI's "
-                "limit; use more ranks"
-            )
         if isinstance(counts, np.ndarray):
             row = x.dtype.size * math.prod(x.shape[1:])
             sent = {"neighbours": traffic.to_each(row * counts.astype(np.int64), self.index)}
@@ -316,12 +339,13 @@ class Communicator:
             mine = self.per_rank([float(s is not None) for s in sources])
             return tf.where(mine > 0, x, tf.zeros_like(x))
         carried, back = _as_carried(x)
-        flat = tf.reshape(carried, [-1])
-        length = math.prod(carried.shape)
-        sends = np.array([length * (s == self.index) for s in sources], np.int32)
-        copies = _own(np.count_nonzero(sends, keepdims=True))
-        moved = self._exchange(tf.tile(flat, copies), sends)
-        whole = tf.concat([moved, tf.zeros([length], moved.dtype)], axis=0)[:length]
+        piece = tf.reshape(carried, [1, -1])
+        sends = np.array([s == self.index for s in sources], np.int32)
+        copies = tf.tile(piece, _own(np.array([sends.sum(), 1], np.int32)))
+        most = max(sources.count(s) for s in sources if s is not None)
+        copies = tf.ensure_shape(copies, [None, piece.shape[1]])
+        moved = self._exchange_pieces(copies, sends, most)
+        whole = tf.concat([moved, tf.zeros_like(piece)], axis=0)[0]
         return back(tf.reshape(whole, carried.shape))
 
     def shift(self, x: tf.Tensor, offset: int, *, wrap: bool = True) -> tf.Tensor:
@@ -359,18 +383,17 @@ class Communicator:
             return to_next, to_previous
         carried, back = _as_carried(tf.stack([to_previous, to_next]), half=half)
         pieces = tf.reshape(carried, [2, -1])
-        length = pieces.shape[1]
         previous, following = (self.index - d) % n, (self.index + d) % n
         counts = np.zeros(n, np.int32)
-        np.add.at(counts, [previous, following], length)
+        np.add.at(counts, [previous, following], 1)
         if previous == following:
             # So it is on every rank. The two arrive as they were stacked: what the neighbour sent
             # to its previous rank comes here from our next.
-            both = self._exchange(tf.reshape(pieces, [-1]), counts)
+            both = self._exchange_pieces(pieces, counts, 2)
             both = back(tf.reshape(both, carried.shape))
             return both[1], both[0]
         order = _own(np.array([0, 1] if previous < following else [1, 0], np.int32))
-        moved = self._exchange(tf.reshape(tf.gather(pieces, order), [-1]), counts)
+        moved = self._exchange_pieces(tf.gather(pieces, order), counts, 2)
         both = tf.gather(back(tf.reshape(moved, carried.shape)), order)
         return both[0], both[1]
 

@@ -397,8 +397,9 @@ class Preview:
         lines = [f"mesh: {mesh}, {'1 rank' if count == 1 else f'{count} ranks'}"]
         one_box = parse_mesh(mesh, batched=True).get("replica", 1) == 1
         explained = self.explains_mesh and one_box
-        if explained and mesh == default_mesh(count, grid, pyramid=demand.pyramid):
-            lines.append(f"that mesh because {why_default_mesh(count, grid, demand.pyramid)}")
+        pyramid, halo = demand.pyramid, demand.halo
+        if explained and mesh == default_mesh(count, grid, pyramid=pyramid, halo=halo):
+            lines.append(f"that mesh because {why_default_mesh(count, grid, pyramid, halo)}")
         return lines
 
     @contextmanager

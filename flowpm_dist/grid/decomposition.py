@@ -25,9 +25,11 @@ from meshimpl.traffic import Tally, Traffic, added
 
 MESH_AXES = ("replica", "row", "col")
 HALO = 8
-"""Halo for which a mesh is chosen [cells]. The halo of the run is known only later."""
+"""Halo for which a mesh is chosen if the run chooses its own later [particle spacings]."""
 COLLECTIVE = 2**20
 """What a collective costs, however small: as long as so many bytes take."""
+PADDED_CELL = 1
+"""What a cell of a block with its halo costs: as long as so many bytes take."""
 
 Grid = tuple[int, int, int]
 
@@ -267,17 +269,25 @@ def misfits(
     return wrong
 
 
-def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1, pyramid: str = "off") -> str:
-    """The mesh for a number of ranks: the one whose ranks send least in a step.
+def default_mesh(
+    ranks: int,
+    grid: Grid,
+    mesh_factor: float = 1,
+    pyramid: str = "off",
+    halo: Literal["auto"] | int = "auto",
+) -> str:
+    """The mesh for a number of ranks: the one whose ranks have the least to send and to pad.
 
-    What counts are bytes and the number of collectives. So slabs, which have half as many of both
-    in a transform, are taken while they are thick, and pencils where halos outweigh thin slabs.
+    What counts are bytes, the number of collectives and the cells of a block with its halo. So
+    slabs, which have half as many bytes and collectives in a transform, are taken while they are
+    thick, and pencils where halos outweigh thin slabs.
 
     Args:
         ranks: the number of ranks.
         grid: particles [nx, ny, nz].
         mesh_factor: mesh cells per particle spacing; the ranks must divide the mesh as well.
         pyramid: the choice of the pyramid force, whose coarse mesh they must divide as well.
+        halo: the halo of the run [particle spacings]; "auto" counts as `HALO`.
 
     Returns:
         Such as "row:2,col:1".
@@ -294,9 +304,7 @@ def default_mesh(ranks: int, grid: Grid, mesh_factor: float = 1, pyramid: str = 
         fitting = {row * col for row in _divisors(x) for col in _divisors(y)}
         would = sorted(fitting, key=lambda n: (abs(n - ranks), n))[:2]
         raise ValueError(f"{problem}; {' or '.join(map(str, sorted(would)))} ranks would do")
-    if len(fits) > 1:
-        fits.sort(key=lambda fit: _cost(grid, fit[0], fit[1], pyramid))
-    row, col = fits[0]
+    row, col = _by_cost(fits, grid, pyramid, halo)[0] if len(fits) > 1 else fits[0]
     return f"row:{row},col:{col}"
 
 
@@ -308,20 +316,24 @@ def _divisible(grid: Grid, mesh_factor: float, pyramid: str) -> tuple[Grid, Grid
     return finer, coarse, (x, y, z)
 
 
-def why_default_mesh(ranks: int, grid: Grid, pyramid: str = "off") -> str:
+def why_default_mesh(
+    ranks: int, grid: Grid, pyramid: str = "off", halo: Literal["auto"] | int = "auto"
+) -> str:
     """Returns a sentence that says why `default_mesh` is the mesh it is."""
     fits = fitting_shapes(ranks, _divisible(grid, 1, pyramid)[2])
     if ranks == 1:
         return "one rank has the whole box"
     if len(fits) == 1:
         return f"it is the only mesh of {ranks} ranks that divides the grid"
-    least, other = sorted(fits, key=lambda fit: _cost(grid, fit[0], fit[1], pyramid))[:2]
-    sent = [StepTraffic(grid, *fit, HALO, pyramid=pyramid).total for fit in (least, other)]
+    least, other = _by_cost(fits, grid, pyramid, halo)[:2]
+    steps = [_step(grid, *fit, pyramid, halo) for fit in (least, other)]
+    sent = [step.total for step in steps]
     mib = [f"{total.sent / 2**20:,.2f} MiB" for total in sent]
     return (
         f"{len(fits)} meshes divide the grid, and this one needs the least exchange in a step of a "
         f"simulation: {sent[0].collectives} collectives and {mib[0]} from each rank with a halo of "
-        f"{HALO} cells; row:{other[0]},col:{other[1]} needs {sent[1].collectives} and {mib[1]}"
+        f"{steps[0].halo} cells; row:{other[0]},col:{other[1]} needs {sent[1].collectives} and "
+        f"{mib[1]}"
     )
 
 
@@ -337,9 +349,22 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(number, 0, -1) if number % n == 0]
 
 
-def _cost(grid: Grid, row: int, col: int, pyramid: str = "off") -> int:
-    total = StepTraffic(grid, row, col, HALO, pyramid=pyramid).total
-    return total.sent + COLLECTIVE * total.collectives
+def _step(grid: Grid, row: int, col: int, pyramid: str, halo: Literal["auto"] | int) -> StepTraffic:
+    return StepTraffic(grid, row, col, HALO if halo == "auto" else halo, pyramid=pyramid)
+
+
+def _by_cost(
+    fits: list[tuple[int, int]], grid: Grid, pyramid: str, halo: Literal["auto"] | int
+) -> list[tuple[int, int]]:
+    """Returns rows and columns of meshes, those that cost least first."""
+
+    def cost(fit: tuple[int, int]) -> int:
+        step = _step(grid, *fit, pyramid, halo)
+        total = step.total
+        padding = PADDED_CELL * step.padded_cells
+        return total.sent + COLLECTIVE * total.collectives + padding
+
+    return sorted(fits, key=cost)
 
 
 MARGIN = {"finite-difference": 2, "spectral": 0}
@@ -383,6 +408,17 @@ class StepTraffic:
     @property
     def _scale(self) -> int:
         return 4 if self.half else 0
+
+    @property
+    def padded_cells(self) -> int:
+        """Cells of the force mesh on a rank with the widest of its halos."""
+        width = self.halo + MARGIN[self.force_gradient]
+        if self.pyramid != "off":
+            width = PYRAMIDS[self.pyramid].density_halo(width)
+        parts = (self.rows, self.cols, 1)
+        return math.prod(
+            n // p + 2 * width * (p > 1) for n, p in zip(self.grid, parts, strict=True)
+        )
 
     @property
     def tally(self) -> Tally:

@@ -91,6 +91,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             functools.partial(free.mesh_for, source=Path()),
             grid_is_free=options.is_mock,
             pyramid=options.evolution.pyramid,
+            halo=options.run.halo,
         )
         cells, resume, sampler = math.prod(options.box.grid), self.request.resume, options.sampler
         # Evaluations of the posterior; how many the rest of a search takes is not known.

@@ -233,8 +233,9 @@ def demand_of(options: SimulationOptions) -> Demand:
         grid,
         mesh,
         lambda grid, axes: without_maps(grid, axes) + maps,
-        lambda ranks: default_mesh(ranks, grid, solver.mesh_factor, solver.pyramid),
+        lambda ranks: default_mesh(ranks, grid, solver.mesh_factor, solver.pyramid, solver.halo),
         coarser,
         grid_is_free=options.initial.white_noise is None,
         pyramid=solver.pyramid,
+        halo=solver.halo,
     )

@@ -303,7 +303,7 @@ class SimulatedRun(RunFile):
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         try:
-            return default_mesh(ranks, grid, factor, pyramid)
+            return default_mesh(ranks, grid, factor, pyramid, self.run.halo)
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
 

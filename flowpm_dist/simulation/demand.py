@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
@@ -98,7 +99,7 @@ class Demand:
         mesh_of: the mesh for another number of ranks; raises ValueError if there is none.
         others: yields what else could be changed so that it fits, such as "training.batch = 2".
         grid_is_free: whether the grid could be another; not where data have it already.
-        pyramid: the choice of the pyramid force, which decides about the default mesh.
+        pyramid, halo: the pyramid force and the halo, which decide about the default mesh.
     """
 
     job_name: str
@@ -109,6 +110,7 @@ class Demand:
     others: Callable[[Fits], Iterable[str]] = lambda fits: ()
     grid_is_free: bool = True
     pyramid: str = "off"
+    halo: Literal["auto"] | int = "auto"
 
     @property
     def ranks(self) -> int:

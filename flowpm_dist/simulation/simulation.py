@@ -112,7 +112,7 @@ class Simulation:
         if mesh is None:
             force = self.options
             ranks = launch.detect().size
-            mesh = default_mesh(ranks, lattice.grid, force.mesh_factor, force.pyramid)
+            mesh = default_mesh(ranks, lattice.grid, force.mesh_factor, force.pyramid, self._halo)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
         self._grid, self._box_size, self._mesh = lattice.grid, lattice.size, mesh

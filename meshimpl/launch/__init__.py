@@ -10,6 +10,7 @@ from meshimpl.launch.ending import (
     STOP_SIGNALS,
     abort,
     abort_on_error,
+    environment_defaults,
     leave_terminal,
     mark_reported,
     set_horovod_defaults,

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from meshimpl.launch.gpus import gpus_in_sight, horovod_has_nccl
 from meshimpl.launch.rank import WITHOUT_RANKS, LaunchError, detect
 
 HOST_LOST = 75
@@ -54,6 +55,15 @@ ENVIRONMENT_DEFAULTS = {
     # give up its core. Without this two ranks on two cores are slower than one.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+GPU_DEFAULTS = {
+    # A cycle that is short takes time of a core, which GPUs leave idle.
+    "HOROVOD_CYCLE_TIME": "0.1",
+    # TensorFlow goes on once NCCL's work is queued, and its stream waits for NCCL's.
+    "HOROVOD_ENABLE_ASYNC_COMPLETION": "1",
+    # Kernels that are loaded late may wait for NCCL's, which wait for other ranks.
+    "CUDA_MODULE_LOADING": "EAGER",
+}
+"""What ranks with GPUs have in addition, or instead, if Horovod carries their messages by NCCL."""
 ZERO = {
     "MESHIMPL_STALL_LIMIT": "ranks do not watch each other",
     "MESHIMPL_SILENCE_LIMIT": "the same as MESHIMPL_STALL_LIMIT",
@@ -211,9 +221,15 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
             (folder.path / f"{here.rank:06d}").write_text(summary)
 
 
+def environment_defaults() -> dict[str, str]:
+    """Returns the variables of a job of several ranks here: ENVIRONMENT_DEFAULTS, GPU_DEFAULTS."""
+    by_nccl = gpus_in_sight() > 0 and horovod_has_nccl()
+    return ENVIRONMENT_DEFAULTS | (GPU_DEFAULTS if by_nccl else {})
+
+
 def set_horovod_defaults() -> None:
-    """Sets the variables of ENVIRONMENT_DEFAULTS where the user has not."""
-    for name, value in ENVIRONMENT_DEFAULTS.items():
+    """Sets the variables of `environment_defaults` where the user has not."""
+    for name, value in environment_defaults().items():
         os.environ.setdefault(name, value)
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import IO
 
 from meshimpl.launch.ending import (
-    ENVIRONMENT_DEFAULTS,
     JOB_FOLDER,
     STOP_SIGNALS,
     JobFolder,
     abort_on_error,
+    environment_defaults,
     leave_terminal,
 )
 from meshimpl.launch.gpus import check_gpus
@@ -101,15 +101,15 @@ def mpirun_command(
     if ranks < 1:
         raise LaunchError(f"the number of ranks must be at least 1, not {ranks}")
     mpirun = find_mpirun()
-    env = {**ENVIRONMENT_DEFAULTS, "TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}
-    ours = list(ENVIRONMENT_DEFAULTS) + ["TF_CPP_MIN_LOG_LEVEL"]
+    ours = environment_defaults() | {"TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = ours | dict(os.environ)
     if threads is None and int(env.get("SLURM_JOB_NUM_NODES", "1")) == 1:
         here = RankEnvironment(size=ranks, local_size=ranks, launcher="mpirun")
         threads = threads_per_rank(here)
     if threads is not None:
         settings = (THREADS, *LIBRARY_THREADS)
-        env |= dict.fromkeys(settings, str(threads))
-        ours += settings
+        chosen = dict.fromkeys(settings, str(threads))
+        env, ours = env | chosen, ours | chosen
     command = [str(mpirun), "-n", str(ranks)]
     if open_mpi_version(mpirun) is not None:
         command += ["--oversubscribe", "--bind-to", "none"]

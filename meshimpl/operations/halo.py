@@ -107,9 +107,8 @@ def fold_axis(
     """Adds the halo planes to the blocks that own them: the adjoint of `pad_axis`."""
     before, after = widths
     block, widest = x.shape[axis] - before - after, max(widths)
-    core = _planes(x, axis, before, block)
     if group.size == 1 and edges == "zero":
-        return core
+        return _planes(x, axis, before, block)
     left = _with_zeros(_planes(x, axis, 0, before), axis, widest - before, 0)
     right = _with_zeros(_planes(x, axis, before + block, after), axis, 0, widest - after)
     for distance, planes in _hops(widest, block):
@@ -117,8 +116,8 @@ def fold_axis(
         to_previous = _planes(left, axis, widest - done - planes, planes)
         to_next = _planes(right, axis, done, planes)
         arrived = _exchanged(to_previous, to_next, distance, group, edges, half)
-        core = _add_at_edges(core, axis, *arrived)
-    return core
+        x, before = _with_edges_added(x, axis, before, block, *arrived), 0
+    return x
 
 
 def _with_zeros(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
@@ -129,16 +128,19 @@ def _with_zeros(x: tf.Tensor, axis: int, before: int, after: int) -> tf.Tensor:
     return tf.pad(x, paddings)
 
 
-def _add_at_edges(x: tf.Tensor, axis: int, first: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    block, planes = x.shape[axis], first.shape[axis]
+def _with_edges_added(
+    x: tf.Tensor, axis: int, begin: int, block: int, first: tf.Tensor, last: tf.Tensor
+) -> tf.Tensor:
+    """Returns the block that begins at a plane of `x`, with planes added at both of its edges."""
+    planes = first.shape[axis]
     if 2 * planes <= block:
-        middle = _planes(x, axis, planes, block - 2 * planes)
-        start = _planes(x, axis, 0, planes) + first
-        end = _planes(x, axis, block - planes, planes) + last
+        start = _planes(x, axis, begin, planes) + first
+        middle = _planes(x, axis, begin + planes, block - 2 * planes)
+        end = _planes(x, axis, begin + block - planes, planes) + last
         return tf.concat([start, middle, end], axis)
-    return (
-        x + _with_zeros(first, axis, 0, block - planes) + _with_zeros(last, axis, block - planes, 0)
-    )
+    core = _planes(x, axis, begin, block)
+    core += _with_zeros(first, axis, 0, block - planes)
+    return core + _with_zeros(last, axis, block - planes, 0)
 
 
 def padded_shape(shape: Any, widths: Widths, impl: HvdSimdMeshImpl) -> Any:

@@ -43,19 +43,35 @@ def test_default_mesh(ranks: int, grid: tuple[int, int, int], mesh: str) -> None
 
 
 def test_it_needs_the_least_exchange() -> None:
-    """The best of all that fit, by bytes and collectives."""
+    """The best of all that fit, by bytes, collectives and the block with its halo."""
     grid = (96, 96, 96)
     for ranks in (n for n in range(1, 97) if fitting_shapes(n, grid)):
 
         def cost(row: int, col: int) -> int:
-            total = StepTraffic(grid, row, col, HALO).total
-            return total.sent + COLLECTIVE * total.collectives
+            step = StepTraffic(grid, row, col, HALO)
+            total, (x, y) = step.total, (2 * (HALO + 2) * (parts > 1) for parts in (row, col))
+            padded = (96 // row + x) * (96 // col + y) * 96
+            return total.sent + COLLECTIVE * total.collectives + padded
 
         axes = parse_mesh(default_mesh(ranks, grid))
         shapes = [(row, col) for row in range(1, 97) for col in range(1, 97) if row * col == ranks]
         least = min(cost(*shape) for shape in shapes if 96 % shape[0] == 96 % shape[1] == 0)
         assert cost(axes["row"], axes["col"]) == least
         assert math.prod(axes.values()) == ranks
+
+
+def test_the_halo_of_a_run_decides() -> None:
+    """Slabs of 64 planes for the usual halo; a halo of 45 planes on both sides makes pencils."""
+    grid = (1024, 1024, 1024)
+    assert default_mesh(16, grid) == default_mesh(16, grid, halo=HALO) == "row:16,col:1"
+    assert default_mesh(16, grid, halo=45) == "row:4,col:4"
+    assert "with a halo of 45 cells; row:8,col:2" in why_default_mesh(16, grid, halo=45)
+    assert default_mesh(8192, (4096,) * 3, halo=45) == "row:128,col:64"
+    step = StepTraffic((4096, 4096, 4096), 128, 64, 45)
+    assert step.padded_cells == (32 + 94) * (64 + 94) * 4096
+    assert step.padded_cells / (32 * 64 * 4096) == pytest.approx(9.7, abs=0.03)
+    slabs = StepTraffic((32, 32, 32), 4, 1, 3, "spectral", pyramid="0.1%")
+    assert slabs.padded_cells == (8 + 2 * 12) * 32 * 32
 
 
 def test_numbers_of_ranks_that_would_do() -> None:
@@ -97,8 +113,8 @@ def test_a_mesh_divides_the_coarse_mesh_of_a_pyramid() -> None:
     """24 cells have 6 coarse ones. Its halos are wide, so thick blocks are square."""
     assert default_mesh(12, (24, 24, 24)) == "row:12,col:1"
     assert default_mesh(12, (24, 24, 24), pyramid="1%") == "row:6,col:2"
-    assert default_mesh(64, (1024, 1024, 1024)) == "row:16,col:4"
-    assert default_mesh(64, (1024, 1024, 1024), pyramid="1%") == "row:8,col:8"
+    assert default_mesh(32, (1024, 1024, 1024)) == "row:32,col:1"
+    assert default_mesh(32, (1024, 1024, 1024), pyramid="1%") == "row:8,col:4"
     with pytest.raises(ValueError, match=r"and its coarse mesh \[8, 8, 8\] along x and y"):
         default_mesh(256, (32, 32, 32), pyramid="0.1%")
     (wrong,) = misfits(parse_mesh("row:16"), (32, 32, 32), 16, pyramid="0.1%")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 
 from meshimpl import launch
 from meshimpl.launch import gpus as gpu_module
+from meshimpl.launch import job as job_module
 
 
 @pytest.fixture
@@ -63,7 +65,28 @@ def test_the_launcher_refuses_more_ranks_than_gpus(
 def test_without_nccl_ranks_may_share(node: Callable[[int, bool], None]) -> None:
     node(1, False)
     assert not launch.horovod_has_nccl()
+    assert "CUDA_MODULE_LOADING" not in launch.environment_defaults()
     launch.check_gpus(4)
+
+
+def test_ranks_with_gpus_have_settings_of_their_own(
+    node: Callable[[int, bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where NCCL carries their messages; a user's setting comes first."""
+    usual = launch.environment_defaults()
+    node(2, True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert launch.environment_defaults() == usual
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(os, "environ", {"HOROVOD_CYCLE_TIME": "2"})
+    launch.set_horovod_defaults()
+    assert os.environ.pop("HOROVOD_CYCLE_TIME") == "2"
+    assert os.environ["HOROVOD_ENABLE_ASYNC_COMPLETION"] == "1"
+    command, environment = job_module.mpirun_command(2, ["program"])
+    assert environment["HOROVOD_CYCLE_TIME"] == "0.1" != usual["HOROVOD_CYCLE_TIME"]
+    assert environment["CUDA_MODULE_LOADING"] == "EAGER"
+    if "-x" in command:
+        assert "CUDA_MODULE_LOADING" in command
 
 
 def test_the_identity_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
