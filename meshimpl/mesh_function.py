@@ -33,6 +33,7 @@ import tensorflow as tf
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import (
     Stopwatch,
+    check_eager,
     last_collective,
     once_differentiable,
     timed,
@@ -291,7 +292,8 @@ class MeshFunction:
         # collectives.
         hidden = [tf.stop_gradient(x) for x in slices]
         # A rank that is alone calls its own graph from within another.
-        is_part = not (tf.executing_eagerly() or self.mesh.is_alone)
+        is_eager = tf.executing_eagerly()
+        is_part = not (is_eager or self.mesh.is_alone)
         results = self._part_of_a_graph(hidden) if is_part else self._forward(*hidden)
         outputs, readings = results[: len(self.output_shapes)], results[len(self.output_shapes) :]
 
@@ -301,7 +303,8 @@ class MeshFunction:
                 self.impl.begin_build()
                 found = self._lowered_vjp(slices, cotangents)
             else:
-                check_place(f"the gradient of the mesh function {self.__name__}", self.mesh)
+                if is_eager:
+                    check_eager(f"the gradient of the mesh function {self.__name__}")
                 found = self._vjp(*slices, *cotangents, *readings)
             by_number = dict(zip(self._differentiated, found, strict=True))
             gradients = [by_number.get(i) for i in range(len(slices))]

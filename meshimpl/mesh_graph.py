@@ -56,6 +56,11 @@ class MeshGraph:
         with traffic.recorded(self._sent):
             self._wrapped = build_together(mesh.world.meetings, name, wrap)
 
+    @property
+    def graph(self) -> Any:
+        """TensorFlow's graph."""
+        return self._wrapped.graph
+
     def without_assignments(self, inputs: int) -> None:
         """Leaves out what no output depends on, after the first `inputs` inputs."""
         self._wrapped = self._wrapped.prune(self._wrapped.inputs[:inputs], self._wrapped.outputs)

@@ -129,9 +129,10 @@ class CompiledSolver:
             from_rest: for a start at a = 0, where the velocity is dx/dD1: D1 at the end.
 
         Raises:
-            FloatingPointError: the displacement is not finite, and a halo is needed.
+            FloatingPointError: the displacement is not finite.
         """
         if not self.max_displacement.is_bounded:
+            self.max_displacement.check_finite(particles.displacement, "initial conditions")
             return suggested_halo(0.0)
         if from_rest is None:
             reach = self.max_displacement(particles.displacement)

@@ -30,6 +30,7 @@ from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
 from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
+from flowpm_dist.particle_mesh.cloud_in_cell import suggested_halo
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies
@@ -369,7 +370,7 @@ def halo_for(start: MidRun, inputs: Inputs, wanted: Literal["auto"] | int) -> in
         return start.halo
     local, end = inputs.cosmologies, inputs.edges[-1]
     if not inputs.solver.max_displacement.is_bounded:
-        return inputs.solver.suggested_halo(start.particles)
+        return suggested_halo(0.0)  # the first step finds what is not finite
     growth, from_rest = float(local.growth_between(inputs.edges)[0]), None
     if not np.isfinite(growth):
         from_rest = max(local.of_growths(lambda theory: float(theory.growth.d1(end))))

@@ -22,6 +22,8 @@ from meshimpl import CollectiveError, ProcessMesh, engine, graph_guards
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import last_collective
 from meshimpl.mesh_function import mesh_function
+from meshimpl.mesh_graph import MeshProgram, one_graph
+from meshimpl.traffic import added, so_far
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.grappler, pytest.mark.timeout(60, method="thread")]
 ONES = np.ones([8, 4], np.float32)
@@ -180,18 +182,81 @@ def test_a_mesh_function_whose_collective_one_rank_does_not_need(line: ProcessMe
     line.barrier()
 
 
-def test_a_mesh_function_inside_a_graph_is_refused(line: ProcessMesh) -> None:
-    """At its first call, and when it has been built."""
+@pytest.mark.ranks(1, 2)
+def test_a_mesh_function_inside_a_graph(line: ProcessMesh) -> None:
+    """Refused on several ranks, at its first call and when it has been built; a part on one."""
 
     @mesh_function(line, "x:row", a=FIELD)
     def function(_: Any, a: Any) -> Any:
         return mtf.reduce_sum(a)
 
     outer = tf.function(lambda x: 2.0 * function(x), autograph=False)
+    block = tf.constant(ONES[: 8 // SIZE])
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="call it eagerly, outside tf.function"):
-            outer(tf.constant(ONES[: 8 // SIZE]))
+        if SIZE == 1:
+            assert outer(block).numpy() == 2 * ONES.sum()
+        else:
+            with pytest.raises(RuntimeError, match="call it eagerly, outside tf.function"):
+                outer(block)
         assert function(ONES).numpy() == ONES.sum()
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_program_is_one_graph_of_mesh_functions(line: ProcessMesh) -> None:
+    """Called in a loop too: each result as from the functions one by one, and each call counted."""
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def shifted(_: Any, a: Any) -> Any:
+        return mtf.shift(a, 1, a.shape[0], True)
+
+    @mesh_function(line, "x:row", a=FIELD)
+    def total(_: Any, a: Any) -> Any:
+        return mtf.reduce_sum(a)
+
+    def thrice(x: tf.Tensor) -> list[tf.Tensor]:
+        def body(i: tf.Tensor, x: tf.Tensor, s: tf.Tensor) -> list[tf.Tensor]:
+            return [i + 1, shifted(x) * 2.0, s + total(x)]
+
+        _, x, s = tf.while_loop(
+            lambda i, *_: i < 3, body, [tf.constant(0), x, 0.0], parallel_iterations=1
+        )
+        return [x, s]
+
+    whole = np.arange(ONES.size, dtype=np.float32).reshape(ONES.shape)
+    begin, rows = line.rank * (8 // SIZE), 8 // SIZE
+    block = tf.constant(whole[begin : begin + rows])
+    program = MeshProgram(thrice, line, "three times")
+    for _ in range(2):  # when it is built, and again
+        before = so_far()
+        x, s = program(block)
+        np.testing.assert_array_equal(x, 8 * np.roll(whole, 3, axis=0)[begin : begin + rows])
+        assert s.numpy() == 7 * whole.sum()
+    sent = added(so_far(), before, -1)
+    if SIZE > 1:
+        assert sum(tally.collectives for tally in sent.values()) == 3 * 2
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_function_that_is_no_graph_stays_one(line: ProcessMesh) -> None:
+    """With a warning; and one that is a graph gives its own error."""
+    if SIZE > 1:
+        assert one_graph(tf.sin, line) is tf.sin
+        return
+
+    def by_numpy(x: tf.Tensor) -> tf.Tensor:
+        return tf.constant(2 * x.numpy())
+
+    with pytest.warns(UserWarning, match="step by step, not as one graph: .*numpy"):
+        assert one_graph(by_numpy, line)(tf.constant(2.0)).numpy() == 4.0
+
+    def checked(x: tf.Tensor) -> tf.Tensor:
+        tf.debugging.Assert(x < 3.0, ["step 2: x is large"])
+        return 2.0 * x
+
+    whole = one_graph(checked, line)
+    assert whole(tf.constant(1.0)).numpy() == 2.0
+    with pytest.raises(FloatingPointError, match="^step 2: x is large$"):
+        whole(tf.constant(4.0))
 
 
 def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:

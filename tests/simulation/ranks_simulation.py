@@ -308,3 +308,13 @@ def test_mpgadgets_neutrinos():
     masses = data["m_nu"].tolist()
     massive, massless = (data["power_cb"][masses.index(mass), -1] for mass in (0.4, 0.0))
     np.testing.assert_allclose(ratio[large], (massive / massless)[large], rtol=6e-3)
+
+
+@pytest.mark.ranks(2)
+def test_a_simulation_inside_a_graph_is_refused(line):
+    """On several ranks, where TensorFlow would prune the collectives of each rank differently."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), mesh=line, **SMALL)
+    for make in (sim.run, sim.lpt):
+        traced = tf.function(lambda noise, make=make: make(white_noise=noise).displacement.block)
+        with pytest.raises(RuntimeError, match="a simulation was called while TensorFlow builds a"):
+            traced(tf.ones([16 // SIZE, 16, 16], tf.float64))

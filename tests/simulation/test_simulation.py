@@ -343,18 +343,6 @@ def test_numbers_of_numpy_are_options():
         sim.halo = "wide"
 
 
-@pytest.mark.parametrize("name", ["run", "lpt"])
-def test_a_simulation_inside_a_graph_is_refused(name):
-    sim = fpm.Simulation(PLANCK, 8, 32.0, STEPS)
-
-    @tf.function
-    def traced(noise):
-        return getattr(sim, name)(white_noise=noise).displacement.block
-
-    with pytest.raises(RuntimeError, match="a simulation was called while TensorFlow builds a gr"):
-        traced(tf.ones([8, 8, 8]))
-
-
 ALONE = """
 import sys
 import flowpm_dist as fpm

@@ -1,0 +1,135 @@
+"""Steps in one graph: to the bit what single operations give, with gradients and messages."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ranks import SHAPES, SIZE
+
+import flowpm_dist as fpm
+from flowpm_dist.evolution import pairs
+from flowpm_dist.evolution.pairs import Pairs
+from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
+
+pytestmark = [
+    pytest.mark.ranks(1, 2),
+    pytest.mark.grappler,
+    pytest.mark.timeout(180, method="thread"),
+]
+N = 8
+STEPS = fpm.scale_factor_steps(0.1, 1.0, 5)
+MESH = SHAPES[SIZE][-1]
+
+
+@functools.cache
+def simulation(integrator="bullfrog", **options):
+    more = {"precision": "float64", "mesh": MESH, **options}
+    return fpm.Simulation(fpm.Cosmology.planck18(), N, 4.0 * N, STEPS, integrator=integrator, **more)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The number of pairs of each call of a graph."""
+    made = []
+    for name in ("forward", "backward"):
+        original = getattr(Pairs, name)
+
+        def counted(self, *args, original=original, **kwargs):
+            factors = args[2] if original.__name__ == "forward" else args[1]
+            if factors.shape[-2] > 2:  # a single pair is made where a run compiles
+                made.append((original.__name__, factors.shape[-2] // 2))
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(Pairs, name, counted)
+    return made
+
+
+def blocks(state):
+    return [state.displacement.block.numpy(), state.velocity.block.numpy()]
+
+
+SCHEMES = {
+    "bullfrog": {},
+    "fastpm": {"force_gradient": "spectral"},
+    "cola": {},
+}
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("integrator", SCHEMES)
+def test_the_same_bits_as_single_operations(calls, integrator):
+    """A callback after each step asks for single operations."""
+    sim = simulation(integrator, **SCHEMES[integrator])
+    together = sim.run(seed=1)
+    assert calls == [("forward", 5)]
+    seen = []
+    apart = sim.run(seed=1, progress=lambda *step: seen.append(step[0]))
+    assert seen == [1, 2, 3, 4, 5] and len(calls) == 1
+    for one, other in zip(blocks(together), blocks(apart), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert len(together.timings["steps"]) == 5
+
+
+@pytest.mark.parametrize("integrator", SCHEMES)
+def test_the_same_gradient(calls, monkeypatch, integrator):
+    """By the white noise and a parameter, with neutrinos whose force has coefficients."""
+    sim = simulation(integrator, **SCHEMES[integrator])
+    noise = sim.run(seed=2).white_noise.block
+
+    def gradient():
+        omega = tf.constant(0.31, tf.float64)
+        with tf.GradientTape() as tape:
+            tape.watch([noise, omega])
+            cosmology = fpm.Cosmology.planck18().replace(Omega_m=omega, m_nu=0.1, radiation=True)
+            state = sim.run(white_noise=noise, cosmology=cosmology)
+            loss = tf.reduce_sum(state.density().block ** 2)
+        return [x.numpy() for x in tape.gradient(loss, [noise, omega])]
+
+    together = gradient()
+    assert {kind for kind, _ in calls} == {"forward", "backward"}
+    monkeypatch.setattr(pairs, "WORK", 0)
+    calls.clear()
+    apart = gradient()
+    assert not calls
+    for one, other in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.abs(one).max() > 0
+
+
+def test_a_long_run_takes_several_calls(calls, monkeypatch):
+    """No call takes longer than some seconds; a batch counts as its particles."""
+    batch = 2 * SIZE
+    mesh = f"replica:{SIZE}"
+    sim = simulation("bullfrog", mesh=mesh)
+    whole = sim.run(seed=list(range(batch)))
+    monkeypatch.setattr(pairs, "WORK", 2 * 2 * N**3)
+    parts = sim.run(seed=list(range(batch)))
+    assert [count for _, count in calls] == [5, 2, 2]  # the fifth pair by single operations
+    for one, other in zip(blocks(whole), blocks(parts), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.ranks(2)
+def test_a_particle_beyond_the_halo_is_named_at_its_step(monkeypatch):
+    """As by single operations, though the steps after it have been made."""
+    sim = simulation("fastpm", halo=1)
+    messages = []
+    for work in (pairs.WORK, 0):
+        monkeypatch.setattr(pairs, "WORK", work)
+        with pytest.raises(HaloError) as raised:
+            sim.run(seed=1)
+        messages.append(str(raised.value).partition(": ")[2])
+    assert messages[0] == messages[1] and "beyond the halo of 1" in messages[0]
+
+
+def test_what_is_not_finite_is_named():
+    """The particles given at the start, and the first step that paints them."""
+    sim = simulation("fastpm")
+    x = np.zeros([N, N, N, 3])
+    x[0, 0, 0, 0] = np.nan
+    sim.run(particles=(np.zeros_like(x), np.zeros_like(x)))  # compiled
+    with pytest.raises(FloatingPointError, match="not finite"):
+        sim.run(particles=(x, np.zeros_like(x)))

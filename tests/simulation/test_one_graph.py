@@ -1,0 +1,83 @@
+"""A run as a part of a `tf.function` on one rank, with what follows from it and its gradient."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import flowpm_dist as fpm
+
+N = 8
+STEPS = fpm.scale_factor_steps(0.1, 1.0, 3)
+PLANCK = fpm.Cosmology.planck18()
+
+
+def simulation(size=32.0, **options):
+    return fpm.Simulation(PLANCK, N, size, STEPS, precision="float64", **options)
+
+
+KINDS = {"inside": {}, "around": {"integrator": "bullfrog", "mesh_factor": 2}}
+
+
+@pytest.mark.parametrize("tape", KINDS)
+def test_value_and_gradient_are_those_of_eager_calls(tape):
+    """By the white noise and parameters; the tape inside the function, or around it and a batch."""
+    sim = simulation(**KINDS[tape])
+    shape = [N, N, N] if tape == "inside" else [2, N, N, N]
+    noise = tf.random.stateless_normal(shape, [1, 2], dtype=tf.float64)
+    omega, sigma8 = tf.constant(0.3, tf.float64), tf.constant(0.8, tf.float64)
+
+    def loss(noise, omega, sigma8):
+        cosmology = PLANCK.replace(Omega_m=omega, sigma8=sigma8)
+        state = sim.run(white_noise=noise, cosmology=cosmology)
+        return tf.reduce_sum(state.density().block ** 2)
+
+    def gradient(function, *inputs):
+        with tf.GradientTape() as watching:
+            watching.watch(inputs)
+            value = function(*inputs)
+        return value, *watching.gradient(value, inputs)
+
+    inputs = noise, omega, sigma8
+    if tape == "inside":
+        found = tf.function(lambda *inputs: gradient(loss, *inputs), autograph=False)(*inputs)
+    else:
+        found = gradient(tf.function(loss, autograph=False), *inputs)
+    for one, other in zip(found, gradient(loss, *inputs), strict=True):
+        assert np.abs(other).max() > 0
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("pyramid", ["off", "1%"])
+def test_one_function_may_hold_boxes_of_two_sizes(pyramid):
+    """Each with its own wavenumbers and cells; and what is not traced is as before."""
+    n = N if pyramid == "off" else 16
+    small, large = (
+        fpm.Simulation(PLANCK, n, size, STEPS, precision="float64", pyramid=pyramid)
+        for size in (32.0, 64.0)
+    )
+    noise = tf.random.stateless_normal([n, n, n], [3, 4], dtype=tf.float64)
+
+    def both(noise):
+        return [sim.run(white_noise=noise).displacement.block for sim in (small, large, small)]
+
+    traced = tf.function(both, autograph=False)(noise)
+    expected = both(noise)
+    for one, other in zip(traced, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert np.abs(traced[0] - traced[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["run", "lpt"])
+def test_what_is_not_finite_ends_the_function(name):
+    """With the message that an eager call has; the next call works again."""
+    sim = simulation()
+    make = getattr(sim, name)
+    traced = tf.function(lambda noise: make(white_noise=noise).displacement.block, autograph=False)
+    noise = tf.random.stateless_normal([N, N, N], [5, 6], dtype=tf.float64)
+    traced(noise)
+    message = "the displacement has values that are not finite"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        traced(noise * np.nan)
+    np.testing.assert_allclose(
+        traced(noise), make(white_noise=noise).displacement.block, rtol=0, atol=1e-12
+    )
