@@ -133,8 +133,8 @@ class Backward:
 def undo_drift(state: Backward, c: tf.Tensor, lpt: Sequence[tf.Tensor]) -> tf.Tensor:
     """Undoes a drift; returns the cotangents of its factors, see `row_of`."""
     shape = [-1, *state.dx.shape[-4:]]
-    blocks = (tf.reshape(t, shape) for t in (state.x, state.v, state.dx, state.dv))
-    before, dv, slope = kernels().drift_vjp(*blocks, tf.reshape(c[..., 1], [-1]))
+    x, v, dx, dv = (tf.reshape(t, shape) for t in (state.x, state.v, state.dx, state.dv))
+    before, dv, slope = kernels().drift_vjp(x, v, dx, dv, tf.reshape(c[..., 1], [-1]))
     state.x, state.dv = tf.reshape(before, state.dx.shape), tf.reshape(dv, state.dx.shape)
     slopes = [tf.reshape(slope, c.shape[:-1])]
     if lpt:

@@ -128,9 +128,7 @@ def _loop(
 
     first = [tf.constant(0), tf.zeros([LONGEST, 3], box.dtype), *state]
     # one at a time: a collective may be in flight only once
-    _, reaches, *last = tf.while_loop(
-        lambda i, *_: i < count, body, first, parallel_iterations=1
-    )
+    _, reaches, *last = tf.while_loop(lambda i, *_: i < count, body, first, parallel_iterations=1)
     return [*last, reaches]
 
 
@@ -138,7 +136,9 @@ def _loop(
 def _forward(box: Box, pairs: Pairs) -> MeshProgram:
     """Returns `f(size of the box, count, rows, x, v, *lpt)`, see `Pairs.forward`."""
 
-    def run(size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor) -> list[tf.Tensor]:
+    def run(
+        size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor
+    ) -> list[tf.Tensor]:
         x, v, *lpt = blocks
 
         def step(
@@ -161,32 +161,35 @@ def _forward(box: Box, pairs: Pairs) -> MeshProgram:
 
 @cached_on_mesh(64)
 def _backward(box: Box, pairs: Pairs, decays: bool) -> MeshProgram:
-    """Returns `f(size of the box, count, rows, x, v, dx, dv, *dlpt, *lpt)`, see `Pairs.backward`."""
+    """Returns `f(size, count, rows, x, v, dx, dv, *dlpt, *lpt)`, see `Pairs.backward`."""
 
-    def run(size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor) -> list[tf.Tensor]:
+    def run(
+        size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor
+    ) -> list[tf.Tensor]:
         moving, lpt = blocks[: 4 + pairs.terms], blocks[4 + pairs.terms :]
         slopes = tf.zeros_like(rows, tf.float64)
-        place_of_pairs = rows.shape.rank - 3
+        axis_of_pairs = rows.shape.rank - 3
 
         def step(
             number: tf.Tensor, slopes: tf.Tensor, *moving: tf.Tensor
         ) -> tuple[list[tf.Tensor], tf.Tensor]:
             box.set_size(size)
-            row, reached = tf.gather(rows, number, axis=-3), []
+            row = tf.gather(rows, number, axis=-3)
             x, v, dx, dv, *dlpt = moving
-            state, of_row = Backward(x, v, dx, dv, list(dlpt)), []
+            state = Backward(x, v, dx, dv, list(dlpt))
+            reached: list[tf.Tensor] = []
+            of_pair: list[tf.Tensor] = []
             for place, kind in reversed([*enumerate(pairs.kinds)]):
                 c = row[..., place, :]
                 if kind == "drift":
-                    of_row.insert(0, undo_drift(state, c, lpt))
+                    of_pair.insert(0, undo_drift(state, c, lpt))
                 else:
-                    of_kick = undo_kick(
+                    kick = undo_kick(
                         pairs.gravity, state, c, lpt, decays=decays, check=reached.append
                     )
-                    of_row.insert(0, of_kick)
-            place = tf.one_hot(number, LONGEST, dtype=tf.float64)
-            here = tf.expand_dims(tf.stack(of_row, axis=-2), place_of_pairs)
-            slopes = slopes + here * tf.reshape(place, [-1, 1, 1])
+                    of_pair.insert(0, kick)
+            here = tf.reshape(tf.one_hot(number, LONGEST, dtype=tf.float64), [-1, 1, 1])
+            slopes = slopes + tf.expand_dims(tf.stack(of_pair, axis=-2), axis_of_pairs) * here
             return [slopes, state.x, state.v, state.dx, state.dv, *state.dlpt], reached[0]
 
         slopes, *last, reaches = _loop(box, count, step, [slopes, *moving], back=True)

@@ -369,7 +369,8 @@ class FunctionAtSize:
     """
 
     def __init__(self, function: MeshFunction | FunctionAtSize, box: Box) -> None:
-        self._function: MeshFunction = getattr(function, "_function", function)
+        is_sized = isinstance(function, FunctionAtSize)
+        self._function: MeshFunction = function._function if is_sized else function
         self._box = box
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -277,9 +277,7 @@ class Posterior:
         Raises:
             HaloError: if a particle left the halo that was asked for.
         """
-        parts, field, parameters = self.model.retry_with_wider_halo(
-            lambda: self.data(x, annealing)
-        )
+        parts, field, parameters = self.model.retry_with_wider_halo(lambda: self.data(x, annealing))
         data = self.space.total(parts)
         prior = 0.5 * self.space.dot(x, x)
         return Evaluation(data, prior, x + Unknowns(field, parameters))

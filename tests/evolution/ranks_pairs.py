@@ -27,7 +27,9 @@ MESH = SHAPES[SIZE][-1]
 @functools.cache
 def simulation(integrator="bullfrog", **options):
     more = {"precision": "float64", "mesh": MESH, **options}
-    return fpm.Simulation(fpm.Cosmology.planck18(), N, 4.0 * N, STEPS, integrator=integrator, **more)
+    return fpm.Simulation(
+        fpm.Cosmology.planck18(), N, 4.0 * N, STEPS, integrator=integrator, **more
+    )
 
 
 @pytest.fixture

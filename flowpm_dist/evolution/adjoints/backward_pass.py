@@ -48,7 +48,9 @@ class BackwardPass:
             begin = ends.get(end, end - 1)
             operation, c = self._plan.operations[begin], factors[..., begin, :]
             if end in ends:
-                slopes, reaches = pairs.backward(state, factors[..., begin:end, :], lpt, decays=decays)
+                slopes, reaches = pairs.backward(
+                    state, factors[..., begin:end, :], lpt, decays=decays
+                )
                 self._check(reaches, begin, end)
                 rows.insert(0, slopes)
                 end = begin
@@ -64,12 +66,15 @@ class BackwardPass:
         return [state.dx, state.dv, tf.concat(rows, axis=-2), *state.dlpt, *self._dobserved]
 
     def _check(self, reaches: tf.Tensor, begin: int, end: int) -> None:
-        moments = [(f"in the backward pass of {n}", g) for n, g in self._plan.kicks_from(begin, end)]
+        moments = [
+            (f"in the backward pass of {n}", g) for n, g in self._plan.kicks_from(begin, end)
+        ]
         self._nbody.check(reaches, moments)
 
     def _kick(self, number: int, c: tf.Tensor, state: Backward, decays: bool) -> tf.Tensor:
-        recorded, observer = self._recorded.get(number), self._plan.observer
-        observed = observer is not None and self._kicks[number] in observer.kicks
+        recorded, observer, observe = self._recorded.get(number), self._plan.observer, None
+        if observer is not None and self._kicks[number] in observer.kicks:
+            observe = functools.partial(self._observe, observer, number, c, state)
         before = None if recorded is None else (recorded.displacement, recorded.velocity)
         return undo_kick(
             self._nbody.gravity,
@@ -79,9 +84,7 @@ class BackwardPass:
             decays=decays,
             check=lambda reach: self._check(reach[tf.newaxis], number, number + 1),
             before=before,
-            observe=functools.partial(self._observe, observer, number, c, state)
-            if observed
-            else None,
+            observe=observe,
         )
 
     def _observe(
