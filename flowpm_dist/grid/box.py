@@ -369,8 +369,9 @@ class FunctionAtSize:
     """
 
     def __init__(self, function: MeshFunction | FunctionAtSize, box: Box) -> None:
-        is_sized = isinstance(function, FunctionAtSize)
-        self._function: MeshFunction = function._function if is_sized else function
+        self._function: MeshFunction = (
+            function._function if isinstance(function, FunctionAtSize) else function
+        )
         self._box = box
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
