@@ -8,8 +8,10 @@ float32, one rank, a periodic box with as many cells as particles, and a smooth 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,31 +33,44 @@ def smooth_displacement(grid: int, rms: float) -> np.ndarray:
     return (s * (rms / np.sqrt(np.mean(s**2)))).astype(np.float32)
 
 
+def calls(displacement: np.ndarray) -> Callable[[Any], dict[str, functools.partial[Any]]]:
+    """Returns the function that gives the calls of a set of kernels, by name.
+
+    Args:
+        displacement: [1, grid, grid, grid, 3] [cells].
+    """
+    import tensorflow as tf
+
+    from flowpm_dist.particle_mesh.kernels import Lattice
+
+    grid = displacement.shape[1]
+    g = Lattice((grid,) * 3, 1, (0, 0, 0), (1.0, 1.0, 1.0))
+    s = tf.constant(displacement)
+    v, dv, ds = 0.9 * s, 0.3 * s, 0.2 * s
+    field = tf.random.stateless_normal([1, grid, grid, grid], seed=[1, 2])
+    vector = tf.stack([field] * 3, axis=-1)
+    factors = tf.constant([[0.9, 0.1]])
+    call = functools.partial
+    return lambda k: {
+        "paint": call(k.paint, g, s),
+        "paint_vjp": call(k.paint_vjp, g, s, None, field),
+        "kick": call(k.kick, g, field, s, v, factors),
+        "kick_vjp": call(k.kick_vjp, g, field, s, v, dv, ds, factors),
+        "kick, spectral": call(k.kick, g, vector, s, v, factors),
+        "kick_vjp, spectral": call(k.kick_vjp, g, vector, s, v, dv, ds, factors),
+        "linear": call(k.linear, s, v, factors[:, 0]),
+        "drift_vjp": call(k.drift_vjp, s, v, dv, ds, factors[:, 0]),
+    }
+
+
 def worker(grid: int, rms: float, repeats: int) -> None:
     """Medians of `repeats` calls after a first one, in this process."""
     launch.configure_threads()
     import tensorflow as tf
 
-    from flowpm_dist.particle_mesh.kernels import Lattice, Portable, compiled
+    from flowpm_dist.particle_mesh.kernels import Portable, compiled
 
-    g = Lattice((grid,) * 3, 1, (0, 0, 0), (1.0, 1.0, 1.0))
-    s = tf.constant(smooth_displacement(grid, rms))
-    v, dv, ds = 0.9 * s, 0.3 * s, 0.2 * s
-    field = tf.random.stateless_normal([1, grid, grid, grid], seed=[1, 2])
-    vector = tf.stack([field] * 3, axis=-1)
-    factors = tf.constant([[0.9, 0.1]])
-
-    def calls(k: Any) -> dict[str, Any]:
-        return {
-            "paint": lambda: k.paint(g, s),
-            "paint_vjp": lambda: k.paint_vjp(g, s, None, field),
-            "kick": lambda: k.kick(g, field, s, v, factors),
-            "kick_vjp": lambda: k.kick_vjp(g, field, s, v, dv, ds, factors),
-            "kick, spectral": lambda: k.kick(g, vector, s, v, factors),
-            "kick_vjp, spectral": lambda: k.kick_vjp(g, vector, s, v, dv, ds, factors),
-            "linear": lambda: k.linear(s, v, factors[:, 0]),
-            "drift_vjp": lambda: k.drift_vjp(s, v, dv, ds, factors[:, 0]),
-        }
+    of = calls(smooth_displacement(grid, rms))
 
     def measure(call: Any) -> float:
         call()
@@ -70,7 +85,7 @@ def worker(grid: int, rms: float, repeats: int) -> None:
         return float(np.median(seconds)) * 1e9 / grid**3
 
     sets = [Portable()] + ([compiled.Compiled()] if compiled.load()[1] is None else [])
-    report({k.name: {name: measure(call) for name, call in calls(k).items()} for k in sets})
+    report({k.name: {name: measure(call) for name, call in of(k).items()} for k in sets})
 
 
 def main() -> None:

@@ -118,7 +118,8 @@ def _worker_environment(code: str, arguments: Sequence[str]) -> dict[str, str]:
         found["PYTHONPATH"] = os.pathsep.join([str(ROOT), found.get("PYTHONPATH", "")])
     else:
         # XLA sizes its pool by the cores it may run on, or by NPROC.
-        found.update(JAX_PLATFORMS="cpu", NPROC=threads)
+        found["NPROC"] = threads
+        found.setdefault("JAX_PLATFORMS", "cpu")
         found.pop("PYTHONPATH", None)
     return found
 

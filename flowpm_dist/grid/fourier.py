@@ -153,10 +153,15 @@ class ConvolveOperation(mtf.Operation):
 
     def _inverse(self, pairs: Any) -> tf.Tensor:
         dtype = tf.complex64 if self._box.dtype == tf.float32 else tf.complex128
-        return self._pencils.inverse(tf.bitcast(pairs, dtype))
+        conjugated = self._pencils.conjugate_scale is not None
+        return self._pencils.inverse(tf.bitcast(pairs, dtype), conjugated=conjugated)
 
     def _apply(self, filter_: Filter, value: tf.Tensor, sign: float, *c: tf.Tensor) -> tf.Tensor:
-        result = multiply(filter_, sign)(value, *self._box.graph_wavenumbers())
+        """Returns a spectrum times a filter and a sign, as `_inverse` takes it."""
+        scale = self._pencils.conjugate_scale
+        by = sign if scale is None else sign * scale
+        filtering = multiply(filter_, by, conjugate=scale is not None)
+        result = filtering(value, *self._box.graph_wavenumbers())
         for coefficients in c:
             result = _correct(filter_)(result, coefficients, *self._box.graph_wavenumbers())
         return result
@@ -170,19 +175,20 @@ class ConvolveOperation(mtf.Operation):
         return _slopes(filter_, sign)(x, y, weights, c, *self._box.graph_wavenumbers())
 
 
-def multiply(filter_: Filter, sign: float) -> Callable[..., tf.Tensor]:
-    """Returns compiled `f(pairs [..., 2], kx, ky, kz)`: each mode times the kernel and a sign.
+def multiply(filter_: Filter, scale: float, *, conjugate: bool = False) -> Callable[..., tf.Tensor]:
+    """Returns compiled `f(pairs [..., 2], kx, ky, kz)`: each mode times the kernel and a scale.
 
-    kx, ky and kz broadcast to the modes.
+    kx, ky and kz broadcast to the modes. With `conjugate` the result is the complex conjugate.
     """
 
     @tf.function(jit_compile=True, autograph=False)
     def apply(value: tf.Tensor, kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
-        factor = sign * filter_.kernel(kx, ky, kz)
+        factor = scale * filter_.kernel(kx, ky, kz)
         real, imaginary = value[..., 0], value[..., 1]
         if filter_.imaginary:
-            return tf.stack([-factor * imaginary, factor * real], axis=-1)
-        return tf.stack([factor * real, factor * imaginary], axis=-1)
+            real, imaginary = -imaginary, real
+        along = -factor if conjugate else factor
+        return tf.stack([factor * real, along * imaginary], axis=-1)
 
     return apply
 

@@ -60,7 +60,12 @@ class Transfer:
         return Transfer(f"{after} -> {before}", self.group, self.half)
 
     def __call__(
-        self, block: tf.Tensor, *, pad_to: int | None = None, crop_to: int | None = None
+        self,
+        block: tf.Tensor,
+        *,
+        pad_to: int | None = None,
+        crop_to: int | None = None,
+        conjugate: bool = False,
     ) -> tf.Tensor:
         """Returns the block after the transfer.
 
@@ -69,8 +74,11 @@ class Transfer:
             pad_to: length to which the dimension that is whole before is padded with zeros; a
                 multiple of the number of ranks, as that dimension must be if this is None.
             crop_to: length of what is kept of the dimension that is whole afterwards.
+            conjugate: whether to return the complex conjugate.
         """
-        message = _compiled(_pack, self.moves, self.group.size, pad_to)(block)
+        message = _compiled(_pack, self.moves, self.group.size, pad_to, conjugate)(block)
+        if self.group.size == 1:  # only the shape changes, but XLA would copy
+            return _unpack(self.moves, crop_to, message)
         arrived = self.group.alltoall(message, half=self.half)
         return _compiled(_unpack, self.moves, crop_to)(arrived)
 
@@ -99,8 +107,12 @@ def _whole(side: str) -> tuple[list[str], int]:
     return [name.strip("[]") for name in names], place
 
 
-def _pack(moves: str, ranks: int, pad_to: int | None, block: tf.Tensor) -> tf.Tensor:
+def _pack(
+    moves: str, ranks: int, pad_to: int | None, conjugate: bool, block: tf.Tensor
+) -> tf.Tensor:
     """Returns the message to each rank, [rank, *the dimensions afterwards]."""
+    if conjugate:
+        block = tf.math.conj(block)
     before, after = moves.split(" -> ")
     (source, split), (target, _) = _whole(before), _whole(after)
     sizes = block.shape.as_list()
@@ -214,16 +226,28 @@ class Pencils:
         # [b, x/row, kz/col, ky] -> [b, kz/col, ky/row, x]
         return tf.signal.fft(self._y_to_x(tf.signal.fft(lines), pad_to=ky))
 
-    def inverse(self, spectrum: tf.Tensor) -> tf.Tensor:
+    @property
+    def conjugate_scale(self) -> float | None:
+        """The number c for which `inverse` is faster from c conj(spectrum); None if it is not.
+
+        On a GPU TensorFlow scales the result of an inverse transform in a pass of its own. A filter
+        that conjugates and scales, and a transposition that conjugates, need none for x and y.
+        """
+        nx, ny, _ = self.grid
+        return 1 / (nx * ny) if self.row.size == 1 and _has_gpu() else None
+
+    def inverse(self, spectrum: tf.Tensor, *, conjugated: bool = False) -> tf.Tensor:
         """Returns the block [b, x/row, y/col, z] of a spectrum's field, over the number of cells.
 
         Args:
             spectrum: complex [b, kz/col, ky/row, kx].
+            conjugated: whether it is the conjugate of the field's spectrum times `conjugate_scale`.
         """
         (_, ny, nz), kz = self.grid, self._kz
         if self.row.size == 1:
             # [b, kz/col, y, x] -> [b, x, y/col, kz]
-            modes = self._z_to_yx.reverse(tf.signal.ifft2d(spectrum), crop_to=kz)
+            planes = tf.signal.fft2d(spectrum) if conjugated else tf.signal.ifft2d(spectrum)
+            modes = self._z_to_yx.reverse(planes, crop_to=kz, conjugate=conjugated)
         else:
             # [b, kz/col, ky/row, x] -> [b, x/row, kz/col, ky]
             lines = self._y_to_x.reverse(tf.signal.ifft(spectrum), crop_to=ny)

@@ -1,5 +1,7 @@
 """The distributed FFTs against numpy's on the whole grid, their adjoints, and their complaints."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -90,6 +92,27 @@ def test_transfers_as_on_gpus(mesh, monkeypatch):
     for found, whole in zip(there_and_back(), expected, strict=True):
         np.testing.assert_array_equal(found, whole)
     assert compiled
+
+
+@pytest.mark.ranks(1)
+def test_passes_on_one_gpu(mesh, monkeypatch):
+    """Each way two transforms and one compiled transposition; nothing is copied or scaled."""
+    monkeypatch.setattr(fft, "_has_gpu", lambda: True)
+    monkeypatch.setattr(fft, "_compiled", fft._compiled.__wrapped__)
+    shape = mtf.Shape([mtf.Dimension(name, 8) for name in "xyz"])
+    plan = fft.pencils(shape, functions(mesh, (8, 8, 8))[0].impl)
+
+    def passes(transform, dtype, *block):
+        spec = tf.TensorSpec([1, *block], dtype)
+        graph = tf.function(transform).get_concrete_function(spec).graph
+        free = {"Placeholder", "Const", "Reshape", "Identity", "NoOp"}
+        return [x.type for x in graph.get_operations() if x.type not in free]
+
+    compiled = "PartitionedCall"
+    assert passes(plan.forward, tf.float32, *plan.block) == ["RFFT", compiled, "FFT2D"]
+    conjugated = functools.partial(plan.inverse, conjugated=True)
+    found = passes(conjugated, tf.complex64, *plan.spectral_block)
+    assert found == ["FFT2D", compiled, "IRFFT"]
 
 
 def test_leading_dimensions_are_transformed_one_by_one(mesh):

@@ -8,10 +8,12 @@ import tensorflow as tf
 from ranks import process_mesh
 
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.fourier import without_nyquist
+from flowpm_dist.grid.fourier import Filter, convolve, without_nyquist
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
+from meshimpl import launch
+from meshimpl.operations import fft
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -51,6 +53,33 @@ def test_the_window_is_divided_out_up_to_the_particles_nyquist_mode(cells):
     window = np.sinc(numbers / (2 * cells)) ** 4
     expected = np.where(numbers <= cells // 2, 1 / window, 1.0)
     np.testing.assert_allclose(divided / plain, expected, rtol=1e-4)
+
+
+@pytest.mark.ranks(1, 2)
+def test_filters_as_on_gpus(monkeypatch):
+    """There a filter conjugates, and the inverse along x and y is a forward transform."""
+    filters = [
+        Filter(lambda kx, ky, kz: 1 / (1 + kx**2 + ky**2 + kz**2)),
+        Filter(lambda kx, ky, kz: kx + 2 * ky - kz, imaginary=True),
+    ]
+    mesh = process_mesh(f"row:1,col:{launch.detect().size}")
+
+    def there_and_back():
+        whole = Box(GRID, SIDES, mesh, tf.float64)
+        function = whole.function(lambda _, x: convolve(x, whole, filters), x=whole.shape)
+        field = function.block_of("x", np.random.default_rng(7).normal(size=GRID))
+        with tf.GradientTape() as tape:
+            tape.watch(field)
+            filtered = function(field)
+            loss = tf.reduce_sum(filtered**2)
+        return filtered, tape.gradient(loss, field)
+
+    expected = there_and_back()
+    monkeypatch.setattr(fft, "_has_gpu", lambda: True)
+    monkeypatch.setattr(fft, "_compiled", fft._compiled.__wrapped__)
+    for found, whole in zip(there_and_back(), expected, strict=True):
+        np.testing.assert_allclose(found, whole, rtol=0, atol=1e-14 * np.abs(whole).max())
+        assert not np.array_equal(found, whole), "the other way was not taken"
 
 
 @functools.cache

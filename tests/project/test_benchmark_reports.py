@@ -1,5 +1,6 @@
 """What benchmarks of chains report of made-up draws; what benchmarks say without their data."""
 
+import argparse
 import importlib
 import json
 from pathlib import Path
@@ -29,6 +30,28 @@ def test_missing_treepm_runs_are_named(benchmark, tmp_path, monkeypatch):
             runs()
         (tmp_path / name).touch()
     assert runs() == [tmp_path / name for name in names]
+
+
+def test_a_gpu_is_compared_with_its_own_copies(benchmark):
+    """1,000 particles: a kernel at half the copy's speed, and a run of 3 forces."""
+    rows = [
+        {"name": "copy", "seconds": 1e-6, "bytes": 4000},
+        {"name": "kick", "seconds": 2e-6, "bytes": 4000},
+        {"name": "run", "seconds": 6e-6, "bytes": 0, "peak": 3 * 2**29},
+        {"name": "pmwd", "missing": "not in python: pip install pmwd"},
+    ]
+    gpu = benchmark("gpu")
+    _, titles, *lines = [line.split() for line in gpu.lines_of(10, 3, rows)]
+    assert titles == ["10^3", "ms", "ns/particle", "a", "force", "GB/s", "of", "copy", "GiB"]
+    assert lines[:2] == [
+        ["copy", "0.001", "4.0", "1.00"],
+        ["kick", "0.002", "2.000", "2.0", "0.50"],
+    ]
+    assert lines[2] == ["run", "0.006", "6.000", "2.000", "1.50"]
+    assert " ".join(lines[3]) == "pmwd not in python: pip install pmwd"
+    assert gpu.sides_of("16,256") == [16, 256]
+    with pytest.raises(argparse.ArgumentTypeError, match="above 128, sides are multiples"):
+        gpu.sides_of("16,200")
 
 
 def test_a_width_is_known_by_the_effective_number_of_the_squares(benchmark):

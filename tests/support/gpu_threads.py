@@ -42,13 +42,27 @@ def library() -> ctypes.CDLL:
         source = Path(__file__).with_suffix(".cc")
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", f"-I{HERE}"]
         subprocess.run([*compiler(), *flags, str(source), "-o", str(target)], check=True)
-        return ctypes.CDLL(str(target))
+        found = ctypes.CDLL(str(target))
+    found.is_wide.restype = ctypes.c_bool
+    return found
+
+
+def is_wide(lattice: Lattice) -> bool:
+    """Whether the cells of a padded block are numbered by 64 bits."""
+    return library().is_wide(ctypes.byref(_geometry(lattice, batch=1)))
 
 
 class Threads(Kernels):
-    """The kernels of GPUs between particles and mesh; there are none for maps."""
+    """The kernels of GPUs between particles and mesh; there are none for maps.
+
+    Args:
+        wide: number the cells by 64 bits, as for the largest meshes.
+    """
 
     name = "threads"
+
+    def __init__(self, wide: bool = False) -> None:
+        self._wide = wide
 
     def _call(
         self, kernel: str, geometry: Lattice | Slabs | Ball | None = None, **arguments: Any
@@ -117,7 +131,7 @@ class Threads(Kernels):
                 fields += [given[name] for name in ("x_after", "v", "dx", "dv", "factor")] + out
         if geometry is not None:
             fields.insert(0, _geometry(geometry, batch))
-        _run(f"{call}_{'float' if like == np.float32 else 'double'}", fields)
+        _run(f"{call}_{'float' if like == np.float32 else 'double'}", fields, self._wide)
         found = [None if x is None else tf.constant(x) for x in out]
         return found[0] if len(found) == 1 else tuple(found)
 
@@ -128,8 +142,8 @@ def _geometry(lattice: Lattice, batch: int) -> Geometry:
     return Geometry(batch, lattice.particles, *parts)
 
 
-def _run(name: str, values: list[Any]) -> None:
-    """Calls a function of the library with a struct of these values."""
+def _run(name: str, values: list[Any], wide: bool) -> None:
+    """Calls a function of the library with a struct of these values, for wide or narrow cells."""
     kinds: list[Any] = []
     fields: list[Any] = []
     for value in values:
@@ -146,4 +160,4 @@ def _run(name: str, values: list[Any]) -> None:
         kinds.append((f"f{len(kinds)}", kind))
         fields.append(value)
     struct = type("Call", (ctypes.Structure,), {"_fields_": kinds})
-    getattr(library(), name)(ctypes.byref(struct(*fields)))
+    getattr(library(), name)(ctypes.byref(struct(*fields)), ctypes.c_bool(wide))

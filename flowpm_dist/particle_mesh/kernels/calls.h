@@ -12,9 +12,12 @@ struct Parallel;
 #include "geometry.h"
 #endif
 
-// M(CALL) for each of them.
-#define FLOWPM_CALLS(M) \
-  M(Paint) M(PaintVjp) M(Read) M(ReadVjp) M(Force) M(ForceVjp) M(Linear) M(DriftVjp)
+// M(CALL) for each of them: with a mesh, with a field that can be the force or a potential, and
+// without a mesh.
+#define FLOWPM_MESH_CALLS(M) M(Paint) M(PaintVjp) M(Read) M(ReadVjp)
+#define FLOWPM_FORCE_CALLS(M) M(Force) M(ForceVjp)
+#define FLOWPM_PARTICLE_CALLS(M) M(Linear) M(DriftVjp)
+#define FLOWPM_CALLS(M) FLOWPM_MESH_CALLS(M) FLOWPM_FORCE_CALLS(M) FLOWPM_PARTICLE_CALLS(M)
 
 namespace flowpm {
 

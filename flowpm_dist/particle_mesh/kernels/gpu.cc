@@ -140,6 +140,15 @@ struct Name;
   };
 FLOWPM_CALLS(FLOWPM_NAMES)
 
+// The kernel's name in gpu.cu, with the ending of the variant for a call.
+template <typename Call>
+std::string name_of(const Call& call) {
+  std::string name = Name<Call>::kName;
+  if (is_spectral(call)) name += "_spectral";
+  if (is_wide(call)) name += "_wide";
+  return name;
+}
+
 void finish_on(void*, void*, ...) {}
 template <typename T>
 void finish_on(void* library, void* stream, const Paint<T>* call) {
@@ -165,7 +174,7 @@ std::string run_on_gpu(const Call& call, void* stream) {
     const int64_t all = (length(call) + kThreads - 1) / kThreads, most = rows(call);
     if (all == 0 || most == 0) return "";
     const int64_t blocks = std::min<int64_t>(all, attribute(device, 16) * kBlocksPerSm);
-    launch(library, Name<Call>::kName, call, unsigned(blocks),
+    launch(library, name_of(call).c_str(), call, unsigned(blocks),
            unsigned(std::min(most, kMostRows)), kThreads, stream);
     finish_on(library, stream, &call);
     return "";

@@ -36,10 +36,12 @@ struct Geometry {
 };
 
 // A cell's number along an axis of the mesh, wrapped around.
-FLOWPM_INLINE int64_t wrapped(const Geometry& g, int axis, int64_t cell) {
-  const int64_t n = g.mesh[axis];
+template <typename Index>
+FLOWPM_INLINE Index wrapped(const Geometry& g, int axis, Index cell) {
+  const Index n = Index(g.mesh[axis]);
   if (cell >= 0 && cell < n) return cell;
-  return (cell % n + n) % n;
+  const Index rest = cell % n;
+  return rest < 0 ? rest + n : rest;
 }
 
 constexpr int kRow = 32;  // particles located at a time, along z

@@ -2,6 +2,9 @@
 //
 // Threads add to the mesh and to totals with `add_to`, which is atomic on GPUs. Without a GPU the
 // same functions run one after the other: tests/gpu_threads.cc.
+//
+// Each kernel is compiled for cells numbered by 32 bits and by 64: `Index`, see `is_wide`. Those of
+// forces are compiled for a field that is a potential and for one that is the force: `spectral`.
 #pragma once
 
 #include "calls.h"
@@ -33,29 +36,42 @@ FLOWPM_INLINE void raise(T* largest, T value) {
 }
 
 // a / b, for numbers that are not negative; 64 bits take GPUs several times as long as 32.
+FLOWPM_INLINE int32_t quotient(int32_t a, int32_t b) { return int32_t(uint32_t(a) / uint32_t(b)); }
 FLOWPM_INLINE int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 ? a / b : int64_t(uint32_t(a) / uint32_t(b));
 }
 
-// Locates particle p of a batch element, whose displacement is s[0..2]; returns whether it takes
-// part.
-template <typename T>
+// Locates particle p of a batch element, whose displacement is s[0..2], with `lower` wrapped around;
+// returns whether it takes part.
+template <typename Index, typename T>
 FLOWPM_INLINE bool place(const Geometry& g, int margin, int64_t p, const T* s, Row<T, 1>& row) {
-  const int64_t line = quotient(p, g.particles[2]), plane = quotient(line, g.particles[1]);
-  const int64_t j = line - plane * g.particles[1], k = p - line * g.particles[2];
+  const Index ny = Index(g.particles[1]), nz = Index(g.particles[2]);
+  const Index line = quotient(Index(p), nz), plane = quotient(line, ny);
+  const Index j = line - plane * ny, k = Index(p) - line * nz;
   locate(g, margin, plane, j, k, 1, s, row);
+  for (int a = 0; a < 3; ++a) row.lower[a][0] = wrapped(g, a, row.lower[a][0]);
   return row.inside[0];
 }
 
+// The cells of the mesh after and before one along an axis.
+FLOWPM_INLINE int32_t next(const Geometry& g, int axis, int32_t cell) {
+  return cell + 1 == int32_t(g.mesh[axis]) ? 0 : cell + 1;
+}
+FLOWPM_INLINE int32_t previous(const Geometry& g, int axis, int32_t cell) {
+  return (cell == 0 ? int32_t(g.mesh[axis]) : cell) - 1;
+}
+
 // The numbers of the eight cells about a particle; z innermost, as in `shares`.
-template <typename T>
-FLOWPM_INLINE void corners(const Geometry& g, const Row<T, 1>& row, int64_t (&cell)[8]) {
-  int64_t along[3][2];
+template <typename Index, typename T>
+FLOWPM_INLINE void corners(const Geometry& g, const Row<T, 1>& row, Index (&cell)[8]) {
+  Index along[3][2];
   for (int a = 0; a < 3; ++a) {
-    for (int upper = 0; upper < 2; ++upper) along[a][upper] = wrapped(g, a, row.lower[a][0] + upper);
+    along[a][0] = row.lower[a][0];
+    along[a][1] = next(g, a, row.lower[a][0]);
   }
   for (int c = 0; c < 8; ++c) {
-    cell[c] = (along[0][c >> 2] * g.mesh[1] + along[1][c >> 1 & 1]) * g.mesh[2] + along[2][c & 1];
+    cell[c] = (along[0][c >> 2] * Index(g.mesh[1]) + along[1][c >> 1 & 1]) * Index(g.mesh[2]) +
+              along[2][c & 1];
   }
 }
 
@@ -74,21 +90,23 @@ FLOWPM_INLINE T interpolate(const T (&f)[8], const Row<T, 1>& row, T (&slope)[3]
 }
 
 // The cells of the 4-point difference along an axis at the eight cells about a particle.
-template <int axis>
+template <int axis, typename Index>
 struct Stencil {
   static constexpr int kFirst = axis == 0 ? 1 : 0, kSecond = axis == 2 ? 1 : 2;
-  int64_t along[6], first[2], second[2];
+  Index along[6], first[2], second[2];
 
   template <typename T>
   FLOWPM_INLINE Stencil(const Geometry& g, const Row<T, 1>& row) {
-    const int64_t stride[3] = {g.mesh[1] * g.mesh[2], g.mesh[2], 1};
-    for (int m = 0; m < 6; ++m) {
-      along[m] = wrapped(g, axis, row.lower[axis][0] + m - 2) * stride[axis];
-    }
-    for (int m = 0; m < 2; ++m) {
-      first[m] = wrapped(g, kFirst, row.lower[kFirst][0] + m) * stride[kFirst];
-      second[m] = wrapped(g, kSecond, row.lower[kSecond][0] + m) * stride[kSecond];
-    }
+    const Index stride[3] = {Index(g.mesh[1]) * Index(g.mesh[2]), Index(g.mesh[2]), 1};
+    int32_t cell[6];
+    cell[2] = row.lower[axis][0];
+    for (int m = 2; m > 0; --m) cell[m - 1] = previous(g, axis, cell[m]);
+    for (int m = 2; m < 5; ++m) cell[m + 1] = next(g, axis, cell[m]);
+    for (int m = 0; m < 6; ++m) along[m] = cell[m] * stride[axis];
+    first[0] = row.lower[kFirst][0] * stride[kFirst];
+    first[1] = next(g, kFirst, row.lower[kFirst][0]) * stride[kFirst];
+    second[0] = row.lower[kSecond][0] * stride[kSecond];
+    second[1] = next(g, kSecond, row.lower[kSecond][0]) * stride[kSecond];
   }
   // The number among the eight cells.
   FLOWPM_INLINE static constexpr int corner(int upper, int u, int v) {
@@ -97,15 +115,15 @@ struct Stencil {
 };
 
 // A component of the force on the eight cells. `cell` are their numbers.
-template <int axis, typename T>
-FLOWPM_INLINE void forces(const Force<T>& call, const T* field, const int64_t (&cell)[8],
+template <int axis, bool spectral, typename Index, typename T>
+FLOWPM_INLINE void forces(const Geometry& g, const T* field, const Index (&cell)[8],
                           const Row<T, 1>& row, T (&f)[8]) {
-  if (call.spectral) {
-    for (int c = 0; c < 8; ++c) f[c] = field[3 * cell[c] + axis];
+  if constexpr (spectral) {
+    for (int c = 0; c < 8; ++c) f[c] = field[3 * int64_t(cell[c]) + axis];
     return;
   }
-  const Stencil<axis> at(call.g, row);
-  const T by = T(call.g.per_cell[axis] / 12);
+  const Stencil<axis, Index> at(g, row);
+  const T by = T(g.per_cell[axis] / 12);
   for (int u = 0; u < 2; ++u) {
     for (int v = 0; v < 2; ++v) {
       T line[6];
@@ -118,15 +136,15 @@ FLOWPM_INLINE void forces(const Force<T>& call, const T* field, const int64_t (&
 
 // The adjoint of `forces`: adds to the cotangent of the field what `share` on the eight cells gives.
 // What falls on these eight is added to `inner`.
-template <int axis, typename T>
-FLOWPM_INLINE void add_forces(const Force<T>& call, T* dfield, const int64_t (&cell)[8],
+template <int axis, bool spectral, typename Index, typename T>
+FLOWPM_INLINE void add_forces(const Geometry& g, T* dfield, const Index (&cell)[8],
                               const Row<T, 1>& row, const T (&share)[8][1], T (&inner)[8]) {
-  if (call.spectral) {
-    for (int c = 0; c < 8; ++c) add_to(dfield + 3 * cell[c] + axis, share[c][0]);
+  if constexpr (spectral) {
+    for (int c = 0; c < 8; ++c) add_to(dfield + 3 * int64_t(cell[c]) + axis, share[c][0]);
     return;
   }
-  const Stencil<axis> at(call.g, row);
-  const T by = T(call.g.per_cell[axis] / 12);
+  const Stencil<axis, Index> at(g, row);
+  const T by = T(g.per_cell[axis] / 12);
   for (int u = 0; u < 2; ++u) {
     for (int v = 0; v < 2; ++v) {
       const int low = at.corner(0, u, v), high = at.corner(1, u, v);
@@ -142,10 +160,11 @@ FLOWPM_INLINE void add_forces(const Force<T>& call, T* dfield, const int64_t (&c
   }
 }
 
-// `one(call, b, p, totals)` does the work of a kernel for particle p of batch element b. `totals`
-// are of this thread; `deliver` brings them, once added up or the largest found, to the outputs.
+// `one<Index, spectral>(call, b, p, totals)` does the work of a kernel for particle p of batch
+// element b. `totals` are of this thread; `deliver` brings them, once added up or the largest found,
+// to the outputs.
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const Paint<T>& call, int64_t b, int64_t p, double (&totals)[3]) {
   const Geometry& g = call.g;
   const int64_t q = b * g.particle_count() + p;
@@ -158,8 +177,8 @@ FLOWPM_INLINE void one(const Paint<T>& call, int64_t b, int64_t p, double (&tota
     if (size > totals[a]) totals[a] = size;
   }
   Row<T, 1> row;
-  if (!place(g, 0, p, s, row)) return;
-  int64_t cell[8];
+  if (!place<Index>(g, 0, p, s, row)) return;
+  Index cell[8];
   corners(g, row, cell);
   const T value[1] = {call.weights ? call.weights[q] : T(1)};
   T share[8][1];
@@ -168,14 +187,14 @@ FLOWPM_INLINE void one(const Paint<T>& call, int64_t b, int64_t p, double (&tota
   for (int c = 0; c < 8; ++c) add_to(mesh + cell[c], share[c][0]);
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const PaintVjp<T>& call, int64_t b, int64_t p, double (&)[3]) {
   const Geometry& g = call.g;
   const int64_t q = b * g.particle_count() + p;
   Row<T, 1> row;
   T slope[3] = {0, 0, 0}, value = 0;
-  if (place(g, 0, p, call.s + 3 * q, row)) {
-    int64_t cell[8];
+  if (place<Index>(g, 0, p, call.s + 3 * q, row)) {
+    Index cell[8];
     corners(g, row, cell);
     const T* mesh = call.dmesh + b * g.cell_count();
     T f[8];
@@ -190,13 +209,13 @@ FLOWPM_INLINE void one(const PaintVjp<T>& call, int64_t b, int64_t p, double (&)
   if (call.weights) call.dweights[q] = value;
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const Read<T>& call, int64_t b, int64_t p, double (&)[3]) {
   const Geometry& g = call.g;
   const int64_t q = b * g.particle_count() + p, width = call.components;
   Row<T, 1> row;
-  const bool inside = place(g, 0, p, call.s + 3 * q, row);
-  int64_t cell[8];
+  const bool inside = place<Index>(g, 0, p, call.s + 3 * q, row);
+  Index cell[8];
   corners(g, row, cell);
   const T value[1] = {T(1)};
   T share[8][1];
@@ -206,23 +225,23 @@ FLOWPM_INLINE void one(const Read<T>& call, int64_t b, int64_t p, double (&)[3])
     T sum = std::numeric_limits<T>::quiet_NaN();
     if (inside) {
       sum = 0;
-      for (int c = 0; c < 8; ++c) sum += share[c][0] * fields[cell[c] * width + component];
+      for (int c = 0; c < 8; ++c) sum += share[c][0] * fields[int64_t(cell[c]) * width + component];
     }
     call.values[q * width + component] = sum;
   }
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const ReadVjp<T>& call, int64_t b, int64_t p, double (&)[3]) {
   const Geometry& g = call.g;
   const int64_t q = b * g.particle_count() + p, width = call.components;
   T* ds = call.ds + 3 * q;
   Row<T, 1> row;
-  if (!place(g, 0, p, call.s + 3 * q, row)) {
+  if (!place<Index>(g, 0, p, call.s + 3 * q, row)) {
     for (int a = 0; a < 3; ++a) ds[a] = std::numeric_limits<T>::quiet_NaN();
     return;
   }
-  int64_t cell[8];
+  Index cell[8];
   corners(g, row, cell);
   const int64_t first = b * g.cell_count() * width;
   T slope[3] = {0, 0, 0};
@@ -231,7 +250,7 @@ FLOWPM_INLINE void one(const ReadVjp<T>& call, int64_t b, int64_t p, double (&)[
     T f[8], share[8][1], slopes[3];
     shares(row, value, 1, share);
     for (int c = 0; c < 8; ++c) {
-      const int64_t at = first + cell[c] * width + component;
+      const int64_t at = first + int64_t(cell[c]) * width + component;
       f[c] = call.fields[at];
       add_to(call.dfields + at, share[c][0]);
     }
@@ -241,22 +260,22 @@ FLOWPM_INLINE void one(const ReadVjp<T>& call, int64_t b, int64_t p, double (&)[
   for (int a = 0; a < 3; ++a) ds[a] = slope[a] * T(g.per_cell[a]);
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const Force<T>& call, int64_t b, int64_t p, double (&)[3]) {
   const Geometry& g = call.g;
   const int64_t q = b * g.particle_count() + p;
   T value[3], slope[3];
   Row<T, 1> row;
-  if (place(g, call.spectral ? 0 : 2, p, call.s + 3 * q, row)) {
-    const T* field = call.field + b * g.cell_count() * (call.spectral ? 3 : 1);
-    int64_t cell[8];
+  if (place<Index>(g, spectral ? 0 : 2, p, call.s + 3 * q, row)) {
+    const T* field = call.field + b * g.cell_count() * (spectral ? 3 : 1);
+    Index cell[8];
     corners(g, row, cell);
     T f[8];
-    forces<0>(call, field, cell, row, f);
+    forces<0, spectral>(g, field, cell, row, f);
     value[0] = interpolate(f, row, slope);
-    forces<1>(call, field, cell, row, f);
+    forces<1, spectral>(g, field, cell, row, f);
     value[1] = interpolate(f, row, slope);
-    forces<2>(call, field, cell, row, f);
+    forces<2, spectral>(g, field, cell, row, f);
     value[2] = interpolate(f, row, slope);
   } else {
     for (int a = 0; a < 3; ++a) value[a] = std::numeric_limits<T>::quiet_NaN();
@@ -269,20 +288,20 @@ FLOWPM_INLINE void one(const Force<T>& call, int64_t b, int64_t p, double (&)[3]
 }
 
 // One component in `one` of ForceVjp: its value at the particle, and the cotangents from it.
-template <int axis, typename T>
-FLOWPM_INLINE T force_vjp_along(const Force<T>& of, const T* field, T* dfield,
-                                const int64_t (&cell)[8], const Row<T, 1>& row, T cotangent,
+template <int axis, bool spectral, typename Index, typename T>
+FLOWPM_INLINE T force_vjp_along(const Geometry& g, const T* field, T* dfield,
+                                const Index (&cell)[8], const Row<T, 1>& row, T cotangent,
                                 T (&slope)[3], T (&inner)[8]) {
   T f[8], share[8][1], slopes[3];
-  forces<axis>(of, field, cell, row, f);
+  forces<axis, spectral>(g, field, cell, row, f);
   const T value = interpolate(f, row, slopes);
   for (int a = 0; a < 3; ++a) slope[a] += cotangent * slopes[a];
   shares(row, &cotangent, 1, share);
-  add_forces<axis>(of, dfield, cell, row, share, inner);
+  add_forces<axis, spectral>(g, dfield, cell, row, share, inner);
   return value;
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const ForceVjp<T>& call, int64_t b, int64_t p, double (&totals)[3]) {
   const Geometry& g = call.g;
   const int64_t q = b * g.particle_count() + p;
@@ -291,18 +310,17 @@ FLOWPM_INLINE void one(const ForceVjp<T>& call, int64_t b, int64_t p, double (&t
   T dv[3], value[3], slope[3] = {0, 0, 0};
   for (int a = 0; a < 3; ++a) dv[a] = call.dv[3 * q + a];
   Row<T, 1> row;
-  if (place(g, call.spectral ? 0 : 2, p, call.s + 3 * q, row)) {
-    const Force<T> of{g, call.spectral};
-    const int64_t first = b * g.cell_count() * (call.spectral ? 3 : 1);
+  if (place<Index>(g, spectral ? 0 : 2, p, call.s + 3 * q, row)) {
+    const int64_t first = b * g.cell_count() * (spectral ? 3 : 1);
     const T* field = call.field + first;
     T* dfield = call.dfield + first;
-    int64_t cell[8];
+    Index cell[8];
     corners(g, row, cell);
     T inner[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    value[0] = force_vjp_along<0>(of, field, dfield, cell, row, by * dv[0], slope, inner);
-    value[1] = force_vjp_along<1>(of, field, dfield, cell, row, by * dv[1], slope, inner);
-    value[2] = force_vjp_along<2>(of, field, dfield, cell, row, by * dv[2], slope, inner);
-    if (!call.spectral) {
+    value[0] = force_vjp_along<0, spectral>(g, field, dfield, cell, row, by * dv[0], slope, inner);
+    value[1] = force_vjp_along<1, spectral>(g, field, dfield, cell, row, by * dv[1], slope, inner);
+    value[2] = force_vjp_along<2, spectral>(g, field, dfield, cell, row, by * dv[2], slope, inner);
+    if constexpr (!spectral) {
       for (int c = 0; c < 8; ++c) add_to(dfield + cell[c], inner[c]);
     }
     for (int a = 0; a < 3; ++a) slope[a] *= T(g.per_cell[a]);
@@ -323,13 +341,13 @@ FLOWPM_INLINE void one(const ForceVjp<T>& call, int64_t b, int64_t p, double (&t
   }
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const Linear<T>& call, int64_t b, int64_t p, double (&)[3]) {
   const int64_t q = b * call.count + p;
   call.out[q] = call.x[q] + call.factor[b] * call.y[q];
 }
 
-template <typename T>
+template <typename Index, bool spectral, typename T>
 FLOWPM_INLINE void one(const DriftVjp<T>& call, int64_t b, int64_t p, double (&totals)[3]) {
   const int64_t q = b * call.count + p;
   const T v = call.v[q], dx = call.dx[q], factor = call.factor[b];
@@ -392,6 +410,31 @@ FLOWPM_INLINE auto length(const Call& call) -> decltype(call.g.batch) {
 template <typename Call>
 FLOWPM_INLINE auto length(const Call& call) -> decltype(call.count) {
   return call.count;
+}
+
+// Whether cells need numbers of 64 bits, which take more registers. A block has at least as many cells
+// as particles.
+template <typename Call>
+FLOWPM_INLINE auto is_wide(const Call& call) -> decltype(call.g.batch != 0) {
+  return call.g.cell_count() > std::numeric_limits<int32_t>::max();
+}
+template <typename Call>
+FLOWPM_INLINE auto is_wide(const Call& call) -> decltype(call.batch != 0) {
+  return false;
+}
+
+// Whether the field of a call is the force.
+template <typename Call>
+FLOWPM_INLINE bool is_spectral(const Call&) {
+  return false;
+}
+template <typename T>
+FLOWPM_INLINE bool is_spectral(const Force<T>& call) {
+  return call.spectral;
+}
+template <typename T>
+FLOWPM_INLINE bool is_spectral(const ForceVjp<T>& call) {
+  return call.spectral;
 }
 
 // clear(memory, bytes) for what must be 0 before the first thread.

@@ -15,6 +15,10 @@ __device__ __forceinline__ double floor(double x) { return ::floor(x); }
 template <typename T>
 struct numeric_limits;
 template <>
+struct numeric_limits<int32_t> {
+  __device__ static int32_t max() { return 0x7fffffff; }
+};
+template <>
 struct numeric_limits<float> {
   __device__ static float max() { return __int_as_float(0x7f7fffff); }
   __device__ static float infinity() { return __int_as_float(0x7f800000); }
