@@ -110,8 +110,8 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
     """Returns a function of tensors as one graph, if the rank is alone; otherwise the function.
 
     It is evaluated without a graph first, so that nothing that it keeps for later calls belongs to
-    one. TensorFlow then compiles it, which takes seconds. A function of which no graph can be made
-    stays as it is, with a warning that says why.
+    one. TensorFlow then compiles it, which takes seconds. If no graph can be made of
+    it, it is evaluated eagerly from then on, and a warning gives the reason.
 
     Args:
         function: from tensors to tensors. What it raises in a graph it raises as an assertion,

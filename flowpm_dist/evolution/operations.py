@@ -108,7 +108,7 @@ def kicked(
 
 @dataclass
 class Backward:
-    """The state of a backward pass, which operations change as they are undone.
+    """The state of a backward pass; undoing an operation changes it.
 
     Attributes:
         x, v: displacement and the integrator's velocity, blocks [..., x, y, z, 3].
@@ -123,7 +123,7 @@ class Backward:
     dlpt: list[tf.Tensor]
 
     def add_to_lpt(self, cotangent: tf.Tensor, c: tf.Tensor, lpt: Any) -> list[tf.Tensor]:
-        """Adds an operation's cotangents of the LPT fields; returns those of their factors."""
+        """Adds an operation's cotangents of the LPT fields; returns its factors' cotangents."""
         for i in range(len(lpt)):
             factors = tf.stack([tf.ones_like(c[..., 0]), c[..., 2 + i]], axis=-1)
             self.dlpt[i] = combine([self.dlpt[i], cotangent], factors)

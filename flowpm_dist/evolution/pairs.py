@@ -58,7 +58,7 @@ class Pairs:
 
         Args:
             x, v: displacement and the integrator's velocity, blocks [..., x, y, z, 3].
-            factors: of the operations, in order, [..., 2 pairs, 4 or more].
+            factors: the factors of the operations, in order, [..., 2 pairs, 4 or more].
             lpt: psi1 and psi2, blocks [..., x, y, z, 3], where operations use them.
         """
         box = self.gravity.pm.box

@@ -410,6 +410,8 @@ class Simulation:
                 on every rank.
             FloatingPointError: particles are not finite. Raised on every rank.
             CollectiveError: ranks were given different arguments. Raised on every rank.
+            RuntimeError: inside a `tf.function` on several ranks, or with anything that looks into
+                the run there.
         """
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:
@@ -420,6 +422,14 @@ class Simulation:
             raise ValueError("on_output needs outputs: give their scale factors, too")
         if outputs is not None and observe is not None:
             raise ValueError("outputs: with observe, give states_at(outputs, on_output) among them")
+        looks = {"outputs": outputs, "observe": observe, "progress": progress}
+        looks |= {"after_step": after_step, "resume": resume}
+        named = [name for name, value in looks.items() if value is not None]
+        if named and not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{named[0]}: nothing can look into a run inside a tf.function or another graph; "
+                "call run eagerly"
+            )
         several = isinstance(observe, Sequence)
         makers = list(observe) if isinstance(observe, Sequence) else []
         if callable(observe):

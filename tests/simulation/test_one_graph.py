@@ -67,6 +67,23 @@ def test_one_function_may_hold_boxes_of_two_sizes(pyramid):
     assert np.abs(traced[0] - traced[1]).max() > 0.1
 
 
+def test_nothing_looks_into_a_run_in_a_graph():
+    """But a state may be where it begins."""
+    sim = simulation()
+    later = sim.with_steps([1.0, 1.1])
+    state = sim.run(seed=1)
+
+    def go_on():
+        return later.run(particles=state).displacement.block
+
+    expected = go_on()
+    np.testing.assert_allclose(tf.function(go_on)(), expected, rtol=0, atol=1e-12)
+    for words in ({"outputs": [0.5]}, {"progress": print}, {"observe": sim.states_at([0.5])}):
+        traced = tf.function(lambda words=words: sim.run(seed=1, **words), autograph=False)
+        with pytest.raises(RuntimeError, match=f"{next(iter(words))}: nothing can look into a run"):
+            traced()
+
+
 @pytest.mark.parametrize("name", ["run", "lpt"])
 def test_what_is_not_finite_ends_the_function(name):
     """With the message that an eager call has; the next call works again."""

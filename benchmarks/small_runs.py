@@ -1,0 +1,139 @@
+"""Small runs, where Python decides: single operations, steps in one graph, and whole functions.
+
+    python benchmarks/small_runs.py [--grids 16,32,64] [--steps 10] [--repeats 15] [--threads 2]
+
+Milliseconds on one rank, in float32, 2LPT and BullFrog, 2 Mpc/h a cell. Each is the median of
+`--repeats` calls after a first one; the ways take turns in each repetition. A gradient is the value
+and the gradient of the sum of the squared density, by the white noise alone and with Omega_m.
+
+    single    each operation of a step calls its own graphs
+    pairs     the steps are one graph: what `Simulation.run` does
+    function  the whole of it, density included, in a `tf.function`
+
+The last rows are an evaluation of a posterior and its gradient, as samplers ask for: eagerly, and
+as one graph. The benchmark also prints the seconds of the first call of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from common import report, start_worker
+
+WAYS = ("single", "pairs", "function")
+KINDS = ("run", "gradient", "with Omega_m")
+
+
+def worker(grid: int, steps: int, repeats: int) -> None:
+    """Measure one size; times by kind and way."""
+    import tensorflow as tf
+
+    import flowpm_dist as fpm
+    from flowpm_dist.evolution import pairs
+
+    sim = fpm.Simulation(
+        fpm.Cosmology.planck18(),
+        grid,
+        2.0 * grid,
+        fpm.scale_factor_steps(0.1, 1.0, steps),
+        integrator="bullfrog",
+    )
+    noise = sim.run(seed=1).white_noise.block
+    omega = tf.constant(0.31, tf.float64)
+
+    def density(noise: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(sim.run(white_noise=noise).density().block ** 2)
+
+    def of_omega(noise: tf.Tensor, omega: tf.Tensor) -> tf.Tensor:
+        cosmology = sim.cosmology.replace(Omega_m=omega)
+        state = sim.run(white_noise=noise, cosmology=cosmology)
+        return tf.reduce_sum(state.density().block ** 2)
+
+    def gradient(loss: Callable[..., tf.Tensor]) -> Callable[..., Any]:
+        def value_and_gradient(*inputs: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(inputs)
+                value = loss(*inputs)
+            return value, tape.gradient(value, inputs)
+
+        return value_and_gradient
+
+    work = pairs.WORK
+    found: dict[str, dict[str, Any]] = {}
+    for kind, function, inputs in (
+        ("run", density, [noise]),
+        ("gradient", gradient(density), [noise]),
+        ("with Omega_m", gradient(of_omega), [noise, omega]),
+    ):
+        whole = tf.function(function, autograph=False)
+        ways = dict(zip(WAYS, (function, function, whole), strict=True))
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for _ in range(repeats + 1):
+            for way, call in ways.items():
+                pairs.WORK = 0 if way == "single" else work
+                begin = time.perf_counter()
+                np.asarray(call(*inputs)[0] if kind != "run" else call(*inputs))
+                times[way].append(time.perf_counter() - begin)
+        found[kind] = {way: [t[0], statistics.median(t[1:])] for way, t in times.items()}
+    found["posterior"] = posterior(grid, steps, repeats)
+    report(found)
+
+
+def posterior(grid: int, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of the first call and of the others, of an evaluation in even coordinates."""
+    import flowpm_dist as fpm
+    from flowpm_dist import reconstruction as rec
+    from flowpm_dist.observables.forward_model import ForwardModel
+    from flowpm_dist.reconstruction.posterior import EvenPosterior
+
+    edges = fpm.scale_factor_steps(0.1, 1.0, steps)
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 8.0 * grid, edges)
+    data = sim.run(seed=3).density().block
+    likelihood = rec.Gaussian(sim.box, data, sigma=2.0)
+    priors = {"sigma8": (0.7, 0.9), "Omega_m": (0.2, 0.4)}
+    target = rec.Posterior(ForwardModel(sim), likelihood, priors)
+    point = target.space.normal(1)
+    times: dict[str, list[float]] = {"eager": [], "one graph": []}
+    objectives = {way: EvenPosterior(target, whole=way == "one graph") for way in times}
+    for _ in range(repeats + 1):
+        for way, objective in objectives.items():
+            begin = time.perf_counter()
+            objective.evaluate(point)
+            times[way].append(time.perf_counter() - begin)
+    return {way: [t[0], statistics.median(t[1:])] for way, t in times.items()}
+
+
+def main() -> None:
+    """Print one table for all sizes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("role", nargs="?", default="driver", choices=["driver", "worker"])
+    parser.add_argument("--grids", default="16,32,64")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    if options.role == "worker":
+        worker(int(options.grids), options.steps, options.repeats)
+        return
+    head = f"{'':6s}{'':14s}" + "".join(f"{way:>12s}" for way in WAYS) + "   first calls [s]"
+    print(f"{options.steps} steps, milliseconds; medians of {options.repeats}\n\n{head}")
+    for grid in options.grids.split(","):
+        words = [f"--grids={grid}", f"--steps={options.steps}", f"--repeats={options.repeats}"]
+        found = start_worker(sys.argv[0], words, 1, options.threads)
+        for kind, ways in found.items():
+            times = "".join(f"{1e3 * median:12.1f}" for _, median in ways.values())
+            times = times if len(ways) == len(WAYS) else f"{'':12s}{times}"
+            firsts = " ".join(f"{first:.1f}" for first, _ in ways.values())
+            print(f"{grid + '^3':6s}{kind:14s}{times}   {firsts}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
