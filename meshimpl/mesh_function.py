@@ -291,9 +291,9 @@ class MeshFunction:
         # The lowered function itself is hidden from the tape, which would differentiate through the
         # collectives.
         hidden = [tf.stop_gradient(x) for x in slices]
-        # A rank that is alone calls its own graph from within another.
+        # A mesh of one rank calls its own graph from within another.
         is_eager = tf.executing_eagerly()
-        is_part = not (is_eager or self.mesh.is_alone)
+        is_part = not (is_eager or self.mesh.size == 1)
         results = self._part_of_a_graph(hidden) if is_part else self._forward(*hidden)
         outputs, readings = results[: len(self.output_shapes)], results[len(self.output_shapes) :]
 

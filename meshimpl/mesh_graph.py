@@ -19,7 +19,7 @@ class MeshGraph:
     """A function of this rank's tensors as a graph, built when all ranks have built the same.
 
     Without autograph: rewriting the source of loops' bodies takes seconds and changes nothing. A
-    rank that is alone in its job has nobody to agree with, and its graphs send nothing.
+    mesh of one rank has nobody to agree with, and its graphs send nothing.
 
     Args:
         function: from tensors to a list of tensors. It may send.
@@ -50,7 +50,7 @@ class MeshGraph:
             self._groups = planned_groups()
             return wrapped
 
-        if mesh.is_alone:
+        if mesh.size == 1:
             self._wrapped = wrap()
             return
         with traffic.recorded(self._sent):
@@ -67,7 +67,7 @@ class MeshGraph:
 
     def __call__(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
         """Evaluates the graph; no rank leaves it before all have begun the call."""
-        if self._mesh.is_alone:
+        if self._mesh.size == 1:
             return list(self._wrapped(*tensors))
         with at(self._what, meetings=self._groups, is_call=True):
             results = self._wrapped(*tensors)
@@ -107,7 +107,7 @@ class MeshProgram:
 
 
 def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., Any]:
-    """Returns a function of tensors as one graph, if the rank is alone; otherwise the function.
+    """Returns a function of tensors as one graph, if the mesh has one rank; otherwise the function.
 
     It is evaluated without a graph first, so that nothing that it keeps for later calls belongs to
     one. TensorFlow then compiles it, which takes seconds. If no graph can be made of
@@ -118,7 +118,7 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
             which becomes a FloatingPointError here.
         mesh: the ranks.
     """
-    if not mesh.is_alone:
+    if mesh.size > 1:
         return function
     graph = tf.function(function, autograph=False)
     chosen: list[Callable[..., Any]] = []
@@ -147,8 +147,8 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
 def check_place(what: str, mesh: ProcessMesh) -> None:
     """Checks that what builds graphs of its own may be called here.
 
-    Within a graph it may, if the rank is alone or the graph is one of a `MeshGraph`. TensorFlow's
-    optimisers prune collectives of other graphs, each rank others.
+    Within a graph it may, if the mesh has one rank or the graph is one of a `MeshGraph`. In other
+    graphs TensorFlow's optimisers prune collectives, each rank others.
 
     Args:
         what: what is called, for the message.
@@ -157,5 +157,5 @@ def check_place(what: str, mesh: ProcessMesh) -> None:
     Raises:
         RuntimeError: TensorFlow builds a graph, and it may not.
     """
-    if not (mesh.is_alone or is_planned()):
+    if not (mesh.size == 1 or is_planned()):
         check_eager(what)
