@@ -82,6 +82,7 @@ class EvolutionPlan:
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.
         progress: called after each step.
+        is_reported: whether something is called after each step, on this rank or another.
         observer: measures the particles during the evolution.
         observed: the tensors that the observer receives for its inputs.
         kicks_before: the number of kicks before this plan, if it continues a run.
@@ -98,6 +99,7 @@ class EvolutionPlan:
     steps: int = 1
     growth: Callable[[float], float] = lambda a: 1.0
     progress: StepCallback | None = None
+    is_reported: bool = False
     observer: Observer | None = None
     observed: tuple[tf.Tensor, ...] = ()
     kicks_before: int = 0
@@ -108,11 +110,6 @@ class EvolutionPlan:
     def known_factors(self) -> np.ndarray:
         """The factors as numbers, float64 [..., operations, 4 or more]; see `numbers`."""
         return self.factors.numpy() if self.numbers is None else self.numbers
-
-    @property
-    def reports(self) -> bool:
-        """Whether something is called after each step."""
-        return self.progress is not None or self.after_step is not None
 
     def blocks(self, pairs: Pairs, alone: Collection[int]) -> dict[int, int]:
         """Returns the operations that are pairs of one call: the first and one after the last.
@@ -280,7 +277,7 @@ class NBody:
             HaloError, FloatingPointError: on every rank.
         """
         pairs, factors = self.pairs_of(plan), tf.cast(plan.factors[..., :2, :], self.box.dtype)
-        together = not plan.reports and bool(plan.blocks(pairs, ()))
+        together = bool(self.blocks(plan, ()))
         kind = pairs if together else None
         if kind in self._compiled:
             return False
@@ -299,6 +296,23 @@ class NBody:
         kinds = [operation.kind for operation in plan.operations if operation.kind != "velocity"]
         order: Kinds = ("drift", "kick") if kinds[-1:] == ["kick"] else ("kick", "drift")
         return Pairs(self.gravity, order, len(plan.lpt))
+
+    def blocks(
+        self, plan: EvolutionPlan, alone: Collection[int], *, back: bool = False
+    ) -> dict[int, int]:
+        """Returns the operations of a plan that are pairs of one call, see `EvolutionPlan.blocks`.
+
+        They are the same on all ranks. Observers may measure at other kicks on other ranks.
+
+        Args:
+            plan, alone: as there.
+            back: for the backward pass, in which nothing is called after a step.
+        """
+        reported = plan.is_reported or plan.progress is not None or plan.after_step is not None
+        observed = plan.observer is not None and self.box.mesh.size > 1
+        if observed or (reported and not back):
+            return {}
+        return plan.blocks(self.pairs_of(plan), alone)
 
     def evolve(
         self,
@@ -331,7 +345,7 @@ class NBody:
         kicks, pairs = plan.kick_numbers, self.pairs_of(plan)
         observed_kicks = frozenset() if plan.observer is None else plan.observer.kicks
         measured: Measured = dict(plan.measured)
-        blocks = plan.blocks(pairs, keep) if fused and not plan.reports else {}
+        blocks = self.blocks(plan, keep) if fused else {}
         unpainted, number = False, 0
         while (begin := number) < len(plan.operations):
             operation, c = plan.operations[begin], factors[..., begin, :]

@@ -425,6 +425,11 @@ def evolve_particles(
         packed = dict if observer is None else functools.partial(observer.pack, measured)
         after_step(MidRun(done + number, last.step, last.a, here, inputs.halo, timings, packed))
 
+    is_reported = progress is not None or after_step is not None
+    if (mesh := inputs.box.mesh).size > 1:
+        # A bar may be shown on one rank alone, and replicas have other universes.
+        mine = tf.constant([float(is_reported), *growth_left], tf.float64)
+        is_reported, *growth_left = mesh.world.allreduce(mine, "max").numpy()
     plan = EvolutionPlan(
         schedule.operations[done:],
         schedule.factors[..., done:, :],
@@ -433,6 +438,7 @@ def evolve_particles(
         steps=len(edges) - 1,
         growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
         progress=progress,
+        is_reported=bool(is_reported),
         observer=observer,
         observed=() if observer is None else observer.inputs,
         kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),

@@ -422,8 +422,8 @@ class Simulation:
             raise ValueError("on_output needs outputs: give their scale factors, too")
         if outputs is not None and observe is not None:
             raise ValueError("outputs: with observe, give states_at(outputs, on_output) among them")
-        looks = {"outputs": outputs, "observe": observe, "progress": progress}
-        looks |= {"after_step": after_step, "resume": resume}
+        looks: dict[str, object] = {"outputs": outputs, "observe": observe}
+        looks |= {"progress": progress, "after_step": after_step, "resume": resume}
         named = [name for name, value in looks.items() if value is not None]
         if named and not tf.executing_eagerly():
             raise RuntimeError(

@@ -19,6 +19,9 @@ from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
 
 T = TypeVar("T")
+REMEMBERED = 16
+"""Most results that a theory keeps for later runs."""
+
 TheoryOf = Callable[[Cosmology], Theory]
 """What makes the theory of a cosmology: `Theory` itself, or a subclass."""
 
@@ -133,6 +136,8 @@ class LocalCosmologies:
         key = name, self.batched, len(self.theories)
         kept = first.__dict__.setdefault("_remembered", {})
         if key not in kept:
+            if len(kept) == REMEMBERED:
+                del kept[next(iter(kept))]
             kept[key] = make()
         result: T = kept[key]
         return result

@@ -11,7 +11,9 @@ from ranks import SHAPES, SIZE
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution import pairs
+from flowpm_dist.evolution.adjoints import ReversibleAdjoint
 from flowpm_dist.evolution.pairs import Pairs
+from flowpm_dist.grid.field import Field
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 
 pytestmark = [
@@ -112,6 +114,23 @@ def test_a_long_run_takes_several_calls(calls, monkeypatch):
     assert [count for _, count in calls] == [5, 2, 2]  # the fifth pair by single operations
     for one, other in zip(blocks(whole), blocks(parts), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.ranks(2)
+def test_ranks_choose_alike(calls):
+    """A bar on one rank alone, and universes of two replicas of which one keeps other states."""
+    sim = simulation("fastpm", mesh="replica:2")
+    sim.run(seed=[1, 2], progress=print if sim.box_of_replicas.mesh.rank == 0 else None)
+    assert not calls
+    sim = simulation("fastpm", mesh="replica:2", adjoint=ReversibleAdjoint(max_error_growth=6.0))
+    noise = sim.run(seed=[1, 2]).white_noise.block
+    omega = tf.constant([0.1, 0.9], tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        universes = [sim.cosmology.replace(Omega_m=omega[i]) for i in range(2)]
+        state = sim.run(white_noise=Field(noise, sim.box_of(2)), cosmology=universes)
+        loss = tf.reduce_sum(state.displacement.block**2)
+    assert np.isfinite(tape.gradient(loss, noise)).all()
 
 
 @pytest.mark.ranks(2)

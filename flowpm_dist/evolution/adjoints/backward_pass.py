@@ -41,7 +41,8 @@ class BackwardPass:
         factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
         decays = bool((self._plan.known_factors[..., list(self._kicks), 0] != 1).any())
         pairs = self._nbody.pairs_of(self._plan)
-        ends = {end: begin for begin, end in self._plan.blocks(pairs, self._recorded).items()}
+        blocks = self._nbody.blocks(self._plan, self._recorded, back=True)
+        ends = {end: begin for begin, end in blocks.items()}
         rows: list[tf.Tensor] = []
         end = len(self._plan.operations)
         while end > 0:

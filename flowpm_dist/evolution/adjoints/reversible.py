@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
+    from flowpm_dist.grid.box import Box
 
 
 class ReversibleAdjoint(Adjoint):
@@ -58,7 +59,8 @@ class ReversibleAdjoint(Adjoint):
         terms = len(plan.lpt)
         x, v, factors, *more = (tf.stop_gradient(t) for t in inputs)
         lpt, observed = tuple(more[:terms]), tuple(more[terms:])
-        here = replace(plan, factors=factors, lpt=lpt, observed=observed)
+        numbers = on_all_replicas(plan.known_factors, nbody.box)
+        here = replace(plan, factors=factors, lpt=lpt, observed=observed, numbers=numbers)
         chosen = kicks_to_keep(here, self.max_error_growth)
         recorded: dict[int, Particles] = {}
 
@@ -91,6 +93,22 @@ class ReversibleAdjoint(Adjoint):
 
         x, v, *measured = run(*inputs)
         return Evolved(Particles(x, v), dict(zip(names, measured, strict=True)))
+
+
+def on_all_replicas(factors: np.ndarray, box: Box) -> np.ndarray:
+    """Returns the factors of the universes of all replicas, so that all ranks choose alike.
+
+    Args:
+        factors: of this rank's universes [universe, operations, n]; of one, if there are no
+            replicas.
+        box: the universes.
+    """
+    import tensorflow as tf
+
+    if box.mesh.axis_size("replica") == 1:
+        return factors
+    everywhere: np.ndarray = box.mesh.world.allgather(tf.constant(factors)).numpy()
+    return everywhere
 
 
 def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
