@@ -429,7 +429,8 @@ def evolve_particles(
     if (mesh := inputs.box.mesh).size > 1:
         # A bar may be shown on one rank alone, and replicas have other universes.
         mine = tf.constant([float(is_reported), *growth_left], tf.float64)
-        is_reported, *growth_left = mesh.world.allreduce(mine, "max").numpy()
+        agreed = mesh.world.allreduce(mine, "max").numpy()
+        is_reported, growth_left = bool(agreed[0]), agreed[1:]
     plan = EvolutionPlan(
         schedule.operations[done:],
         schedule.factors[..., done:, :],
@@ -438,7 +439,7 @@ def evolve_particles(
         steps=len(edges) - 1,
         growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
         progress=progress,
-        is_reported=bool(is_reported),
+        is_reported=is_reported,
         observer=observer,
         observed=() if observer is None else observer.inputs,
         kicks_before=sum(operation.kind == "kick" for operation in schedule.operations[:done]),
