@@ -19,7 +19,8 @@ import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
 from flowpm_dist.evolution.adjoints.reversible import kicks_to_keep
 from flowpm_dist.evolution.integrators import INTEGRATORS
-from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 from meshimpl import ProcessMesh, launch
 
 CELL = 3.0  # [Mpc/h]

@@ -277,8 +277,8 @@ class MeshFunction:
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
         ) + list(self._readings.values())
         name = f"gradient of {self.__name__}"
-        what = f"the gradient of the mesh function {self.__name__}"
-        graph = MeshGraph(trace, self.mesh, signature, name, what)
+        in_words = f"the gradient of the mesh function {self.__name__}"
+        graph = MeshGraph(trace, self.mesh, signature, name, in_words)
         if self._declared:  # what assigns to them was lowered again, and is left out
             graph.without_assignments(len(signature))
         return once_differentiable(graph, f"the mesh function {self.__name__}")
@@ -301,12 +301,12 @@ class MeshFunction:
             cotangents = [dys[i] for i in self._floating_outputs]
             if is_part:
                 self.impl.begin_build()
-                found = self._lowered_vjp(slices, cotangents)
+                slopes = self._lowered_vjp(slices, cotangents)
             else:
                 if is_eager:
                     check_eager(f"the gradient of the mesh function {self.__name__}")
-                found = self._vjp(*slices, *cotangents, *readings)
-            by_number = dict(zip(self._differentiated, found, strict=True))
+                slopes = self._vjp(*slices, *cotangents, *readings)
+            by_number = dict(zip(self._differentiated, slopes, strict=True))
             gradients = [by_number.get(i) for i in range(len(slices))]
             return gradients[0] if len(gradients) == 1 else gradients
 

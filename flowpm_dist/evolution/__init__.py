@@ -3,12 +3,12 @@
 from meshimpl.imports import lazy_names
 
 _HOMES = {
-    "Clock": "nbody",
-    "EvolutionPlan": "nbody",
-    "Evolved": "nbody",
+    "Clock": "plan",
+    "EvolutionPlan": "plan",
+    "Evolved": "plan",
     "NBody": "nbody",
     "Observer": "observers",
-    "Particles": "nbody",
+    "Particles": "plan",
 }
 
 __all__ = sorted(_HOMES)

@@ -14,7 +14,7 @@ from flowpm_dist.catalogues.occupation import check_occupation
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.power import LinearPower
 from flowpm_dist.cosmology.theory import Theory
-from flowpm_dist.evolution.nbody import MidRun, Particles
+from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import WriteError, remove, versions, write_json

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.theory import Theory
-from flowpm_dist.evolution.nbody import EvolutionPlan, NBody, Particles
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.initial.conditions import (
     InitialConditions,

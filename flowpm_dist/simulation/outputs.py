@@ -19,7 +19,6 @@ from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.integrators.base import momentum_factor
-from flowpm_dist.evolution.nbody import Particles
 from flowpm_dist.evolution.observers import (
     Measured,
     Measurement,
@@ -29,6 +28,7 @@ from flowpm_dist.evolution.observers import (
     add_to,
 )
 from flowpm_dist.evolution.operations import broadcast_per_universe, combine
+from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.run import Inputs
 from flowpm_dist.simulation.state import State

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.nbody import PHASES
+from flowpm_dist.evolution.plan import PHASES
 from flowpm_dist.simulation.simulation import Simulation
 from meshimpl.traffic import Tally, added, so_far
 

@@ -16,7 +16,8 @@ from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.corrections import force_cell
 from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
-from flowpm_dist.evolution.nbody import (
+from flowpm_dist.evolution.observers import Measured, Observer
+from flowpm_dist.evolution.plan import (
     Clock,
     EvolutionPlan,
     Evolved,
@@ -24,7 +25,6 @@ from flowpm_dist.evolution.nbody import (
     Particles,
     StepCallback,
 )
-from flowpm_dist.evolution.observers import Measured, Observer
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise

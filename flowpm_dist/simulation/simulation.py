@@ -20,8 +20,8 @@ from flowpm_dist.cosmology.steps import StepOptions
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import LPT_ONLY, Correction
 from flowpm_dist.evolution.integrators import FastPM, Integrator, name_of
-from flowpm_dist.evolution.nbody import Clock, Particles, StepCallback
 from flowpm_dist.evolution.observers import Observer
+from flowpm_dist.evolution.plan import Clock, Particles, StepCallback
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh, pyramid_problem
 from flowpm_dist.grid.options import BoxOptions
@@ -443,9 +443,9 @@ class Simulation:
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
-        own = self._cosmologies.default
+        callbacks = progress, observers, after_step
         done, timings = evolve_particles(
-            begin, lpt, inputs, clock, progress, observers, after_step, own=own
+            begin, lpt, inputs, clock, *callbacks, own=self._cosmologies.default
         )
         state = None
         if outputs is None:

@@ -17,7 +17,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.steps import SAME
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import StateCorrection, force_cell
-from flowpm_dist.evolution.nbody import Particles
+from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.grid.field import Field, project

@@ -134,13 +134,12 @@ class LocalCosmologies:
         if not plain or any(theory is not first for theory in self.theories):
             return make()
         key = name, self.batched, len(self.theories)
-        kept = first.__dict__.setdefault("_remembered", {})
-        if key not in kept:
-            if len(kept) == REMEMBERED:
-                del kept[next(iter(kept))]
-            kept[key] = make()
-        result: T = kept[key]
-        return result
+        earlier: dict[Hashable, T] = first.__dict__.setdefault("_remembered", {})
+        if key not in earlier:
+            if len(earlier) == REMEMBERED:
+                del earlier[next(iter(earlier))]
+            earlier[key] = make()
+        return earlier[key]
 
     def of_growths(self, function: Callable[[Theory], T]) -> list[T]:
         """Returns a function's result for each theory, where it uses background and growth.

@@ -14,7 +14,8 @@ from reference import relative_rms
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
 from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM, Schedule
-from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, NBody, Particles
+from flowpm_dist.evolution.nbody import NBody
+from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import ParticleMesh
 from flowpm_dist.particle_mesh.gravity import Gravity

@@ -14,7 +14,7 @@ import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
 from flowpm_dist.evolution.adjoints.reversible import kicks_to_keep
 from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM, drift_kick_drift, rows
-from flowpm_dist.evolution.nbody import EvolutionPlan
+from flowpm_dist.evolution.plan import EvolutionPlan
 
 PLANCK = fpm.Cosmology.planck18()
 W0WA = PLANCK.replace(w0=-0.9, wa=0.2)

@@ -7,7 +7,7 @@ import pytest
 from ranks import OTHER_SPLITS, SHAPES, SIZE, process_mesh, shared_folder
 
 import flowpm_dist as fpm
-from flowpm_dist.evolution.nbody import MidRun, Particles
+from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.light_cone import LightConeFiles, read_light_cone
 from flowpm_dist.jobs.checkpoints import CheckpointStore

@@ -6,9 +6,10 @@ import functools
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.nbody import EvolutionPlan, NBody, Particles
+from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.observers import Measured, Moment, Observer, measurements_vjp
 from flowpm_dist.evolution.operations import Backward, undo_drift, undo_kick, undo_velocity
+from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 
 
 class BackwardPass:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from flowpm_dist.options import Options
 
 if TYPE_CHECKING:
-    from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
+    from flowpm_dist.evolution.nbody import NBody
+    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 
 
 class Adjoint(Options, abc.ABC):

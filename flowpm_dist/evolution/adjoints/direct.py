@@ -9,7 +9,8 @@ from typing_extensions import override
 from flowpm_dist.evolution.adjoints.base import Adjoint
 
 if TYPE_CHECKING:
-    from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
+    from flowpm_dist.evolution.nbody import NBody
+    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 
 
 class DirectAdjoint(Adjoint):

@@ -25,7 +25,8 @@ from flowpm_dist.evolution.adjoints.base import Adjoint
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from flowpm_dist.evolution.nbody import Clock, EvolutionPlan, Evolved, NBody, Particles
+    from flowpm_dist.evolution.nbody import NBody
+    from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
     from flowpm_dist.grid.box import Box
 
 
@@ -51,7 +52,7 @@ class ReversibleAdjoint(Adjoint):
         import tensorflow as tf
 
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
-        from flowpm_dist.evolution.nbody import Evolved, Particles
+        from flowpm_dist.evolution.plan import Evolved, Particles
         from meshimpl.graph_guards import is_watched, not_recorded, once_differentiable
 
         start = particles.pop()
