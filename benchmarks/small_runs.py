@@ -64,7 +64,7 @@ def worker(grid: int, steps: int, repeats: int) -> None:
 
         return value_and_gradient
 
-    work = pairs.WORK
+    largest = pairs.LARGEST
     found: dict[str, dict[str, Any]] = {}
     for kind, function, inputs in (
         ("run", density, [noise]),
@@ -76,7 +76,7 @@ def worker(grid: int, steps: int, repeats: int) -> None:
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(repeats + 1):
             for way, call in ways.items():
-                pairs.WORK = 0 if way == "single" else work
+                pairs.LARGEST = 0 if way == "single" else largest
                 begin = time.perf_counter()
                 np.asarray(call(*inputs)[0] if kind != "run" else call(*inputs))
                 times[way].append(time.perf_counter() - begin)

@@ -228,42 +228,6 @@ class MeshFunction:
     def _floating_outputs(self) -> list[int]:
         return [i for i, dtype in enumerate(self.output_dtypes) if dtype.is_floating]
 
-    def _lowered_vjp(
-        self, slices: Sequence[tf.Tensor], cotangents: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Lowers the vector-Jacobian product into the graph under construction.
-
-        Args:
-            slices: the function's inputs.
-            cotangents: of the floating outputs.
-
-        Returns:
-            The cotangents of the floating inputs.
-        """
-        specs, of = list(self.inputs.values()), self._floating_outputs
-        with self._lowering():
-            graph_mesh, args, outputs, _ = self._built(slices)
-            imported = []
-            for i, dy in zip(of, cotangents, strict=True):
-                shape = self.output_shapes[i]
-                replicas = self.impl.replicated_axes(shape)
-                total = self.impl.allreduce(LaidOutTensor([dy]), replicas, "SUM")
-                imported.append(
-                    mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
-                )
-            wrt = [args[i] for i in self._differentiated]
-            gradients = [
-                mtf.zeros_like(x) if g is None else g * self._share(specs[i][0])
-                for i, x, g in zip(
-                    self._differentiated,
-                    wrt,
-                    mtf.gradients([outputs[i] for i in of], wrt, imported),
-                    strict=True,
-                )
-            ]
-            lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
-        return self._fetch(lowering, gradients, [])
-
     @functools.cached_property
     def _vjp(self) -> Callable[..., list[tf.Tensor]]:
         specs, of = list(self.inputs.values()), self._floating_outputs
@@ -271,7 +235,26 @@ class MeshFunction:
         def trace(*tensors: tf.Tensor) -> list[tf.Tensor]:
             count = len(specs) + len(of)
             self.impl.begin_build(dict(zip(self._readings, tensors[count:], strict=True)))
-            return self._lowered_vjp(tensors[: len(specs)], tensors[len(specs) : count])
+            with self._lowering():
+                graph_mesh, args, outputs, _ = self._built(tensors[: len(specs)])
+                cotangents = []
+                for i, dy in zip(of, tensors[len(specs) : count], strict=True):
+                    shape = self.output_shapes[i]
+                    replicas = self.impl.replicated_axes(shape)
+                    total = self.impl.allreduce(LaidOutTensor([dy]), replicas, "SUM")
+                    cotangents.append(
+                        mtf.import_laid_out_tensor(graph_mesh, total, shape, name="cotangent")
+                    )
+                wrt = self._differentiated
+                gradients = mtf.gradients(
+                    [outputs[i] for i in of], [args[i] for i in wrt], cotangents
+                )
+                gradients = [
+                    mtf.zeros_like(args[i]) if g is None else g * self._share(specs[i][0])
+                    for i, g in zip(wrt, gradients, strict=True)
+                ]
+                lowering = mtf.Lowering(graph_mesh.graph, {graph_mesh: self.impl}, autostack=False)
+            return self._fetch(lowering, gradients, [])
 
         signature = self._signature(
             specs + [(self.output_shapes[i], self.output_dtypes[i]) for i in of]
@@ -298,14 +281,12 @@ class MeshFunction:
         outputs, readings = results[: len(self.output_shapes)], results[len(self.output_shapes) :]
 
         def gradient(*dys: tf.Tensor) -> Any:
-            cotangents = [dys[i] for i in self._floating_outputs]
             if is_part:
-                self.impl.begin_build()
-                slopes = self._lowered_vjp(slices, cotangents)
-            else:
-                if is_eager:
-                    check_eager(f"the gradient of the mesh function {self.__name__}")
-                slopes = self._vjp(*slices, *cotangents, *readings)
+                raise LookupError(f"{self.__name__}: a part of a program has no gradient")
+            if is_eager:
+                check_eager(f"the gradient of the mesh function {self.__name__}")
+            cotangents = [dys[i] for i in self._floating_outputs]
+            slopes = self._vjp(*slices, *cotangents, *readings)
             by_number = dict(zip(self._differentiated, slopes, strict=True))
             gradients = [by_number.get(i) for i in range(len(slices))]
             return gradients[0] if len(gradients) == 1 else gradients

@@ -157,5 +157,6 @@ def check_place(what: str, mesh: ProcessMesh) -> None:
     Raises:
         RuntimeError: TensorFlow builds a graph, and it may not.
     """
-    if not (mesh.size == 1 or is_planned()):
+    function = isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph)
+    if not (function and (mesh.size == 1 or is_planned())):
         check_eager(what)

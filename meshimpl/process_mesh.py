@@ -142,8 +142,6 @@ class ProcessMesh:
         initialise([self.axes])
         here = launch.detect()
         self.rank = here.rank
-        self.is_alone = here.size == 1
-        """Whether the job has no other rank."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -337,7 +335,7 @@ class _Section(ProcessMesh):
 
     def __init__(self, mesh: ProcessMesh, axis: str) -> None:
         self.axes = tuple((name, size) for name, size in mesh.axes if name != axis)
-        self._mesh, self.is_alone = mesh, False
+        self._mesh = mesh
         self.rank = mesh.communicator(*self.names).index
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -33,8 +33,6 @@ class NBody:
     Args:
         gravity: the gravity, which holds the particles, the mesh and the halo.
         max_displacement: the box's `MaxDisplacement`; a new one if None.
-
-    Attributes:
     """
 
     def __init__(self, gravity: Gravity, max_displacement: MaxDisplacement | None = None) -> None:
@@ -66,18 +64,21 @@ class NBody:
         pm = self.gravity.pm
         return painted * pm.cells_per_particle if pm.mesh_factor > 1 else painted
 
-    def compile(self, plan: EvolutionPlan, x: tf.Tensor, v: tf.Tensor) -> bool:
+    def compile(self, plan: EvolutionPlan, x: tf.Tensor, v: tf.Tensor, watched: bool) -> bool:
         """Makes a kick as a plan makes its steps, if none was made so before; returns whether.
 
         Args:
             plan: what will be done.
             x, v: displacement and velocity at its start, blocks [..., x, y, z, 3].
+            watched: whether it will be differentiated, which takes single operations.
 
         Raises:
             HaloError, FloatingPointError: on every rank.
         """
+        if not plan.operations:
+            return False
         pairs, factors = self.pairs_of(plan), tf.cast(plan.factors[..., :2, :], self.box.dtype)
-        together = bool(self.blocks(plan, ()))
+        together = not watched and bool(self.blocks(plan, ()))
         kind = pairs if together else None
         if kind in self._compiled:
             return False

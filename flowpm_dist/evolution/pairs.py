@@ -23,8 +23,10 @@ Kinds = tuple[Literal["kick", "drift"], Literal["kick", "drift"]]
 
 LONGEST = 64
 """Most pairs of one call."""
-WORK = 2**25
-"""Most kicks of particles of a rank in one call, which takes about a second on two cores."""
+LARGEST = 2**19
+"""Most particles of a rank, above which Python's share is small. A graph holds a copy of the state
+more than single operations do, and all of its pairs take about a second on two cores.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Pairs:
     def most(self) -> int:
         """The largest number of pairs for one call; below 2, single operations do."""
         box = self.gravity.pm.box
-        return min(LONGEST, WORK // math.prod((*box.local_batch, *box.block)))
+        return LONGEST if math.prod((*box.local_batch, *box.block)) <= LARGEST else 0
 
     def forward(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
@@ -15,8 +16,8 @@ from flowpm_dist.reconstruction.sampler import Draw, Sampler
 from flowpm_dist.reconstruction.staged_run import Checkpoints, StagedRun
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use
 
-MANY = 64
-"""Moves of chains from which on it is worth to compile evaluations whole, see `EvenPosterior`."""
+MANY = 1024
+"""Evaluations of a phase from which on it is worth to compile them whole, see `EvenPosterior`."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,6 @@ class Chains(StagedRun):
     ) -> None:
         stages = [*warm_up, Phase(EXACT, in_unit("draws", draws))]
         super().__init__(posterior, sampler, stages, checkpoints, every)
-        self.whole = self.moves >= MANY
         self._sums = {name: posterior.space.zeros() for name in ("sum", "squares")}
 
     @property
@@ -147,6 +147,10 @@ class Chains(StagedRun):
         """
         self._after = after
         self._run_stages(start, resume=resume, sampler=self._scheme.options)
+
+    @override
+    def is_long(self, stage: Phase) -> bool:
+        return stage.moves * self._scheme.options.evaluations >= MANY
 
     def _stage(self, objective: EvenPosterior, point: Unknowns) -> Unknowns:
         phase: Phase = self.stages[self.progress.stage]

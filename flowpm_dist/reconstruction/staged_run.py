@@ -53,7 +53,7 @@ class StagedRun(ABC):
     """A search or chains: one stage of annealing after another, with checkpoints.
 
     Attributes:
-        natural, whole: see `EvenPosterior`.
+        natural: see `EvenPosterior`.
 
     Args:
         posterior: the posterior of the data.
@@ -64,7 +64,6 @@ class StagedRun(ABC):
     """
 
     natural: ClassVar[bool] = False
-    whole = False
 
     def __init__(
         self,
@@ -77,7 +76,6 @@ class StagedRun(ABC):
         self.posterior, self.stages, self._scheme = posterior, list(stages), scheme
         self._checkpoints, self._every = checkpoints, in_unit("every", every)
         self.progress = IterationState()
-        self._objectives: dict[Any, EvenPosterior] = {}
 
     def _run_stages(
         self, start: Callable[[], Unknowns], *, resume: bool, **options: Any
@@ -123,13 +121,12 @@ class StagedRun(ABC):
 
     def _objective(self) -> EvenPosterior:
         stage = self.stages[self.progress.stage]
-        key = stage.annealing, stage.held
-        if key not in self._objectives:
-            kind = {"natural": self.natural, "whole": self.whole}
-            self._objectives[key] = EvenPosterior(
-                self.posterior, stage.annealing, held=stage.held, **kind
-            )
-        return self._objectives[key]
+        kind = {"natural": self.natural, "whole": self.is_long(stage)}
+        return EvenPosterior(self.posterior, stage.annealing, held=stage.held, **kind)
+
+    def is_long(self, stage: Any) -> bool:
+        """Whether it is worth to compile the evaluations of a stage whole, see `EvenPosterior`."""
+        return False
 
     def _restored(self) -> Memory | None:
         """Returns what the scheme resumes from, or None if there is no checkpoint."""

@@ -143,7 +143,9 @@ class CompiledSolver:
         halo = suggested_halo(reach, growth)
         return int(self.box.mesh.world.allreduce(tf.constant(halo), "max"))
 
-    def compile(self, nbody: NBody, plan: EvolutionPlan, particles: Particles) -> float:
+    def compile(
+        self, nbody: NBody, plan: EvolutionPlan, particles: Particles, watched: bool
+    ) -> float:
         """Makes the first kick, once, which lowers and compiles its functions; returns the seconds.
 
         Functions of LPT fields, of plain differentiation and of observers are lowered when they are
@@ -153,6 +155,7 @@ class CompiledSolver:
             nbody: the evolution to compile.
             plan: what it will do.
             particles: the particles at the start.
+            watched: whether it will be differentiated.
 
         Raises:
             HaloError, FloatingPointError: on every rank.
@@ -160,7 +163,7 @@ class CompiledSolver:
         begin = time.perf_counter()
         # nothing of this is to be differentiated
         x, v = tf.stop_gradient(particles.displacement), tf.stop_gradient(particles.velocity)
-        return time.perf_counter() - begin if nbody.compile(plan, x, v) else 0.0
+        return time.perf_counter() - begin if nbody.compile(plan, x, v, watched) else 0.0
 
     def density(
         self,

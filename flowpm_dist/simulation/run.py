@@ -15,7 +15,7 @@ from flowpm_dist.cosmology.arrays import as_float64, is_tensor
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.corrections import force_cell
-from flowpm_dist.evolution.integrators import Integrator, Operation, Schedule
+from flowpm_dist.evolution.integrators import INTEGRATORS, Integrator, Operation, Schedule
 from flowpm_dist.evolution.observers import Measured, Observer
 from flowpm_dist.evolution.plan import (
     Clock,
@@ -41,7 +41,7 @@ PARTICLES = {"displacement": "Mpc/h", "velocity": "Mpc/h H0"}
 """The fields that a run can begin with, and their units."""
 
 SMALL = 2**18
-"""Most cells of a box whose linear amplitude is kept between runs."""
+"""Most cells of a box, or of a batch, whose linear amplitude is kept between runs."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def lpt_particles(
         return [solver.amplitude(local, a), local.stack(factors), *solver.excess(local, a)]
 
     noise = solver.primordial_noise(inputs.white_noise(), local)
-    if inputs.box.cells <= SMALL:
+    if _is_known(integrator) and inputs.box.cells * (inputs.box.batch or 1) <= SMALL:
         name = "lpt", inputs.box, a, integrator, order
         amplitude, factors, *excess = local.remembered(name, of_cosmology)
     else:
@@ -446,10 +446,13 @@ def evolve_particles(
         after_step=None if after_step is None else report,
         measured=before,
     )
-    compile_seconds = solver.compile(nbody, plan, particles[0]) if eager else 0.0
-    ready = clock.elapsed()
     # A graph may be differentiated as a whole, by what it does not know.
-    if not eager or is_watched([*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]):
+    watched = not eager or is_watched(
+        [*vars(particles[0]).values(), plan.factors, *lpt, *plan.observed]
+    )
+    compile_seconds = solver.compile(nbody, plan, particles[0], watched) if eager else 0.0
+    ready = clock.elapsed()
+    if watched:
         end = inputs.options.adjoint.evolve(nbody, particles, plan, clock)
     else:
         end = nbody.evolve(particles, plan, clock)
@@ -478,10 +481,13 @@ def _schedule(inputs: Inputs) -> Schedule:
     The coefficients of the force's response are further columns of the factors.
     """
     edges, integrator, local = inputs.edges.tolist(), inputs.options.integrator, inputs.cosmologies
-    schedules = local.remembered(
-        ("schedule", integrator, tuple(edges)),
-        lambda: local.of_growths(lambda theory: integrator.schedule(theory.growth, edges)),
-    )
+
+    def schedules_of() -> list[Schedule]:
+        return local.of_growths(lambda theory: integrator.schedule(theory.growth, edges))
+
+    known = _is_known(integrator)
+    name = "schedule", integrator, tuple(edges)
+    schedules = local.remembered(name, schedules_of) if known else schedules_of()
     operations = schedules[0].operations
     factors = local.stack([as_float64(schedule.factors) for schedule in schedules])
     if inputs.from_particles:
@@ -504,6 +510,11 @@ def _schedule(inputs: Inputs) -> Schedule:
         of = local.of_growths(lambda theory: _of_neutrinos(theory.background, a, cell, count))
         factors = tf.concat([factors, local.stack(of)], axis=-1)
     return Schedule(operations, factors)
+
+
+def _is_known(integrator: Integrator) -> bool:
+    """Whether its factors depend on its options alone; who knows what a user's scheme reads."""
+    return type(integrator) in INTEGRATORS.values()
 
 
 def _of_neutrinos(background: Background, a: np.ndarray, cell: float, count: int) -> tf.Tensor:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.options import in_unit, keep_in_units
+from meshimpl.graph_guards import check_eager
 from meshimpl.process_mesh import ProcessMesh
 
 Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -231,6 +232,7 @@ def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarra
     Raises:
         ValueError: no mode is in any of the bins.
     """
+    check_eager("a statistic of modes")
     size = bins.size
     x, y, z = relative_wavenumbers(box)
     _, weight_y, weight_z = multiplicities(box)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from ranks import SHAPES, SIZE
 import flowpm_dist as fpm
 from flowpm_dist.evolution import pairs
 from flowpm_dist.evolution.adjoints import ReversibleAdjoint
+from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.evolution.pairs import Pairs
 from flowpm_dist.grid.field import Field
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
@@ -94,7 +96,7 @@ def test_the_same_gradient(calls, monkeypatch, integrator):
 
     together = gradient()
     assert {kind for kind, _ in calls} == {"forward", "backward"}
-    monkeypatch.setattr(pairs, "WORK", 0)
+    monkeypatch.setattr(pairs, "LARGEST", 0)
     calls.clear()
     apart = gradient()
     assert not calls
@@ -104,12 +106,12 @@ def test_the_same_gradient(calls, monkeypatch, integrator):
 
 
 def test_a_long_run_takes_several_calls(calls, monkeypatch):
-    """No call takes longer than some seconds; a batch counts as its particles."""
+    """A call has no more pairs than its graph was made for."""
     batch = 2 * SIZE
     mesh = f"replica:{SIZE}"
     sim = simulation("bullfrog", mesh=mesh)
     whole = sim.run(seed=list(range(batch)))
-    monkeypatch.setattr(pairs, "WORK", 2 * 2 * N**3)
+    monkeypatch.setattr(Pairs, "most", 2)
     parts = sim.run(seed=list(range(batch)))
     assert [count for _, count in calls] == [5, 2, 2]  # the fifth pair by single operations
     for one, other in zip(blocks(whole), blocks(parts), strict=True):
@@ -138,8 +140,8 @@ def test_a_particle_beyond_the_halo_is_named_at_its_step(monkeypatch):
     """As by single operations, though the steps after it have been made."""
     sim = simulation("fastpm", halo=1)
     messages = []
-    for work in (pairs.WORK, 0):
-        monkeypatch.setattr(pairs, "WORK", work)
+    for largest in (pairs.LARGEST, 0):
+        monkeypatch.setattr(pairs, "LARGEST", largest)
         with pytest.raises(HaloError) as raised:
             sim.run(seed=1)
         messages.append(str(raised.value).partition(": ")[2])
@@ -154,3 +156,42 @@ def test_what_is_not_finite_is_named():
     sim.run(particles=(np.zeros_like(x), np.zeros_like(x)))  # compiled
     with pytest.raises(FloatingPointError, match="not finite"):
         sim.run(particles=(x, np.zeros_like(x)))
+
+
+@pytest.mark.ranks(1)
+def test_a_run_may_go_on_from_its_end():
+    """In a process that has compiled nothing for it."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), N, 37.0, STEPS, precision="float64")
+    ends = []
+    state = sim.run(seed=1, after_step=ends.append)
+    other = fpm.Simulation(fpm.Cosmology.planck18(), N, 37.5, STEPS, precision="float64")
+    resumed = other.run(seed=1, resume=lambda box: ends[-1])
+    np.testing.assert_array_equal(resumed.displacement.block, state.displacement.block)
+
+
+class Scaled(FastPM):
+    """FastPM whose first kick depends on more than its options."""
+
+    weights: list[float] = [1.0]
+
+    def schedule(self, growth, edges):
+        made = super().schedule(growth, edges)
+        first = np.arange(made.factors.shape[0])[:, np.newaxis] == 0
+        return replace(made, factors=made.factors * tf.where(first, SCALE, 1.0))
+
+
+SCALE = tf.Variable(1.0, dtype=tf.float64)
+
+
+@pytest.mark.ranks(1)
+def test_a_scheme_may_read_what_it_likes():
+    """Its factors are asked for in each run, and have gradients."""
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), N, 32.0, STEPS, integrator=Scaled())
+    sums = []
+    for scale in (1.0, 1.5):
+        SCALE.assign(scale)
+        with tf.GradientTape() as tape:
+            sums.append(tf.reduce_sum(sim.run(seed=1).displacement.block ** 2))
+        slope = tape.gradient(sums[-1], SCALE)
+        assert slope is not None and slope.numpy() != 0
+    assert sums[0].numpy() != sums[1].numpy()

@@ -36,7 +36,7 @@ from flowpm_dist.reconstruction import (
 )
 from flowpm_dist.reconstruction.chains import Chains, Phase
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
-from flowpm_dist.reconstruction.posterior import EvenPosterior
+from flowpm_dist.reconstruction.posterior import EvenPosterior, attempt
 from flowpm_dist.reconstruction.unknowns import Use, random_numbers
 from flowpm_dist.reconstruction.work import ReconstructionJob
 from tests.reconstruction.ranks_reconstruction import COSMOLOGY, StoppedHereError, block_of, solo
@@ -111,6 +111,27 @@ def test_draws_of_a_gaussian_posterior(sampler):
     found = convergence(np.array(modes))
     assert np.median(found.rhat) < 1.05
     assert (found.ess > 10).all()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("natural", [False, True])
+def test_an_evaluation_in_one_graph_is_the_same(natural):
+    """Of particles with a parameter; where nothing is finite there is no evaluation."""
+    sim = Simulation(COSMOLOGY, CELLS, 32.0, [0.5, 1.0], precision="float64")
+    data = 1 + 0.5 * np.random.default_rng(12).normal(size=[CELLS] * 3)
+    likelihood = Gaussian(sim.box, tf.constant(data), 0.7)
+    posterior = Posterior(ForwardModel(sim, "pm"), likelihood, {"sigma8": SIGMA8})
+    eager, whole = (EvenPosterior(posterior, natural=natural, whole=w) for w in (False, True))
+    for seed in (1, 2):
+        point = posterior.space.normal(seed)
+        one, other = (objective.evaluate(point) for objective in (eager, whole))
+        for name in ("data", "prior", "volume"):
+            np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12)
+        for name in ("field", "parameters"):
+            slopes = (getattr(each.gradient, name) for each in (one, other))
+            np.testing.assert_allclose(*slopes, rtol=1e-9, atol=1e-10)
+    nowhere = point.times(np.inf)
+    assert attempt(eager, nowhere) is None and attempt(whole, nowhere) is None
 
 
 @pytest.mark.ranks(1)

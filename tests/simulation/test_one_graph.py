@@ -47,6 +47,24 @@ def test_value_and_gradient_are_those_of_eager_calls(tape):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11 * np.abs(other).max())
 
 
+def test_neutrinos_that_the_simulation_does_not_have():
+    """Its own universe says which states are kept; the run's force has other coefficients."""
+    sim = simulation()
+    noise = tf.random.stateless_normal([N, N, N], [7, 8], dtype=tf.float64)
+
+    def gradient(omega):
+        with tf.GradientTape() as tape:
+            tape.watch(omega)
+            massive = PLANCK.replace(Omega_m=omega, m_nu=0.2, radiation=True)
+            state = sim.run(white_noise=noise, cosmology=massive)
+            loss = tf.reduce_sum(state.displacement.block**2)
+        return tape.gradient(loss, omega)
+
+    omega = tf.constant(0.3, tf.float64)
+    found = tf.function(gradient, autograph=False)(omega)
+    np.testing.assert_allclose(found, gradient(omega), rtol=1e-9)
+
+
 @pytest.mark.parametrize("pyramid", ["off", "1%"])
 def test_one_function_may_hold_boxes_of_two_sizes(pyramid):
     """Each with its own wavenumbers and cells; and what is not traced is as before."""

@@ -125,7 +125,8 @@ def kicks_to_keep(plan: EvolutionPlan, max_error_growth: float) -> list[int]:
             are used.
         max_error_growth: see `ReversibleAdjoint`.
     """
-    factors = np.abs(plan.known_factors).reshape(-1, *plan.factors.shape[-2:])
+    numbers = np.abs(plan.known_factors)
+    factors = numbers.reshape(-1, *numbers.shape[-2:])
     kicks = [n for n, operation in enumerate(plan.operations) if operation.kind == "kick"]
     scales = [1.0 / plan.growth(plan.operations[n].a) for n in kicks]
 
