@@ -23,9 +23,9 @@ Kinds = tuple[Literal["kick", "drift"], Literal["kick", "drift"]]
 
 LONGEST = 64
 """Most pairs of one call."""
-LARGEST = 2**19
+LARGEST, LARGEST_ON_GPUS = 2**19, 2**24
 """Most particles of a rank, above which Python's share is small. A graph holds a copy of the state
-more than single operations do, and all of its pairs take about a second on two cores.
+more than single operations do. All pairs of a call take about a second on two cores.
 """
 
 
@@ -47,7 +47,8 @@ class Pairs:
     def most(self) -> int:
         """The largest number of pairs for one call; below 2, single operations do."""
         box = self.gravity.pm.box
-        return LONGEST if math.prod((*box.local_batch, *box.block)) <= LARGEST else 0
+        largest = LARGEST_ON_GPUS if tf.config.get_visible_devices("GPU") else LARGEST
+        return LONGEST if math.prod((*box.local_batch, *box.block)) <= largest else 0
 
     def forward(
         self,
