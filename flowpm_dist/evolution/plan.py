@@ -62,7 +62,7 @@ class EvolutionPlan:
         factors: of this rank's universes, float64 [..., operations, 4]. Where the force has a
             response, more columns follow: its coefficients.
         lpt: psi1 and psi2 [Mpc/h], blocks [..., x, y, z, 3], where the operations use them.
-        numbers: the factors as numbers. In a graph, those of a similar evolution; None if the
+        numbers: the factors as numbers. In a graph, the factors of a similar one; None if the
             factors are not symbols.
         steps: their number.
         growth: of linear displacements from scale factor a to the end, see `check_halo`.

@@ -366,7 +366,7 @@ class EvenPosterior:
         It returns minus the log likelihood, the sum of the squares of the field, half the sum of
         the squares of the parameters as the density counts them, the log determinant, and the
         gradient with respect to field and parameters. The first, second and fourth are this rank's
-        part. Of a small box it is one graph.
+        part. For a small box it is one graph.
         """
         box = self.space.box
         is_small = math.prod((*box.local_batch, *box.block)) <= SMALL
