@@ -132,7 +132,7 @@ class Box:
 
     @property
     def size_tensor(self) -> tf.Tensor:
-        """The side lengths [Mpc/h], float64 [3]; for a box of any size those of the graph."""
+        """The side lengths [Mpc/h], float64 [3]; a box of any size has the graph's size."""
         if self.size is not _ANY_SIZE:
             return self._size_outside
         (size,) = tf.compat.v1.get_collection(_SIZE_IN_GRAPH)

@@ -246,7 +246,7 @@ class MaxDisplacement:
     def __init__(self, box: Box) -> None:
         self._split = [box.split.get(name, 1) > 1 for name in "xyz"]
         self.is_bounded = any(self._split)
-        self._reach = reach_function(box)
+        self._reach = _reach_function(box)
 
     def __call__(self, displacement: tf.Tensor) -> float:
         """Returns the largest |displacement| along a split axis over all ranks.
@@ -272,7 +272,7 @@ class MaxDisplacement:
 
 
 @cached_for_all_sizes(16)
-def reach_function(box: Box) -> MeshFunction:
+def _reach_function(box: Box) -> MeshFunction:
     """Returns `f(displacement)`: the largest |displacement| along each axis [particle spacings]."""
 
     def largest(s: tf.Tensor) -> tf.Tensor:

@@ -410,7 +410,7 @@ def evolve_particles(
         known = replace(inputs, cosmologies=alike)
     with tf.init_scope():
         growth_left = known.cosmologies.growth_between(edges)
-        numbers = (schedule if eager else _schedule(known)).factors.numpy()
+        numbers = None if eager else _schedule(known).factors.numpy()  # it begins at the start
     begin = start.pop()
     before = observer.unpack(begin.measured()) if observer and begin.done else {}
     done, particles = begin.done, [begin.particles]
@@ -435,7 +435,7 @@ def evolve_particles(
         schedule.operations[done:],
         schedule.factors[..., done:, :],
         lpt,
-        numbers=numbers[..., done:, :],
+        numbers=numbers,
         steps=len(edges) - 1,
         growth=lambda a: float(1.0 / np.interp(a, edges, 1.0 / growth_left)),
         progress=progress,

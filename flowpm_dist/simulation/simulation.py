@@ -443,9 +443,15 @@ class Simulation:
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
-        callbacks = progress, observers, after_step
         done, timings = evolve_particles(
-            begin, lpt, inputs, clock, *callbacks, own=self._cosmologies.default
+            begin,
+            lpt,
+            inputs,
+            clock,
+            progress,
+            observers,
+            after_step,
+            own=self._cosmologies.default,
         )
         state = None
         if outputs is None:

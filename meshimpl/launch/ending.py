@@ -58,7 +58,7 @@ ENVIRONMENT_DEFAULTS = {
 GPU_DEFAULTS = {
     # A cycle that is short takes time of a core, which GPUs leave idle.
     "HOROVOD_CYCLE_TIME": "0.1",
-    # TensorFlow goes on once NCCL's work is queued, and its stream waits for NCCL's.
+    # TensorFlow continues when NCCL's work is queued, and its stream waits for NCCL's.
     "HOROVOD_ENABLE_ASYNC_COMPLETION": "1",
     # Kernels that are loaded late may wait for NCCL's, which wait for other ranks.
     "CUDA_MODULE_LOADING": "EAGER",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -16,7 +17,8 @@ class BackwardPass:
     """The backward pass from a final state.
 
     Args:
-        nbody, plan: of the evolution.
+        nbody: what was evolved.
+        plan: the plan of the evolution.
         final: its last state.
         recorded: states before kicks, by the number among the operations.
     """
@@ -44,26 +46,22 @@ class BackwardPass:
         pairs = self._nbody.pairs_of(self._plan)
         blocks = self._nbody.blocks(self._plan, self._recorded, back=True)
         ends = {end: begin for begin, end in blocks.items()}
+        undo: dict[str, Callable[[int, Backward, tf.Tensor], tf.Tensor]] = {
+            "drift": lambda _, state, c: undo_drift(state, c, lpt),
+            "velocity": lambda _, state, c: undo_velocity(state, c, lpt),
+            "kick": functools.partial(self._kick, decays),
+        }
         rows: list[tf.Tensor] = []
         end = len(self._plan.operations)
         while end > 0:
             begin = ends.get(end, end - 1)
-            operation, c = self._plan.operations[begin], factors[..., begin, :]
+            kind, c = self._plan.operations[begin].kind, factors[..., begin:end, :]
             if end in ends:
-                slopes, reaches = pairs.backward(
-                    state, factors[..., begin:end, :], lpt, decays=decays
-                )
+                slopes, reaches = pairs.backward(state, c, lpt, decays=decays)
                 self._check(reaches, begin, end)
-                rows.insert(0, slopes)
-                end = begin
-                continue
-            if operation.kind == "drift":
-                row = undo_drift(state, c, lpt)
-            elif operation.kind == "velocity":
-                row = undo_velocity(state, c, lpt)
             else:
-                row = self._kick(begin, c, state, decays)
-            rows.insert(0, row[..., tf.newaxis, :])
+                slopes = undo[kind](begin, state, c[..., 0, :])[..., tf.newaxis, :]
+            rows.insert(0, slopes)
             end = begin
         return [state.dx, state.dv, tf.concat(rows, axis=-2), *state.dlpt, *self._dobserved]
 
@@ -73,7 +71,7 @@ class BackwardPass:
         ]
         self._nbody.check(reaches, moments)
 
-    def _kick(self, number: int, c: tf.Tensor, state: Backward, decays: bool) -> tf.Tensor:
+    def _kick(self, decays: bool, number: int, state: Backward, c: tf.Tensor) -> tf.Tensor:
         recorded, observer, observe = self._recorded.get(number), self._plan.observer, None
         if observer is not None and self._kicks[number] in observer.kicks:
             observe = functools.partial(self._observe, observer, number, c, state)
@@ -98,7 +96,7 @@ class BackwardPass:
         field: tf.Tensor,
         after: tf.Tensor,
     ) -> tf.Tensor:
-        """Adds the cotangents of measurements; returns that of the velocity before the kick."""
+        """Adds the cotangents of measurements; returns the cotangent of the velocity before."""
         recorded, before = self._recorded.get(number), after
         if observer.needs_before:
             before = self._before(field, state, c) if recorded is None else recorded.velocity
