@@ -13,6 +13,7 @@ integers of their width, and are reduced, as int16 and uint16, in 64 bits.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -342,7 +343,7 @@ class Communicator:
         piece = tf.reshape(carried, [1, -1])
         sends = np.array([s == self.index for s in sources], np.int32)
         copies = tf.tile(piece, _own(np.array([sends.sum(), 1], np.int32)))
-        most = max(sources.count(s) for s in sources if s is not None)
+        most = max(Counter(s for s in sources if s is not None).values())
         copies = tf.ensure_shape(copies, [None, piece.shape[1]])
         moved = self._exchange_pieces(copies, sends, most)
         whole = tf.concat([moved, tf.zeros_like(piece)], axis=0)[0]

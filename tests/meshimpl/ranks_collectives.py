@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -279,7 +278,7 @@ def test_a_group_of_one_does_nothing(line: ProcessMesh) -> None:
 
 
 @pytest.mark.ranks(1)
-def test_a_line_of_many_ranks_is_built_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_of_many_ranks_takes_steps_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message to neighbours takes steps for each rank of the line, not for each pair of them."""
     sent: list[tf.Tensor] = []
 
@@ -293,10 +292,8 @@ def test_a_line_of_many_ranks_is_built_in_time(monkeypatch: pytest.MonkeyPatch) 
             return tf.tile(x, [len(ranks)])  # as if all met at this line
 
     monkeypatch.setattr(engine, "current", Echo)
-    line, x = Communicator(tuple(range(8192)), 5), tf.ones([3])
-    began = time.process_time()
+    line, x = Communicator(tuple(range(2**17)), 5), tf.ones([3])  # all pairs would take hours
     line.exchange_neighbours(x, x, 2)
     line.shift(x, 1)
-    assert time.process_time() - began < 2  # all pairs take many times that
-    for counts, expected in zip(sent, ({3: 3, 7: 3}, {6: 3}), strict=True):
+    for counts, expected in zip(sent, ({3: 1, 7: 1}, {6: 1}), strict=True):
         assert {int(k): int(counts[k]) for k in np.flatnonzero(counts)} == expected
