@@ -3,6 +3,9 @@
 
 def main() -> None:
     """Entry point of `flowpm-dist`."""
+    from meshimpl import launch
+
+    launch.use_huge_pages()
     from flowpm_dist.cli.program import main
 
     main()

@@ -36,6 +36,13 @@ BUILD_KERNELS = (
     "and are slower"
 )
 
+_SCRIPTS = " ".join(f"{name}={value}" for name, value in launch.HUGE_PAGES.items())
+_HUGE_PAGES = {
+    "madvise": f"for flowpm-dist and its ranks; start large scripts with {_SCRIPTS}",
+    "always": "for all programs",
+    "never": "for none: fields of more than 32 MiB take longer to allocate",
+}
+
 # A process of its own prints what it finds, or the error, as a line of JSON for each library: here
 # neither TensorFlow, MPI nor Horovod is imported.
 _PROBE = """
@@ -103,6 +110,7 @@ def report() -> list[Check]:
     memory = launch.host_memory().limit / 2**30
     checks.append(Check("cores, memory", f"{cores} cores, {memory:.0f} GiB"))
     checks.append(Check("threads per rank", f"on {shares}"))
+    checks.append(Check("huge pages", _HUGE_PAGES.get(mode := launch.huge_pages(), mode)))
     for program in ("g++", "make"):
         path = shutil.which(program)
         remedy = f"apt-get install {program}"

@@ -23,10 +23,12 @@ Kinds = tuple[Literal["kick", "drift"], Literal["kick", "drift"]]
 
 LONGEST = 64
 """Most pairs of one call."""
-LARGEST, LARGEST_ON_GPUS = 2**19, 2**24
+LARGEST, LARGEST_ON_GPUS = 2**22, 2**24
 """Most particles of a rank, above which Python's share is small. A graph holds a copy of the state
-more than single operations do. All pairs of a call take about a second on two cores.
+more than single operations do.
 """
+OF_LARGEST = 8
+"""Most pairs of one call with so many particles, which take about two seconds on two cores."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Pairs:
         """The largest number of pairs for one call; below 2, single operations do."""
         box = self.gravity.pm.box
         largest = LARGEST_ON_GPUS if tf.config.get_visible_devices("GPU") else LARGEST
-        return LONGEST if math.prod((*box.local_batch, *box.block)) <= largest else 0
+        particles = math.prod((*box.local_batch, *box.block))
+        return min(LONGEST, OF_LARGEST * largest // particles) if particles <= largest else 0
 
     def forward(
         self,

@@ -35,6 +35,7 @@ from meshimpl.launch.job import (
     relaunch,
 )
 from meshimpl.launch.rank import (
+    HUGE_PAGES,
     THREADS,
     WITHOUT_RANKS,
     HostMemory,
@@ -44,11 +45,13 @@ from meshimpl.launch.rank import (
     configure_threads,
     detect,
     host_memory,
+    huge_pages,
     make_private,
     private_folder,
     ranks_on_host,
     threads_per_rank,
     unused_tasks,
+    use_huge_pages,
     user_cache,
     why_unsafe,
 )

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from meshimpl.launch.gpus import gpus_in_sight, horovod_has_nccl
-from meshimpl.launch.rank import WITHOUT_RANKS, LaunchError, detect
+from meshimpl.launch.rank import HUGE_PAGES, WITHOUT_RANKS, LaunchError, detect
 
 HOST_LOST = 75
 """Exit status of a job that has lost a rank, a host or its launcher, and may be started again; the
@@ -36,6 +36,7 @@ STOP_SIGNALS = (
 started by `nohup`."""
 
 ENVIRONMENT_DEFAULTS = {
+    **HUGE_PAGES,
     # A collective waits up to one cycle before it starts; Horovod's own value is 1 ms.
     "HOROVOD_CYCLE_TIME": "0.5",
     # More collectives than this in a step are negotiated anew each time.

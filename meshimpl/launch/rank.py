@@ -21,6 +21,8 @@ LIBRARY_THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_
 """Variables in which the libraries look for theirs."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Variable by which malloc asks for huge pages, where the system gives them to who asks."""
 
 # Slurm numbers the steps that srun did not start (interactive, batch, extern) from here on.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -182,6 +184,30 @@ def configure_threads() -> int:
         threading_config.set_intra_op_parallelism_threads(threads)
         threading_config.set_inter_op_parallelism_threads(threads)
     return threads
+
+
+def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
+    """Returns to whom the system gives huge pages: "always", "madvise" or "never".
+
+    "madvise" is to who asks for them. It is "never" where the file of this setting is not there.
+    """
+    try:
+        return file.read_text().partition("[")[2].partition("]")[0] or "never"
+    except OSError:
+        return "never"
+
+
+def use_huge_pages() -> None:
+    """Starts this program again, in this process, with huge pages for its large allocations.
+
+    TensorFlow allocates fields anew in each step. By small pages that takes as long as the rest of
+    a step, where fields are larger than 32 MiB. The C library reads its setting when a program
+    starts. Nothing happens where the user has set the variable of `HUGE_PAGES`, or the system does
+    not give huge pages to who asks. Call it before anything else.
+    """
+    if huge_pages() == "madvise" and HUGE_PAGES.keys().isdisjoint(os.environ):
+        os.environ.update(HUGE_PAGES)
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def test_report_on_this_environment() -> None:
     assert "CPU:0" in checks["devices"].value
     assert checks["particle kernels"].value == "portable: FLOWPM_KERNELS=portable"
     assert f"on 1: {launch.available_cores()}" in checks["threads per rank"].value
+    assert "for " in checks["huge pages"].value
     if find_spec("horovod") is not None:
         assert checks["horovod MPI"].ok
         assert "one MPI for both" not in checks, "Horovod and mpi4py use different libraries"

@@ -118,6 +118,22 @@ def test_a_long_run_takes_several_calls(calls, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+def test_large_boxes_take_fewer_pairs_a_call(calls, monkeypatch):
+    """A call is not longer than a signal, or an error of another rank, may wait."""
+    sim = simulation("bullfrog")
+    whole = sim.run(seed=1)
+    monkeypatch.setattr(pairs, "LARGEST", N**3 // SIZE)
+    assert sim.run(seed=1) and calls.pop() == ("forward", 5)
+    monkeypatch.setattr(pairs, "OF_LARGEST", 3)
+    parts = sim.run(seed=1)
+    assert [count for _, count in calls] == [5, 3, 2]
+    for one, other in zip(blocks(whole), blocks(parts), strict=True):
+        np.testing.assert_array_equal(one, other)
+    monkeypatch.setattr(pairs, "LARGEST", N**3 // SIZE - 1)
+    calls.clear()
+    assert sim.run(seed=1) and not calls
+
+
 @pytest.mark.ranks(2)
 def test_ranks_choose_alike(calls):
     """A bar on one rank alone, and universes of two replicas of which one keeps other states."""

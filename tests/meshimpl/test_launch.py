@@ -538,6 +538,48 @@ def test_a_second_interrupt_ends_ranks_that_were_asked_to_stop(tmp_path: Path) -
     assert process.wait(timeout=30) == 128 + signal.SIGINT
 
 
+AGAIN = """
+import os, sys
+from meshimpl import launch
+from meshimpl.launch import rank
+rank.huge_pages = lambda: MODE
+print("begins", os.getpid(), *sys.argv[1:])
+sys.stdout.flush()
+launch.use_huge_pages()
+print("goes on with", os.environ.get("GLIBC_TUNABLES"), os.getpid(), *sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "setting", "starts", "found"),
+    [
+        ("madvise", None, 2, "glibc.malloc.hugetlb=1"),
+        ("madvise", "glibc.malloc.tcache_count=3", 1, "glibc.malloc.tcache_count=3"),
+        ("madvise", "", 1, ""),
+        ("always", None, 1, "None"),
+        ("never", None, 1, "None"),
+    ],
+)
+def test_a_program_starts_again_for_huge_pages(mode, setting, starts, found):
+    """As the same process with the same arguments, once, and not against the user's setting."""
+    environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    environment |= {} if setting is None else {"GLIBC_TUNABLES": setting}
+    words = [sys.executable, "-X", "utf8", "-c", AGAIN.replace("MODE", repr(mode)), "a b", "-c"]
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate(timeout=60)
+    assert said.splitlines() == [
+        *[f"begins {process.pid} a b -c"] * starts,
+        f"goes on with {found} {process.pid} a b -c",
+    ]
+
+
+def test_who_gets_huge_pages(tmp_path):
+    file = tmp_path / "enabled"
+    assert launch.huge_pages(file) == "never"
+    file.write_text("always [madvise] never\n")
+    assert launch.huge_pages(file) == "madvise"
+
+
 @pytest.fixture
 def without_home(tmp_path, monkeypatch):
     """Of a user without a home, where the cache is to be."""
