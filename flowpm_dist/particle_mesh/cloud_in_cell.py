@@ -276,11 +276,11 @@ def _reach_function(box: Box) -> MeshFunction:
     """Returns `f(displacement)`: the largest |displacement| along each axis [particle spacings]."""
 
     def largest(s: tf.Tensor) -> tf.Tensor:
-        cells = tf.abs(s) / tf.stack([cast_float(n, s.dtype) for n in box.cell_lengths])
-        infinite = tf.constant(math.inf, s.dtype)
-        return tf.reduce_max(
-            tf.where(tf.math.is_nan(cells), infinite, cells), axis=list(range(s.shape.rank - 1))
-        )
+        size = tf.where(tf.math.is_nan(s), tf.constant(math.inf, s.dtype), tf.abs(s))
+        # first over lines along z, whose values XLA compares many at a time
+        along_z = tf.reduce_max(tf.reshape(size, [-1, s.shape[-2] * 3]), axis=0)
+        most = tf.reduce_max(tf.reshape(along_z, [-1, 3]), axis=0)
+        return most / tf.stack([cast_float(n, s.dtype) for n in box.cell_lengths])
 
     def build(_: Any, displacement: Any) -> Any:
         # compiled anew for each graph, whose size of the box it holds
