@@ -64,7 +64,8 @@ class Pairs:
 
         Args:
             x, v: displacement and the integrator's velocity, blocks [..., x, y, z, 3].
-            factors: the factors of the operations, in order, [..., 2 pairs, 4 or more].
+            factors: the factors of the operations, in order, [..., 2 pairs, 4 or more]; or one
+                row less, if there is no drift before the first kick.
             lpt: psi1 and psi2, blocks [..., x, y, z, 3], where operations use them.
         """
         box = self.gravity.pm.box
@@ -89,9 +90,10 @@ class Pairs:
         moving = state.x, state.v, state.dx, state.dv
         results = program(box.size_tensor, count, rows, *moving, *state.dlpt, *lpt)
         state.x, state.v, state.dx, state.dv, *state.dlpt, slopes, reaches = results
-        operations = factors.shape[-2]
         slopes = tf.reshape(slopes, [*slopes.shape[:-3], 2 * LONGEST, slopes.shape[-1]])
-        return slopes[..., :operations, :], reaches
+        operations = factors.shape[-2]
+        missing = operations % 2
+        return slopes[..., missing : missing + operations, :], reaches
 
     @property
     def _of_any_size(self) -> Pairs:
@@ -101,12 +103,15 @@ class Pairs:
 
 
 def _in_rows(factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of pairs, and their factors as [..., LONGEST, 2, 4 or more]."""
+    """Returns the number of pairs, and their factors as [..., LONGEST, 2, 4 or more].
+
+    A first drift that is not there is one by factors of 0.
+    """
     *batch, operations, columns = factors.shape
-    pairs = operations // 2
-    rows = tf.reshape(factors, [*batch, pairs, 2, columns])
-    padding = [[0, 0]] * len(batch) + [[0, LONGEST - pairs], [0, 0], [0, 0]]
-    return tf.constant(pairs), tf.pad(rows, padding)
+    missing = operations % 2
+    pairs = (operations + missing) // 2
+    padding = [[0, 0]] * len(batch) + [[missing, 2 * (LONGEST - pairs)], [0, 0]]
+    return tf.constant(pairs), tf.reshape(tf.pad(factors, padding), [*batch, LONGEST, 2, columns])
 
 
 def _loop(

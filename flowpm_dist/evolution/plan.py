@@ -99,6 +99,7 @@ class EvolutionPlan:
     def blocks(self, pairs: Pairs, alone: Collection[int]) -> dict[int, int]:
         """Returns the operations that are pairs of one call: the first and one after the last.
 
+        A kick with which drift-kick pairs begin is a pair without its drift, see `Pairs.forward`.
         Observed kicks are not among them.
 
         Args:
@@ -110,11 +111,14 @@ class EvolutionPlan:
         apart.update(alone)
         blocks: dict[int, int] = {}
         begin, end, longest = 0, 0, 2 * pairs.most
-        while begin < len(self.operations):
-            both = self.operations[end : end + 2]
-            matches = tuple(operation.kind for operation in both) == pairs.kinds
-            if matches and not {end, end + 1} & apart and end - begin < longest:
-                end += 2
+        kinds = tuple(operation.kind for operation in self.operations)
+        while begin < len(kinds):
+            half = begin == end and pairs.kinds[1] == kinds[end] == "kick"
+            wanted = pairs.kinds[1:] if half else pairs.kinds
+            after = end + len(wanted)
+            matches = kinds[end:after] == wanted and not {*range(end, after)} & apart
+            if matches and after - begin <= longest:
+                end = after
                 continue
             if end - begin > 2:
                 blocks[begin] = end
