@@ -126,7 +126,7 @@ setup(
         "test": TEST,
         "dev": [*TEST, *LINT],
     },
-    entry_points={"console_scripts": ["flowpm-dist = flowpm_dist.cli:main"]},
+    entry_points={"console_scripts": ["flowpm-dist = flowpm_dist.cli:start"]},
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Environment :: Console",

@@ -1,5 +1,5 @@
 """Run `flowpm-dist` as `python -m flowpm_dist.cli`."""
 
-from flowpm_dist.cli import main
+from flowpm_dist.cli import start
 
-main()
+start()
