@@ -200,10 +200,10 @@ def huge_pages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled"))
 def use_huge_pages() -> None:
     """Starts this program again, in this process, with huge pages for its large allocations.
 
-    TensorFlow allocates fields anew in each step. By small pages that takes as long as the rest of
-    a step, where fields are larger than 32 MiB. The C library reads its setting when a program
-    starts. Nothing happens where the user has set the variable of `HUGE_PAGES`, or the system does
-    not give huge pages to who asks. Call it before anything else.
+    TensorFlow allocates fields anew in each step. By small pages that can take more than half as
+    long as the rest, where fields are larger than 32 MiB. The C library reads its setting when a
+    program starts. Nothing happens where the user has set the variable of `HUGE_PAGES`, or the
+    system does not give huge pages to who asks. Call it before anything else.
     """
     if huge_pages() == "madvise" and HUGE_PAGES.keys().isdisjoint(os.environ):
         os.environ.update(HUGE_PAGES)

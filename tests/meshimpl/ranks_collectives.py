@@ -292,7 +292,7 @@ def test_a_line_of_many_ranks_takes_steps_for_each(monkeypatch: pytest.MonkeyPat
             return tf.tile(x, [len(ranks)])  # as if all met at this line
 
     monkeypatch.setattr(engine, "current", Echo)
-    line, x = Communicator(tuple(range(2**17)), 5), tf.ones([3])  # all pairs would take hours
+    line, x = Communicator(tuple(range(2**18)), 5), tf.ones([3])  # all pairs take minutes
     line.exchange_neighbours(x, x, 2)
     line.shift(x, 1)
     for counts, expected in zip(sent, ({3: 1, 7: 1}, {6: 1}), strict=True):

@@ -546,7 +546,7 @@ rank.huge_pages = lambda: MODE
 print("begins", os.getpid(), *sys.argv[1:])
 sys.stdout.flush()
 launch.use_huge_pages()
-print("goes on with", os.environ.get("GLIBC_TUNABLES"), os.getpid(), *sys.argv[1:])
+print("runs with", os.environ.get("GLIBC_TUNABLES"), os.getpid(), *sys.argv[1:])
 """
 
 
@@ -569,7 +569,7 @@ def test_a_program_starts_again_for_huge_pages(mode, setting, starts, found):
     said, _ = process.communicate(timeout=60)
     assert said.splitlines() == [
         *[f"begins {process.pid} a b -c"] * starts,
-        f"goes on with {found} {process.pid} a b -c",
+        f"runs with {found} {process.pid} a b -c",
     ]
 
 
