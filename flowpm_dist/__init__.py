@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.grid.field import Field as Field
     from flowpm_dist.jobs.progress import Progress as Progress
     from flowpm_dist.particle_mesh.cloud_in_cell import HaloError as HaloError
+    from flowpm_dist.particle_mesh.scattered import paint as paint
     from flowpm_dist.simulation.simulation import Simulation as Simulation
     from flowpm_dist.simulation.state import State as State
     from flowpm_dist.statistics import Bins as Bins
@@ -74,6 +75,7 @@ _HOMES = {
     "jacobian": "statistics",
     "logarithmic_steps": "cosmology.steps",
     "multipoles": "statistics",
+    "paint": "particle_mesh.scattered",
     "power_spectrum": "statistics",
     "power_wedges": "statistics",
     "run": "cli.from_python",

@@ -18,6 +18,7 @@ from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.options import Scheme
 from flowpm_dist.grid.space import Space
 from flowpm_dist.io.catalogue_files import CatalogueFile, write_catalogue
 from flowpm_dist.io.errors import UserError
@@ -26,7 +27,7 @@ from flowpm_dist.io.labelled import Labelled, LabelledArray, package
 from flowpm_dist.io.particles import HUBBLE, Header
 from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
-from flowpm_dist.particle_mesh.scattered import paint_points
+from flowpm_dist.particle_mesh.scattered import paint
 from flowpm_dist.simulation.state import Axis
 from meshimpl.exchange import RowExchange
 from meshimpl.process_mesh import MeshShape, ProcessMesh
@@ -186,9 +187,10 @@ class Catalogue(Labelled):
         *,
         weights: np.ndarray | None = None,
         redshift_space: Axis | None = None,
+        scheme: Scheme = "cic",
         shift: float = 0.0,
     ) -> Field:
-        """Returns the cloud-in-cell density of the objects, mean 1. On all ranks together.
+        """Returns the density of the objects, mean 1. On all ranks together.
 
         The field knows its window, which spectra divide out. There is no gradient.
 
@@ -196,12 +198,11 @@ class Catalogue(Labelled):
             grid: cells along each side, or along x, y and z; or the box with the mesh.
             weights: of this rank's objects [n]; 1 if None.
             redshift_space: the line of sight, along which peculiar velocities move the objects.
-            shift: how far objects are moved along each axis [cells]; 0.5 for the second density of
-                an interlaced spectrum.
+            scheme, shift: see `flowpm_dist.paint`.
 
         Raises:
-            ValueError: there are no objects, their weights have no positive sum, or a grid that the
-                ranks do not divide.
+            ValueError: there are no objects, their weights have no positive sum, an unknown scheme,
+                or a grid that the ranks do not divide.
         """
         self.check_one_time("a density")
         grid = in_unit("grid", grid)
@@ -212,13 +213,9 @@ class Catalogue(Labelled):
             positions = self.apparent_positions(redshift_space)
         if self.is_whole and self.mesh.rank:  # each object counts once
             positions, weights = positions[:0], None if weights is None else weights[:0]
-        block = paint_points(box, positions, weights, shift=shift)
-        total = float(self.mesh.world.allreduce(tf.constant(block.sum())))
-        if not total > 0:
-            raise ValueError(
-                f"{self.total} {self.kind}, whose weights sum to {total:g}: no density"
-            )
-        return Field(tf.constant(block * (box.cells / total), box.dtype), box, "cic")
+        if not self.total:
+            raise ValueError(f"0 {self.kind}: there is no density")
+        return paint(positions, box, weights, scheme=scheme, shift=shift)
 
     def _box(self, grid: int | tuple[int, int, int]) -> Box:
         x, y, z = np.broadcast_to(grid, 3).tolist()

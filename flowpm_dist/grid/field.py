@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, check_same_box
+from flowpm_dist.grid.options import Scheme
 from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.options.html import as_html
 from meshimpl.graph_guards import check_eager
@@ -58,13 +59,14 @@ class Field:
     Attributes:
         block: tensor of shape [..., nx/row, ny/col, nz] or, for a vector, [..., 3].
         box: grid, size and ranks.
-        window: "cic" if the field was painted by cloud-in-cell; spectra divide this window out.
-            Sums of such fields keep it, and products with numbers; other results have none.
+        window: the scheme by which the field was painted, "cic", "tsc" or "pcs"; spectra divide its
+            window out. Sums of such fields keep it, and products with numbers; other results have
+            none.
     """
 
     block: tf.Tensor
     box: Box
-    window: Literal["cic"] | None = None
+    window: Scheme | None = None
 
     __array_priority__ = 100  # so that numpy leaves `array * field` to the field
 

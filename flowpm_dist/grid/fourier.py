@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_for_all_sizes, cast_float
+from flowpm_dist.grid.options import SCHEMES, Scheme
 from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
@@ -322,14 +323,17 @@ def to_field(spectrum: Any, box: Box) -> Any:
     return irfft3d(spectrum, box.shape)
 
 
-def cic_window(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, box: Box) -> tf.Tensor:
-    """Returns the Fourier transform of the cloud-in-cell assignment [1]."""
+def painting_window(
+    kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor, box: Box, scheme: Scheme = "cic"
+) -> tf.Tensor:
+    """Returns the Fourier transform of the shape that a point is painted with [1]."""
+    order = SCHEMES[scheme]
 
     def along(k: tf.Tensor, cell: Any) -> tf.Tensor:
         x = 0.5 * k * cast_float(cell, k.dtype)
         small = tf.abs(x) < 1e-4
         safe = tf.where(small, tf.ones_like(x), x)
-        return tf.where(small, 1 - x**2 / 6, tf.sin(safe) / safe) ** 2
+        return tf.where(small, 1 - x**2 / 6, tf.sin(safe) / safe) ** order
 
     x, y, z = (along(k, cell) for k, cell in zip((kx, ky, kz), box.cell_lengths, strict=True))
     return x * y * z

@@ -15,7 +15,7 @@ from flowpm_dist.cosmology.parameters import AMPLITUDES, Cosmology, compiled_cos
 from flowpm_dist.evolution.corrections import LPT_ONLY
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
-from flowpm_dist.grid.fourier import cic_window
+from flowpm_dist.grid.fourier import painting_window
 from flowpm_dist.observables.tracers import LineOfSight, ObservationError
 from flowpm_dist.options import in_unit, object_named
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
@@ -289,7 +289,7 @@ class UniverseModel(abc.ABC):
     def window(self) -> tf.Tensor:
         """Returns the cloud-in-cell window of this rank's modes [kz, ky, kx]."""
         kx, ky, kz = (tf.constant(k, self.box.dtype) for k in self.box.wavenumbers())
-        return cic_window(kx, ky, kz, self.box)
+        return painting_window(kx, ky, kz, self.box)
 
     @functools.cached_property
     def _own_response(self) -> tf.Tensor:

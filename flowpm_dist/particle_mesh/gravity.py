@@ -22,10 +22,10 @@ from flowpm_dist.grid.fourier import (
     Filter,
     Kernel,
     beyond_mode,
-    cic_window,
     convolve,
     convolve_adjoint,
     inverse_square,
+    painting_window,
     without_nyquist,
 )
 from flowpm_dist.particle_mesh.cloud_in_cell import (
@@ -336,7 +336,7 @@ def _inverse_laplacian(pm: ParticleMesh, deconvolve: bool) -> Kernel:
             beyond_mode(k, (n + 1) / 2, axis, pm.box)
             for axis, (k, n) in enumerate(zip((kx, ky, kz), pm.box.grid, strict=True))
         )
-        inside = cic_window(kx, ky, kz, pm.mesh)
+        inside = painting_window(kx, ky, kz, pm.mesh)
         window = tf.where(x | y | z, tf.ones_like(result), inside)
         return result / window**2
 

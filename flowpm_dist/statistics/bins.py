@@ -311,14 +311,14 @@ def multiplicities(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def inverse_windows(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the factors along x, y, z of the inverse cloud-in-cell window, sinc^-2(k cell / 2).
+    """Returns the factors along x, y, z of 1 / sinc(k cell / 2), see `SCHEMES`.
 
     They are 0 for padding, where the window may be 0.
     """
     result = []
     real = multiplicities(box)
     for numbers, cells, used in zip(box.pencils.mode_numbers(), box.grid, real, strict=True):
-        window = np.sinc(numbers / cells) ** 2
+        window = np.sinc(numbers / cells)
         result.append(np.divide(1.0, window, out=np.zeros_like(window), where=used > 0))
     x, y, z = result
     return x, y, z

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
-from flowpm_dist.grid.fourier import Filter, cic_window, convolve
+from flowpm_dist.grid.fourier import Filter, convolve, painting_window
 from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.statistics.bins import (
@@ -213,7 +213,7 @@ def _shell(box: Box, bins: Binning, number: int, window: Window) -> Any:
         )
         inside = bins.number((x, y, z), relative_wavenumber(x, y, z)) == number
         shell = tf.cast(inside, kx.dtype)
-        return shell if window is None else shell / cic_window(kx, ky, kz, box)
+        return shell if window is None else shell / painting_window(kx, ky, kz, box, window)
 
     return kernel
 

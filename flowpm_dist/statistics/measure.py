@@ -14,6 +14,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, Kernel, filtered, to_spectrum
+from flowpm_dist.grid.options import SCHEMES, Scheme
 from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.statistics.bins import (
     Axes,
@@ -33,9 +34,10 @@ from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local, on_blocks
 from meshimpl.process_mesh import ProcessMesh
 
-Window = Literal["own", "cic"] | None
+Window = Literal["own"] | Scheme | None
 """The window that is divided out of a field's modes. "own" is the window with which a `Field` was
-painted; arrays and blocks have none. "cic" is the window of cloud-in-cell. None leaves the modes.
+painted; arrays and blocks have none. "cic", "tsc" and "pcs" are the windows of these schemes. None
+leaves the modes.
 """
 
 TOLERANCE = 0.1
@@ -48,7 +50,7 @@ class Sample:
 
     Attributes:
         block: this rank's block [..., x, y, z].
-        window: "cic" to divide its modes by the cloud-in-cell window; else None.
+        window: the scheme whose window its modes are divided by; None for no window.
         shifted: the block of the density of the particles moved by half a cell along each axis.
 
     Raises:
@@ -56,13 +58,13 @@ class Sample:
     """
 
     block: tf.Tensor
-    window: Literal["cic"] | None = None
+    window: Scheme | None = None
     shifted: tf.Tensor | None = None
 
     def __post_init__(self) -> None:
         keep_in_units(self, block="", shifted="")
-        if self.window not in (None, "cic"):
-            raise ValueError(f"window {self.window!r}: 'own', 'cic' or None")
+        if self.window not in (None, *SCHEMES):
+            raise ValueError(f"window {self.window!r}: 'own', 'cic', 'tsc', 'pcs' or None")
 
 
 def sum_over_cells(
@@ -127,20 +129,20 @@ class Weights:
 
     Attributes:
         bins: the bin of each mode.
-        deconvolved: for each spectrum, whether it is divided by the cloud-in-cell window.
+        windows: for each spectrum, the power of sinc(k cell / 2) that it is divided by.
         orders: the orders l of the Legendre polynomials (2 l + 1) L_l(mu), even.
         axis: the axis of the line of sight, 0, 1 or 2.
     """
 
     bins: Binning
-    deconvolved: tuple[bool, ...]
+    windows: tuple[int, ...]
     orders: tuple[int, ...] = (0,)
     axis: int = 2
 
     @property
     def products(self) -> int:
         """The number of products: |a|^2 of one spectrum; |a|^2, |b|^2 and Re a b* of two."""
-        return 1 if len(self.deconvolved) == 1 else 3
+        return 1 if len(self.windows) == 1 else 3
 
     def legendre(self, along: Axes, k: tf.Tensor) -> list[tf.Tensor]:
         """Returns (2 l + 1) L_l(mu) for each order."""
@@ -157,7 +159,7 @@ class Weights:
     def scales(self, inverse: Axes) -> list[tf.Tensor]:
         """Returns the factor of each spectrum: 1, or the product of the inverse windows."""
         unwindowed = _outer(inverse)
-        return [unwindowed if d else tf.ones_like(unwindowed) for d in self.deconvolved]
+        return [unwindowed**power if power else tf.ones_like(unwindowed) for power in self.windows]
 
 
 def _vectors(box: Box) -> tuple[Axes, Axes, Axes]:
@@ -339,7 +341,8 @@ def mode_means(
     bins = binning(bins, box)
     windows = [sample.window for sample in samples]
     box.check_equal("a statistic", bins=bins, orders=orders, axis=axis, windows=windows)
-    weights = Weights(bins, tuple(w is not None for w in windows), orders, axis)
+    powers = tuple(0 if w is None else SCHEMES[w] for w in windows)
+    weights = Weights(bins, powers, orders, axis)
     _, _, modes = contents(box, bins)
     interlaced = tuple(s.shifted is not None for s in samples)
     is_cube = len(set(box.size)) == 1

@@ -88,7 +88,7 @@ def power_spectrum(
             it, up to the smallest Nyquist wavenumber.
         window: the window of painting that each mode is divided by: "own" is the window that a
             `Field` knows, such as cloud-in-cell's of `State.density()`; arrays and blocks have
-            none. "cic" divides any field by cloud-in-cell's, None leaves it in.
+            none. "cic", "tsc" or "pcs" divides any field by this scheme's, None leaves it in.
         shot_noise: the shot noise to subtract [(Mpc/h)^3]: V / N_particles for Poisson sampling.
             Particles that started on a lattice have none at early times.
         interlaced: a second density of the same particles, which were moved by half a cell along

@@ -110,5 +110,5 @@ def test_a_light_cone_is_no_box():
 
 
 def test_a_catalogue_without_objects_has_no_density():
-    with pytest.raises(ValueError, match="0 halos, whose weights sum to 0"):
+    with pytest.raises(ValueError, match="0 halos: there is no density"):
         catalogue(np.zeros(0, int)).density(8)

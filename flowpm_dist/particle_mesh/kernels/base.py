@@ -439,6 +439,21 @@ class Kernels(ABC):
             "paint_ball_vjp", ball, fields=fields, factors=factors, amounts=amounts, dout=dmaps
         )
 
+    def paint_points(
+        self, mesh: tf.Tensor, x: tf.Tensor, weights: tf.Tensor | None, order: int
+    ) -> tf.Tensor:
+        """Returns a mesh with the weights of points added to it; nothing is periodic.
+
+        Args:
+            mesh: [x, y, z], float64, at least `order` cells along each axis.
+            x: [n, 3], float64, finite [cells]; a point at 0 is at the centre of the first cell. All
+                cells that points reach are in the mesh.
+            weights: [n], float64; 1 if None.
+            order: number of cells along each axis that a point reaches: 2 for cloud in cell, 3 for
+                triangular-shaped cloud, 4 for piecewise cubic spline.
+        """
+        return self._call("paint_points", mesh=mesh, x=x, weights=weights, order=order)
+
     def friends(self, x: tf.Tensor, links: Sequence[float]) -> tf.Tensor:
         """Returns the groups of points that chains of links join: friends of friends.
 

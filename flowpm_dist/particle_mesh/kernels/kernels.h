@@ -50,6 +50,17 @@ struct Ball : Maps<T> {
   void run(const Parallel& parallel) const;
 };
 
+// Weights of points, painted on a mesh by B-splines that reach `order` cells along each axis.
+struct Points {
+  int64_t count, order, shape[3];
+  const double* x;        // [count, 3] [cells]; what a point reaches is within the mesh
+  const double* weights;  // or null: 1
+  const double* before;   // [shape], to which they are added
+  double* mesh;
+
+  void run(const Parallel& parallel) const;
+};
+
 // Groups of points that chains of links join.
 struct Friends {
   int64_t count;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -259,6 +260,27 @@ def _friends(x: tf.Tensor, links: tf.Tensor) -> tf.Tensor:
     return tf.constant(first[group], tf.int32)
 
 
+def _paint_points(
+    mesh: tf.Tensor, x: tf.Tensor, weights: tf.Tensor | None, order: int
+) -> tf.Tensor:
+    sums, at = mesh.numpy().copy(), x.numpy()
+    below = np.floor(at + 0.5 * (order == 3))
+    first = np.clip(below - (order > 2), 0, np.array(sums.shape) - order).astype(np.int64)
+    d = at - below
+    e = 1 - d
+    shares = {
+        2: (e, d),
+        3: (0.5 * (0.5 - d) ** 2, 0.75 - d**2, 0.5 * (0.5 + d) ** 2),
+        4: (e**3 / 6, (4 - 6 * d**2 + 3 * d**3) / 6, (4 - 6 * e**2 + 3 * e**3) / 6, d**3 / 6),
+    }[order]
+    for i, j, k in itertools.product(range(order), repeat=3):
+        share = shares[i][:, 0] * shares[j][:, 1] * shares[k][:, 2]
+        share = share if weights is None else share * weights.numpy()
+        cells = np.ravel_multi_index((first + (i, j, k)).T, sums.shape)
+        np.add.at(sums.reshape(-1), cells, share)
+    return tf.constant(sums)
+
+
 _KERNELS: dict[str, Callable[..., Any]] = {
     function.__name__.removeprefix("_"): function
     for function in (
@@ -305,8 +327,8 @@ class Portable(Kernels):
             # Not compiled: the slabs and the particles in view differ from call to call.
             paint = portable_sky.paint_vjp if "dout" in arguments else portable_sky.paint
             return paint(geometry, **arguments)
-        if kernel == "friends":
-            return _friends(**arguments)
+        if kernel in ("friends", "paint_points"):  # of numpy
+            return {"friends": _friends, "paint_points": _paint_points}[kernel](**arguments)
         function = _KERNELS[kernel]
         if not self._xla:
             return function(*([] if geometry is None else [geometry]), **arguments)
