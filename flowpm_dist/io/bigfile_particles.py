@@ -59,7 +59,7 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         raise ValueError("UsePeculiarVelocity is 0; must be 1")
     if "ScalingFactor" in header:
         header.setdefault("Time", header["ScalingFactor"])
-    tables = np.ravel(np.asarray(header.get("MassTable", 0.0), float))
+    masses = np.ravel(np.asarray(header.get("MassTable", 0.0), float))
     parts = []
     folders = [each for each in snapshot.iterdir() if re.fullmatch("[0-9]+", each.name)]
     for folder in sorted(folders):
@@ -77,7 +77,7 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
             raise ValueError(
                 f"blocks of {folder.name} hold different numbers of particles: {sizes}"
             )
-        mass = float(tables[kind]) if kind < len(tables) else 0.0
+        mass = float(masses[kind]) if kind < len(masses) else 0.0
         read = functools.partial(_read, folder, mapped, mass)
         parts.append(Part({kind: counts["position"]} if counts["position"] else {}, read))
     known = Attributes(path, header).with_units(units)

@@ -19,6 +19,7 @@ from flowpm_dist.io.particle_files import (
     Part,
     ParticleFiles,
     box_sides,
+    check_number_of_files,
     check_whole,
     gadget_factor,
     missing,
@@ -30,13 +31,9 @@ from flowpm_dist.options.regular_files import first_bytes
 if TYPE_CHECKING:
     import h5py
 
-BLOCKS = {
-    "position": "Coordinates",
-    "velocity": "Velocities",
-    "mass": "Masses",
-    "id": "ParticleIDs",
-}
-"""The data sets of the quantities."""
+BLOCKS = {"position": ("Coordinates",), "velocity": ("Velocities",), "mass": ("Masses",),
+          "id": ("ParticleIDs",)}  # fmt: skip
+"""The data sets of the quantities, by the names that they may have."""
 HEADERS = ("Units", "Parameters", "Header")
 """The groups with attributes that are read. Of two values of a name, the later group's counts."""
 WORDS = "HDF5 of Gadget or AREPO"
@@ -69,10 +66,8 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         with open_hdf5(name) as file:
             header |= attributes_of(file)
             counts = counts_here(header)
-            tables = np.ravel(np.asarray(header.get("MassTable", 0.0), float))
-            masses = {k: float(tables[k]) if k < len(tables) else 0.0 for k in counts}
             check_blocks(file, name, counts, BLOCKS)
-        read = functools.partial(read_part, name, BLOCKS, masses)
+        read = functools.partial(read_part, name, BLOCKS, mass_table(header))
         parts.append(Part(counts, read))
     check_number_of_files(header, names)
     known = Attributes(path, header).with_units(units)
@@ -98,19 +93,21 @@ def counts_here(header: Mapping[str, Any]) -> dict[int, int]:
     return {kind: int(n) for kind, n in enumerate(numbers) if int(n)}
 
 
-def check_number_of_files(header: Mapping[str, Any], names: Sequence[Path]) -> None:
-    """Checks that there are as many files as the last one says.
+def mass_table(header: Mapping[str, Any]) -> list[float]:
+    """Returns the mass of each particle by type [unit of the file]; 0 where it is not the same."""
+    return [float(mass) for mass in np.ravel(np.asarray(header.get("MassTable", 0.0), float))]
 
-    Raises:
-        ValueError: there are more or fewer.
-    """
-    expected = int(header["NumFilesPerSnapshot"])
-    if len(names) != expected:
-        raise ValueError(f"{len(names)} files, and the snapshot has {expected}")
+
+def first_of(group: h5py.Group, names: Sequence[str]) -> h5py.Dataset | None:
+    """Returns the first data set of a group that has one of these names."""
+    return next((group[name] for name in names if name in group), None)
 
 
 def check_blocks(
-    file: h5py.File, name: Path, counts: Mapping[int, int], blocks: Mapping[str, str]
+    file: h5py.File,
+    name: Path,
+    counts: Mapping[int, int],
+    blocks: Mapping[str, Sequence[str]],
 ) -> None:
     """Checks dtypes, shapes and sizes of all data sets before their values are read.
 
@@ -119,8 +116,9 @@ def check_blocks(
     """
     whole: dict[str, h5py.Dataset] = {}
     for kind, count in counts.items():
-        for quantity, block in blocks.items():
-            data, where = file.get(f"PartType{kind}/{block}"), f"{name}:PartType{kind}/{block}"
+        for quantity, names in blocks.items():
+            data = first_of(file.get(f"PartType{kind}", {}), names)
+            where = f"{name}:PartType{kind}/{names[0]}"
             if data is not None or quantity == "position":
                 check_numbers(data, where, KINDS[quantity], (count, *SHAPES[quantity]))
                 whole[where] = data
@@ -147,8 +145,8 @@ def check_stored(data: h5py.Dataset, where: str) -> None:
 
 def read_part(
     path: Path,
-    blocks: Mapping[str, str],
-    masses: Mapping[int, float],
+    blocks: Mapping[str, Sequence[str]],
+    masses: Sequence[float],
     kind: int,
     names: Sequence[str],
     begin: int,
@@ -159,7 +157,7 @@ def read_part(
     Args:
         path: the file.
         blocks: names of the data sets.
-        masses: the mass of each particle by type [unit of the file]; 0 if the file has a data set.
+        masses: see `mass_table`.
         kind, names, begin, end: see `Part`.
 
     Raises:
@@ -169,10 +167,11 @@ def read_part(
     with open_hdf5(path) as file:
         group = file[f"PartType{kind}"]
         for name in names:
-            if blocks[name] in group:
-                arrays.append(group[blocks[name]][begin:end])
-            elif name == "mass" and masses.get(kind):
+            data = first_of(group, blocks[name])
+            if data is not None:
+                arrays.append(data[begin:end])
+            elif name == "mass" and any(masses[kind : kind + 1]):
                 arrays.append(np.full(end - begin, masses[kind]))
             else:
-                raise missing(f"{path}:PartType{kind}", blocks[name], [*group])
+                raise missing(f"{path}:PartType{kind}", blocks[name][0], [*group])
     return arrays

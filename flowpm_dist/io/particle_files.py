@@ -27,8 +27,18 @@ SHAPES = {"position": (3,), "velocity": (3,), "mass": (), "id": ()}
 """The quantities of a particle, and the shape of each."""
 KINDS = {"position": "f", "velocity": "f", "mass": "f", "id": "iu"}
 """The kinds of NumPy's dtypes that their values in files may have."""
+EXAMPLES = {
+    "UnitLength_in_cm": "which is 3.085678e21 for kpc/h and 3.085678e24 for Mpc/h",
+    "UnitVelocity_in_cm_per_s": "which is 1e5 for km/s",
+    "UnitMass_in_g": "which is 1.989e43 for 1e10 solar masses/h",
+    "HubbleParam": "which is h",
+}
+"""What files may lack, and what it is, for messages."""
 PARAMETER_TOLERANCE = 1e-4
 """Relative difference up to which numbers of a file and numbers that are given are the same."""
+
+TIME_TOLERANCE = 1e-3
+"""Relative difference up to which a scale factor and a redshift are the same time."""
 
 
 class Attributes(Mapping[str, Any]):
@@ -57,7 +67,7 @@ class Attributes(Mapping[str, Any]):
             SnapshotError: there is no such attribute, or it is no number.
         """
         if name not in self:
-            remedy = f'; give units={{"{name}": ...}}' * (name in UNITS)
+            remedy = f'; give units={{"{name}": ...}}, {EXAMPLES[name]}' if name in EXAMPLES else ""
             raise SnapshotError(
                 f"{self.path} has no attribute {name}, which is needed here{remedy}"
             )
@@ -77,15 +87,23 @@ class Attributes(Mapping[str, Any]):
             raise SnapshotError(f"{self.path}: attribute {name} must be finite numbers")
         return numbers
 
-    def with_units(self, units: Mapping[str, Any]) -> Attributes:
+    def with_units(
+        self, units: Mapping[str, Any], names: Sequence[str] = tuple(UNITS)
+    ) -> Attributes:
         """Returns the same attributes, with the units that they lack.
+
+        Args:
+            units: the units, by name.
+            names: the units that files of this format may lack.
 
         Raises:
             SnapshotError: there is no such unit, or the attributes have another one.
         """
         for name, value in units.items():
-            if name not in UNITS:
-                raise SnapshotError(f"units: {name!r} must be one of {', '.join(UNITS)}")
+            if name not in names:
+                raise SnapshotError(
+                    f"units: {name!r} must be one of {', '.join(names)}, which {self.path} may lack"
+                )
             if not 0 < float(in_unit(name, value)) < math.inf:
                 raise SnapshotError(f"units: {name} = {value!r}: must be a number above 0")
             there = self.numbers(name, value)[0]
@@ -246,6 +264,11 @@ def scale_factor(header: Attributes) -> float:
         raise SnapshotError(f"{header.path} has ComovingIntegrationOn = 0; must be comoving")
     if not a > 0:
         raise SnapshotError(f"{header.path} has Time = {a:g}; must be a scale factor above 0")
+    z = float(header.numbers("Redshift", 1 / a - 1)[0])
+    if z and abs((1 + z) * a - 1) > TIME_TOLERANCE:  # files of runs that are not comoving have 0
+        raise SnapshotError(
+            f"{header.path} has Time = {a:g} and Redshift = {z:g}; must have Time = 1 / (1 + z)"
+        )
     return a
 
 
@@ -281,6 +304,18 @@ def totals(header: Mapping[str, Any]) -> list[int]:
     if numbers.ndim != 1 or len(numbers) < 2:
         raise ValueError("the numbers of particles must be numbers by type")
     return [int(number) for number in numbers]
+
+
+def check_number_of_files(header: Mapping[str, Any], names: Sequence[Path]) -> None:
+    """Checks that there are as many files as the header says.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    (number,) = np.ravel(header["NumFilesPerSnapshot"])  # some codes write it as an array
+    expected = max(1, int(number))
+    if len(names) != expected:
+        raise ValueError(f"{len(names)} files, and the snapshot has {expected}")
 
 
 def check_whole(files: ParticleFiles, expected: Sequence[int]) -> ParticleFiles:

@@ -18,7 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from flowpm_dist.io import bigfile_particles, hdf5_particles
+from flowpm_dist.io import (
+    bigfile_particles,
+    gadget_binary,
+    hdf5_particles,
+    swift_particles,
+)
 from flowpm_dist.io.files import SNAPSHOT, reading
 from flowpm_dist.io.particle_files import ParticleFiles
 from flowpm_dist.io.particle_formats import particle_folders
@@ -44,7 +49,12 @@ class Reader(Protocol):
         """Opens a snapshot of this format."""
 
 
-READERS: tuple[Reader, ...] = (bigfile_particles, hdf5_particles)
+READERS: tuple[Reader, ...] = (
+    bigfile_particles,
+    swift_particles,
+    hdf5_particles,
+    gadget_binary,
+)
 """The formats. The first one that recognises a file opens it."""
 
 
@@ -78,7 +88,8 @@ def find_particles(path: Path, units: Mapping[str, Any] | None = None) -> Partic
     if path.name == SNAPSHOT or (path / SNAPSHOT).exists():
         return None
     with reading(path, raises=SnapshotError):
-        places = (path, *(path / name for name in particle_folders()))
+        ours = (path / name for name in particle_folders())
+        places = (path, *(folder for folder in ours if folder.is_dir()))
         snapshots = [found for place in places for found in _snapshots_in(place)]
     if len(snapshots) > 1:
         held = sorted(where.name for where, _, _ in snapshots)
