@@ -17,6 +17,7 @@ from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.formats import DARK_MATTER
+from flowpm_dist.io.numbering import Numbering, deviations, numberings, spreads
 from flowpm_dist.io.particle_files import PARAMETER_TOLERANCE, ParticleFiles
 from flowpm_dist.io.particle_readers import find_particles
 from flowpm_dist.io.particles import HUBBLE, SLAB
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
 LAMBDA_TOLERANCE = 0.005
 """Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
 UNORDERED = 0.2
-"""If the root mean square displacement is above this part of the box, the ids do not number the
-lattice in the expected order. A random order gives 0.29."""
+"""If the root mean square displacement is above this part of the box, the particles do not number
+the lattice in this order. A random order gives 0.29."""
+SAMPLE = 2**16
+"""How many particles of each rank find the order."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class LatticeFiles:
             raise SnapshotError(
                 f"{self.path}: {self.count} particles do not fill a lattice of cubic cells with an "
                 f"even number along each side of a box of {' x '.join(f'{s:g}' for s in sides)} "
-                "Mpc/h"
+                "Mpc/h; fpm.read_particles reads particles that number none"
             )
         lattice = {"grid": grid.tolist(), "box_size": sides.tolist()}
         return {"a": self.files.a, **lattice, "cosmology": numbers}
@@ -108,26 +111,51 @@ class LatticeFiles:
     def _read(self, name: str, begin: int, end: int) -> np.ndarray:
         return self.files.read(DARK_MATTER, begin, end, [name])[name]
 
-    def _ids(self, begin: int, end: int) -> np.ndarray:
-        pieces = [self._read("id", b, min(end, b + SLAB)) for b in range(begin, end, SLAB)]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
+    def _ids(self, begin: int, end: int) -> np.ndarray | None:
+        """Returns the ids of a range of particles, int64 [n]; None if the files have none."""
+        try:
+            pieces = [self._read("id", 0, 0)]
+        except SnapshotError:
+            return None
+        pieces += [self._read("id", b, min(end, b + SLAB)) for b in range(begin, end, SLAB)]
+        return np.concatenate(pieces).astype(np.int64)
 
-    def _first_id(self, ids: np.ndarray, box: Box) -> int:
-        """Returns the lowest id, from the ids that each rank has read. On all ranks.
+    def _numbers(self, begin: int, end: int, box: Box) -> tuple[np.ndarray, Numbering]:
+        """Returns numbers of a range of particles, [n], and whose sites these are. On all ranks.
+
+        Ids number the sites; if they do not, the order in the files does. By the right one of
+        `numberings` the displacements are the smallest.
 
         Raises:
-            SnapshotError: on every rank; the ids do not number the sites of a lattice.
+            SnapshotError: on every rank; neither numbers the sites of a lattice.
         """
         import tensorflow as tf
 
-        extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
-        first, last = (int(i) for i in box.mesh.world.allreduce(extremes, "max").numpy() * (-1, 1))
-        if first not in (0, 1) or last - first != box.cells - 1 or self.count != box.cells:
-            raise SnapshotError(
-                f"{self.path}: ids from {first} to {last} of {self.count} particles; ids must "
-                f"number the {box.cells} sites of the lattice, from 0 or 1"
-            )
-        return first
+        ids, world, words = self._ids(begin, end), box.mesh.world, "no ids"
+        choices = {"the order of the files": np.arange(begin, end)}
+        if ids is not None:
+            extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
+            first, last = (int(i) for i in world.allreduce(extremes, "max").numpy() * (-1, 1))
+            words = f"ids from {first} to {last}"
+            if first in (0, 1) and last - first == box.cells - 1:
+                choices = {"ids": ids - first, **choices}
+        if self.count != box.cells:
+            raise SnapshotError(f"{self.path} has {self.count} particles; must have {box.cells}")
+        x = self._read("position", begin, min(end, begin + SAMPLE))
+        side, least = np.array(box.size), np.inf
+        for numbers in choices.values():
+            sums = spreads(numbers[: len(x)], x, box.size, box.grid)
+            deviation = deviations(world.allreduce(tf.constant(sums)).numpy())
+            best = int(np.argmin((deviation / side).max(axis=-1)))
+            if (deviation[best] <= UNORDERED * side).all():
+                return numbers, [*numberings(box.grid)][best]
+            least = min(least, float(deviation[best].max()))
+        raise SnapshotError(
+            f"{self.path}: its particles number no lattice: it has {words} of {self.count} "
+            f"particles, and by {' or '.join(choices)} displacements are {least:.3g} Mpc/h or more "
+            f"(root mean square) in a box of {side.max():g} Mpc/h; fpm.read_particles reads "
+            "particles that number none"
+        )
 
     def blocks(self, box: Box) -> tuple[np.ndarray, np.ndarray]:
         """Returns displacement [Mpc/h] and canonical velocity [Mpc/h H0] of this rank's sites.
@@ -139,32 +167,29 @@ class LatticeFiles:
             box: the box, with the grid of the snapshot.
 
         Raises:
-            SnapshotError: on every rank; the ids do not number the sites of a lattice.
+            SnapshotError: on every rank; the particles do not number the sites of a lattice.
         """
         import tensorflow as tf
 
         mesh, world = box.mesh, box.mesh.world
         begin, end = (self.count * r // mesh.size for r in (mesh.rank, mesh.rank + 1))
-        ids = self._ids(begin, end).astype(np.int64)
-        first = self._first_id(ids, box)
+        numbers, numbering = self._numbers(begin, end, box)
         places, side = [box.place_of(r) for r in range(mesh.size)], np.array(box.size)
         owners = np.empty(box.grid, np.int32)
         for rank, place in enumerate(places):
             owners[place] = rank
         values, filled = np.zeros([*box.block, 6]), np.zeros(box.block, bool)
-        origin, squares = np.array(box.offset), np.zeros(3)
+        origin = np.array(box.offset)
         rounds = math.ceil(max(1, math.ceil(self.count / mesh.size)) / SLAB)
         for low in (begin + number * SLAB for number in range(rounds)):
             read = self.files.read(
                 DARK_MATTER, min(low, end), min(low + SLAB, end), ["position", "velocity"]
             )
-            numbers = ids[low - begin : low - begin + SLAB] - first
-            sites = np.stack(np.unravel_index(numbers, box.grid), axis=-1)
+            sites = numbering.sites(numbers[low - begin : low - begin + SLAB])
             moved = read["position"] - sites * (side / box.grid)
             with np.errstate(invalid="ignore"):  # values that are not finite are refused below
                 moved -= side * np.rint(moved / side)  # to the nearest image
-            squares += np.sum(moved**2, axis=0)
-            owner = owners.ravel()[numbers]
+            owner = owners[tuple(sites.T)]
             order = np.argsort(owner, kind="stable")
             canonical = read["velocity"].astype(float) * (self.files.a / HUBBLE)
             rows = np.concatenate([sites, moved, canonical], axis=1)[order]
@@ -175,17 +200,15 @@ class LatticeFiles:
             values[place], filled[place] = arrived[:, 3:], True
         if not bool(world.allreduce(tf.constant(bool(filled.all())), "min")):
             raise SnapshotError(f"{self.path}: some ids are missing and others occur twice")
-        self._check_finite(values, box, first)
-        self._check_order(world.allreduce(tf.constant(squares)).numpy(), box)
+        self._check_finite(values, box)
         return values[..., :3], values[..., 3:]
 
-    def _check_finite(self, values: np.ndarray, box: Box, first: int) -> None:
+    def _check_finite(self, values: np.ndarray, box: Box) -> None:
         """Checks positions and velocities of this rank's sites. On all ranks together.
 
         Args:
             values: the numbers of each site, [x, y, z, 6].
             box: the box.
-            first: the id of the first site.
 
         Raises:
             SnapshotError: on every rank; one is not finite on some rank.
@@ -196,27 +219,10 @@ class LatticeFiles:
         numbers = np.ravel_multi_index(tuple(wrong.T), box.grid).astype(np.int64)
         least = box.mesh.world.allreduce(tf.constant(numbers.min(initial=2**62)), "min").numpy()
         if least < 2**62:
+            site = [int(i) for i in np.unravel_index(least, box.grid)]
             raise SnapshotError(
-                f"{self.path}: position or velocity of the particle with id {least + first} is not "
+                f"{self.path}: position or velocity of the particle of lattice site {site} is not "
                 "finite"
-            )
-
-    def _check_order(self, squares: np.ndarray, box: Box) -> None:
-        """Checks by the displacements that ids number the sites of the lattice in their order.
-
-        Args:
-            squares: the sum of the squares of all displacements along each axis [(Mpc/h)^2].
-            box: the box.
-
-        Raises:
-            SnapshotError: the displacements are too large.
-        """
-        side, spread = np.array(box.size), np.sqrt(squares / self.count)
-        if (spread > UNORDERED * side).any():
-            raise SnapshotError(
-                f"{self.path}: displacements of {spread.max():.3g} Mpc/h (root mean square) in a "
-                f"box of {side.max():g} Mpc/h; ids must number the sites of a lattice in the order "
-                "(ix ny + iy) nz + iz"
             )
 
 
@@ -234,6 +240,9 @@ def particle_files(path: str | Path, units: Mapping[str, Any] | None = None) -> 
         return None
     others = [kind for kind in files.counts if kind != DARK_MATTER]
     if others:
-        raise SnapshotError(f"{files.path} has particles of type {others[0]}; all must be type 1")
+        raise SnapshotError(
+            f"{files.path} has particles of type {others[0]}; all must be type 1: "
+            "fpm.read_particles reads particles of all types"
+        )
     folder = files.path if files.path.is_dir() else files.path.parent
     return LatticeFiles(files, snapshot_attributes(folder))
