@@ -25,7 +25,8 @@ from flowpm_dist.io.formats import UNITS
 from flowpm_dist.io.light_cone import load_light_cone, read_light_cone
 from flowpm_dist.io.particle_readers import open_particles
 from flowpm_dist.io.snapshot import SnapshotError, new_group
-from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, open_volume, open_white_noise
+from flowpm_dist.io.volume import VolumeError, open_volume
+from flowpm_dist.io.white_noise import WhiteNoiseError, open_white_noise
 from flowpm_dist.jobs.folder import OutputError, WorkFolder
 from flowpm_dist.jobs.job import JOBS, job_class, read_record
 from flowpm_dist.jobs.locks import Lock
