@@ -395,7 +395,7 @@ def block_of(
         value = np.asarray(value, dtype=dtype.as_numpy_dtype)
     value = tf.convert_to_tensor(value)
     if value.dtype != dtype:
-        raise ValueError(f"{name} is {value.dtype.name}, it must be {dtype.name}")
+        raise ValueError(f"{name} is {value.dtype.name}, it must be {dtype.name}: use tf.cast")
     return value
 
 

@@ -18,7 +18,7 @@ from flowpm_dist.grid.fourier import to_field, to_spectrum
 from flowpm_dist.initial.lpt import lpt_function
 from flowpm_dist.initial.non_gaussianity import local_noise_function
 from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
-from flowpm_dist.io.volume import noise_moments, warn_of_other_noise, wrong_noise_type
+from flowpm_dist.io.white_noise import noise_moments, warn_of_other_noise, wrong_noise_type
 from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import is_watched, not_recorded
@@ -85,7 +85,7 @@ def _unit_modes(spectrum: Any, box: Box) -> Any:
     return pointwise(unit, spectrum)
 
 
-def check_white_noise(noise: np.ndarray, box: Box) -> None:
+def check_white_noise(noise: Any, box: Box) -> None:
     """Checks white noise that a user gave, on all ranks together.
 
     Args:

@@ -16,12 +16,12 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from flowpm_dist.io.bigfile import write_block, write_universe, write_values
+from flowpm_dist.io.bigfile_particles import block_files
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import ABOUT, GENERATOR, WriteError, read_json, reading, remove
 from flowpm_dist.io.gadget_hdf5 import METADATA, take_room, unfilled
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.opening import checked, number_type, open_hdf5
-from flowpm_dist.io.other_codes import block_files
 from flowpm_dist.io.particles import Header, mark_particles_complete
 from flowpm_dist.io.snapshot import check_attributes
 

@@ -1,12 +1,7 @@
-"""Arrays that a user brings: density volumes (.npy, zarr, HDF5) and white noise (.npy).
-
-A rank reads only its part of them.
-"""
+"""Density volumes that a user brings, in .npy, zarr or HDF5. A rank reads only its part."""
 
 from __future__ import annotations
 
-import math
-import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +10,9 @@ import numpy as np
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import SNAPSHOT, check_regular_files, reading, snapshot_attributes
-from flowpm_dist.io.opening import hdf5_file, not_finite
+from flowpm_dist.io.opening import hdf5_file
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 from flowpm_dist.options.regular_files import check_regular
-from meshimpl import launch
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5")
 FORMATS = "a .npy file, a zarr array or group, or an HDF5 file"
@@ -27,10 +21,6 @@ SPATIAL = (3, 4)
 
 class VolumeError(UserError):
     """A file holds no volume that can be used."""
-
-
-class WhiteNoiseError(UserError):
-    """A file of white noise cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -202,93 +192,3 @@ def mapped_array(path: Path) -> Any:
         raise
     except Exception as error:  # of a negative side, or of text that is no expression of Python
         raise ValueError("its shape is not valid") from error
-
-
-def open_white_noise(path: Path) -> np.ndarray:
-    """Returns the array of a .npy file, memory-mapped: a rank reads only the part it needs.
-
-    Raises:
-        WhiteNoiseError: there is no such file, or it is no .npy file of real numbers.
-    """
-    try:
-        array = mapped_array(path)
-    except FileNotFoundError:
-        raise WhiteNoiseError("there is no such file") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise WhiteNoiseError(f"not a readable .npy file ({error})") from error
-    if not isinstance(array, np.ndarray):
-        raise WhiteNoiseError("an .npz archive; must be a .npy file with one array")
-    if wrong := wrong_noise_type(array.dtype):
-        raise WhiteNoiseError(wrong)
-    return array
-
-
-def wrong_noise_type(dtype: np.dtype) -> str:
-    """Returns what is wrong with a dtype of white noise; an empty text if it can be used."""
-    good = np.issubdtype(dtype, np.floating)  # of any byte order
-    return "" if good else f"dtype {dtype.str}; must be real floating-point numbers"
-
-
-def noise_moments(values: np.ndarray) -> np.ndarray:
-    """Returns the sum of values and the sum of their squares, float64 [2], not finite if too large.
-
-    Args:
-        values: real numbers, of any shape.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.square(values, dtype=np.float64).sum()
-        return np.array([values.sum(dtype=np.float64), squares])
-
-
-def warn_of_other_noise(total: float, squares: float, count: int) -> None:
-    """Warns if white noise has another mean than 0, or a greater deviation than 1; once for each.
-
-    A smaller deviation has a field that a search found, which lacks what its data do not show.
-
-    Args:
-        total, squares: the sum of all values, and of their squares.
-        count: number of values.
-    """
-    if launch.detect().rank:
-        return
-    mean, error = total / count, 1 / math.sqrt(count)
-    deviation = math.sqrt(max(squares / count - mean * mean, 0.0))
-    noise = f"unit normal noise of {count:,} values has"
-    if abs(mean) > 6 * error + 0.01:
-        warnings.warn(
-            f"white_noise has a mean of {mean:.3g}, which has no effect: {noise} 0 +- {error:.1g}. "
-            "Is it another field?",
-            stacklevel=1,
-        )
-    elif not deviation <= 1.1 + 6 * error:
-        warnings.warn(
-            f"white_noise has a standard deviation of {deviation:.3g}, and fluctuations are as "
-            f"much greater: {noise} 1 +- {error / math.sqrt(2):.1g}",
-            stacklevel=1,
-        )
-
-
-def check_white_noise_file(path: Path, grid: tuple[int, int, int] | None) -> None:
-    """Checks that a file holds one finite real number for each cell.
-
-    Args:
-        path: the .npy file.
-        grid: number of cells along each side; with None the shape is not checked.
-
-    Raises:
-        WhiteNoiseError: the file cannot be used; the message says why.
-    """
-    array = open_white_noise(path)
-    if grid is not None and array.shape != tuple(grid):
-        raise WhiteNoiseError(f"shape {array.shape}; must be box.grid = {tuple(grid)}")
-    if array.ndim == 0:
-        raise WhiteNoiseError("a single number; must be an array")
-    planes, moments = max(1, 2**24 // max(1, array[:1].nbytes)), np.zeros(2)
-    for start in range(0, len(array), planes):
-        slab = array[start : start + planes]
-        if (place := not_finite(slab)) is not None:
-            there = [start + place[0], *place[1:]]
-            raise WhiteNoiseError(f"{slab[*place]} at {there}; all values must be finite")
-        moments += noise_moments(slab)
-    total, squares = moments.tolist()
-    warn_of_other_noise(total, squares, array.size)

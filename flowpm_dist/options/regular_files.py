@@ -69,6 +69,17 @@ def read_bytes(path: Path, most: int = 2**24) -> bytes:
     return data
 
 
+def first_bytes(path: Path, count: int) -> bytes:
+    """Returns the first bytes of a regular file, fewer if it is shorter.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    check_regular(path)
+    with path.open("rb") as file:
+        return file.read(count)
+
+
 def read_text(path: Path, most: int = 2**24, *, encoding: str = "utf-8") -> str:
     """Returns the text of a regular file.
 

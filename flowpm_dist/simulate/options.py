@@ -50,7 +50,7 @@ from flowpm_dist.io.snapshot import (
     FIELDS,
     FieldName,
 )
-from flowpm_dist.io.volume import WhiteNoiseError, check_white_noise_file, open_white_noise
+from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file, open_white_noise
 from flowpm_dist.jobs.run_file import ConfigError, RunFile, fitting_mesh
 from flowpm_dist.observables.light_cone.plan import LightConePlan
 from flowpm_dist.observables.light_cone.section import SKIES, LensedSky, LensingOptions, distance_of
@@ -95,7 +95,9 @@ class InitialSection(InitialOptions):
 
     seed: Seed | None = Field(default=None, description=A_SEED)
     white_noise: AnyPath | None = Field(
-        default=None, description="a .npy file: real, shaped as box.grid, unit normal in real space"
+        default=None,
+        description="a .npy file, or white noise of MUSIC or in GRAFIC's format: real, shaped as "
+        "box.grid, unit normal in real space",
     )
     paired: bool = Field(default=False, description="true or false")
 

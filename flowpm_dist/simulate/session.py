@@ -20,7 +20,7 @@ from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.files import WriteError, remove, versions, write_json
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.io.snapshot import VECTORS, save_attributes, save_fields
-from flowpm_dist.io.volume import open_white_noise
+from flowpm_dist.io.white_noise import open_white_noise
 from flowpm_dist.jobs.job import StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.run_file import write_run_file

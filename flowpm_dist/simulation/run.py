@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +30,7 @@ from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
+from flowpm_dist.io.white_noise import GraficNoise, WhiteNoiseError, open_white_noise
 from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
 from flowpm_dist.particle_mesh.cloud_in_cell import suggested_halo
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
@@ -72,7 +74,9 @@ class Start:
         if self.paired and self.seed is None:
             raise ValueError("paired goes with a seed")
         keep_in_units(self, seed="", white_noise="")
-        if isinstance(self.white_noise, list | tuple):
+        if isinstance(self.white_noise, str | Path):
+            object.__setattr__(self, "white_noise", _noise_in(Path(self.white_noise)))
+        elif self.white_noise is not None and not hasattr(self.white_noise, "shape"):
             object.__setattr__(self, "white_noise", np.asarray(self.white_noise))
         if isinstance(self.particles, tuple | list):
             vectors = zip(self.particles, PARTICLES.items(), strict=True)
@@ -239,6 +243,18 @@ class Inputs:
         return self.solver.initial.white_noise(self.source.seeds, paired=self.source.paired)
 
 
+def _noise_in(path: Path) -> np.ndarray | GraficNoise:
+    """Returns the white noise of a file.
+
+    Raises:
+        WhiteNoiseError: the file cannot be used; the message names it.
+    """
+    try:
+        return open_white_noise(path)
+    except WhiteNoiseError as error:
+        raise WhiteNoiseError(f"white_noise = '{path}': {error}") from error
+
+
 def source_of(start: Start, box: Box) -> WhiteNoiseSource:
     """Returns the checked source of a run in a box.
 
@@ -256,7 +272,8 @@ def source_of(start: Start, box: Box) -> WhiteNoiseSource:
     if isinstance(noise, Field):
         noise = noise.on(box).block
     elif not isinstance(noise, (tf.Tensor, tf.Variable)):
-        noise = np.asanyarray(noise)
+        if isinstance(noise, GraficNoise) and noise.shape == box.grid:
+            noise = noise[box.place]
         check_white_noise(noise, box)
     return WhiteNoiseSource(white_noise=box.block_of("white_noise", noise, box.shape))
 

@@ -372,7 +372,8 @@ class Simulation:
         Args:
             seed: the seed of the white noise; or
             white_noise: the noise itself, unit normal [x, y, z] or [batch, x, y, z]: a `Field` on
-                any mesh of the same ranks, the whole array, or this rank's block; or
+                any mesh of the same ranks, the whole array, this rank's block, or the path of a
+                file that run files may name; or
             particles: a `State` at the first edge of the steps, whose cosmology the run does not
                 use. Or displacement [Mpc/h] and canonical velocity [Mpc/h H0], [x, y, z, 3] each,
                 in any form that `white_noise` can have.

@@ -35,7 +35,8 @@ from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_light_cone
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.snapshot import SnapshotError, mark_complete, new_array, new_group
-from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, check_white_noise_file, open_volume
+from flowpm_dist.io.volume import VolumeError, open_volume
+from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file
 from flowpm_dist.jobs.checkpoints import CheckpointStore
 from flowpm_dist.jobs.run_file import ConfigError
 from flowpm_dist.simulate.folder import SimulationFolder

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from commands import flowpm_here
 
-from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.io import bigfile
 from flowpm_dist.io.files import (
     UnreadableError,
@@ -22,10 +21,12 @@ from flowpm_dist.io.files import (
     save_arrays,
     write_text,
 )
+from flowpm_dist.io.formats import UNITS
 from flowpm_dist.io.light_cone import load_light_cone, read_light_cone
-from flowpm_dist.io.other_codes import particle_files
+from flowpm_dist.io.particle_readers import open_particles
 from flowpm_dist.io.snapshot import SnapshotError, new_group
-from flowpm_dist.io.volume import VolumeError, WhiteNoiseError, open_volume, open_white_noise
+from flowpm_dist.io.volume import VolumeError, open_volume
+from flowpm_dist.io.white_noise import WhiteNoiseError, open_white_noise
 from flowpm_dist.jobs.folder import OutputError, WorkFolder
 from flowpm_dist.jobs.job import JOBS, job_class, read_record
 from flowpm_dist.jobs.locks import Lock
@@ -473,7 +474,7 @@ def bigfile_of(folder: Path, **changed: str) -> Path:
         block = folder / "1" / name
         bigfile.write_block(block, array.dtype.str, array.shape[1], [(2, 0)])
         array.tofile(block / "000000")
-    numbers = {"TotNumPart": np.array([0, 2, 0, 0, 0, 0]), "Time": 1.0}
+    numbers = {"TotNumPart": np.array([0, 2, 0, 0, 0, 0]), "Time": 1.0, "BoxSize": 9.0, **UNITS}
     bigfile.write_block(folder / "Header", "<i8", 0, [], numbers)
     header = folder / "1/Position/header"
     text = header.read_text()
@@ -496,17 +497,17 @@ def test_a_block_of_bigfile_is_numbers_of_its_files_size(tmp_path, victims, chan
     """With DTYPE O, numpy would follow the addresses that the file holds."""
     folder = bigfile_of(tmp_path / "snapshot", **changed)
     with pytest.raises(SnapshotError, match=r"1/Position/(header|000000).*; must (be|have)"):
-        particle_files(folder)
+        open_particles(folder)
 
 
 def test_a_bigfile_that_is_right_is_read(tmp_path):
-    found = particle_files(bigfile_of(tmp_path / "snapshot"))
-    assert found.count == 2 and found.dtype == np.float64
-    np.testing.assert_array_equal(found._read(0, 2)[1], np.ones((2, 3)))
+    found = open_particles(bigfile_of(tmp_path / "snapshot"))
+    assert found.counts == {1: 2} and found.dtype == np.float64
+    np.testing.assert_array_equal(found.read(1, 0, 2, ["position"])["position"], np.ones((2, 3)))
     with (tmp_path / "snapshot/Header/attr-v2").open("a") as file:
         file.write("Note O 1 00000000000000FF #HUMANE [ ]\n")
     with pytest.raises(SnapshotError, match=r"attr-v2: Note is O; must be the dtype of"):
-        particle_files(tmp_path / "snapshot")
+        open_particles(tmp_path / "snapshot")
 
 
 HEADERS = [
@@ -515,7 +516,6 @@ HEADERS = [
         for value in (2, "many", [0], [b"0", b"x"], [0, np.inf], [[0], [2]])
     ),
     *({"NumPart_Total": value} for value in (2, "many", [2], [b"0", b"x"], h5py.Empty("f4"))),
-    *({"Time": value} for value in ("early", [1.0, 2.0], -1.0, h5py.Empty("f4"))),
     {"NumFilesPerSnapshot": "one"},
 ]
 
@@ -523,8 +523,9 @@ HEADERS = [
 def gadget_of(folder: Path, **changed: object) -> Path:
     """A snapshot of two particles in Gadget's HDF5; attributes of its header can be changed."""
     header = {"NumPart_ThisFile": [0, 2], "NumPart_Total": [0, 2], "NumFilesPerSnapshot": 1}
+    known = {"Time": 1.0, "BoxSize": 9.0, **UNITS}
     with h5py.File(folder / "snapshot.hdf5", "w") as file:
-        file.create_group("Header").attrs.update({**header, "Time": 1.0, **changed})
+        file.create_group("Header").attrs.update({**header, **known, **changed})
         for name, values in {"ParticleIDs": [0, 1], "Coordinates": np.ones((2, 3))}.items():
             file[f"PartType1/{name}"] = values
         file["PartType1/Velocities"] = np.ones((2, 3))
@@ -533,19 +534,25 @@ def gadget_of(folder: Path, **changed: object) -> Path:
 
 @pytest.mark.parametrize("changed", HEADERS, ids=str)
 def test_a_header_of_gadget_with_other_values_is_named(tmp_path, changed):
-    with pytest.raises(SnapshotError, match="snapshot.hdf5 cannot be read"):
-        particle_files(gadget_of(tmp_path, **changed))
+    with pytest.raises(SnapshotError, match="snapshot.hdf5 (cannot be read|holds no particles)"):
+        open_particles(gadget_of(tmp_path, **changed))
 
 
-NUMBERS = {"UnitLength_in_cm": 3.085678e24, "BoxSize": 9.0, "Omega0": 0.30966}
-WRONG = {"UnitLength_in_cm": "Mpc", "BoxSize": [1.0, 2.0], "Omega0": h5py.Empty("f4")}
+WRONG = {
+    "Time": ("early", [np.nan, 2.0], -1.0, h5py.Empty("f4")),
+    "UnitLength_in_cm": ("Mpc", [np.inf]),
+    "BoxSize": ([1.0, 2.0], 0.0, [1.0, 1.0, -1.0]),
+}
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_a_header_of_gadget_has_numbers(tmp_path, name):
-    found = particle_files(gadget_of(tmp_path, **{**NUMBERS, name: WRONG[name]}))
-    with pytest.raises(SnapshotError, match=f"{name} (must be finite numbers|has 2 numbers)"):
-        found.attributes(Cosmology.planck18())
+@pytest.mark.parametrize(("name", "value"), [(n, value) for n in WRONG for value in WRONG[n]])
+def test_a_header_of_gadget_has_numbers(tmp_path, name, value):
+    message = f"{name} (must be|has 2 numbers|= -1; must be a scale factor)"
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(gadget_of(tmp_path, **{name: value}))
+    found = open_particles(gadget_of(tmp_path, Omega0=h5py.Empty("f4")))
+    with pytest.raises(SnapshotError, match="Omega0 must be finite numbers"):
+        assert found.cosmology_facts
 
 
 @pytest.mark.parametrize("lines", ["DTYPE: f8\nNMEMB: 3\nNFILE", "DTYPE\nNMEMB\nNFILE: 1"])
@@ -553,7 +560,7 @@ def test_a_header_of_bigfile_that_is_cut_is_named(tmp_path, lines):
     folder = bigfile_of(tmp_path / "snapshot")
     (folder / "1/Position/header").write_text(lines)
     with pytest.raises(SnapshotError, match="snapshot cannot be read"):
-        particle_files(folder)
+        open_particles(folder)
 
 
 UNUSUAL = {
@@ -577,7 +584,7 @@ def test_particles_in_hdf5_are_numbers(tmp_path, kind, name):
         file.create_group("Header").attrs.update({**header, "Time": 1.0})
         group = file.create_group("PartType1")
         for each, shape in shapes.items():
-            made = group.create_dataset(each, shape, "f8" if each != "ParticleIDs" else "i8")
+            group[each] = np.zeros(shape, "f8" if each != "ParticleIDs" else "i8")
             if each == name:
                 del group[each]
                 made = group.create_dataset(each, shape, dtype)
@@ -585,7 +592,7 @@ def test_particles_in_hdf5_are_numbers(tmp_path, kind, name):
                     made[0] = value
     message = rf"snapshot.hdf5:PartType1/{name}: dtype is .*; must be the dtype of"
     with pytest.raises(SnapshotError, match=message):
-        particle_files(tmp_path / "snapshot.hdf5")
+        open_particles(tmp_path / "snapshot.hdf5")
     with h5py.File(tmp_path / "light_cone.0.hdf5", "w") as file:
         for each, shape in {"ScaleFactor": (2,), **shapes}.items():
             wrong = each == name or (name, each) == ("ParticleIDs", "ScaleFactor")

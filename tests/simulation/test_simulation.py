@@ -21,7 +21,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import ADJOINTS
 from flowpm_dist.evolution.corrections import CorrectionWarning, file_of, load_correction
-from flowpm_dist.io.volume import warn_of_other_noise
+from flowpm_dist.io.white_noise import warn_of_other_noise
 from flowpm_dist.options import A_SEED, constructed
 from flowpm_dist.simulate.options import EvolutionOptions
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver

@@ -1,0 +1,155 @@
+"""Particles of SWIFT in HDF5. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowpm_dist.io import hdf5_particles
+from flowpm_dist.io.files import UnreadableError
+from flowpm_dist.io.hdf5_particles import check_blocks, counts_here, first_of, mass_table, read_part
+from flowpm_dist.io.opening import open_hdf5
+from flowpm_dist.io.particle_files import (
+    Attributes,
+    Part,
+    ParticleFiles,
+    box_sides,
+    check_number_of_files,
+    check_whole,
+    totals,
+)
+from flowpm_dist.io.snapshot import SnapshotError
+
+if TYPE_CHECKING:
+    import h5py
+
+WORDS = "HDF5 of SWIFT"
+BLOCKS = {**hdf5_particles.BLOCKS, "mass": ("Masses", "DynamicalMasses")}
+"""The data sets of the quantities. Black holes have the second one."""
+UNITS = {"L": "Unit length in cgs (U_L)", "M": "Unit mass in cgs (U_M)",
+         "t": "Unit time in cgs (U_t)"}  # fmt: skip
+MPC, SOLAR_MASS = 3.08567758149e24, 1.98841e33
+"""A megaparsec and a solar mass of SWIFT in cgs units."""
+GROUPS = ("Cosmology", "Units", "Header")
+"""The groups with attributes that are read. Of two values of a name, the later group's counts."""
+PARAMETERS = {"Omega_m": "Omega_m", "Omega_b": "Omega_b", "h": "h", "w0": "w_0", "wa": "w_a",
+              "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff", "m_nu": "M_nu_eV"}  # fmt: skip
+"""Our names of parameters, and those of the group Cosmology."""
+EXPONENTS = {"position": 1.0, "velocity": 0.0, "mass": 0.0}
+"""The power of the scale factor in physical values, where a data set does not give it."""
+
+
+def recognises(path: Path) -> bool:
+    """Returns whether a path is a file in HDF5 with SWIFT's units."""
+    if not hdf5_particles.recognises(path):
+        return False
+    with open_hdf5(path) as file:
+        return "Units" in file and UNITS["L"] in file["Units"].attrs
+
+
+def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> ParticleFiles:
+    """Returns a snapshot of SWIFT (Schaller and others 2024, arXiv:2305.13380).
+
+    Nothing is times h, and velocities are peculiar. The attributes of each data set have the powers
+    of the scale factor and of h that make its values physical.
+
+    Args:
+        path: the snapshot, for messages.
+        names: its files, in order.
+        units: `HubbleParam`, if the files have no h, as initial conditions.
+
+    Raises:
+        SnapshotError: a file is missing, or h.
+        UnreadableError: a file is damaged.
+    """
+    header: dict[str, Any] = {}
+    parts: list[Part] = []
+    powers: dict[str, tuple[float, float]] = {}
+    for name in names:
+        with open_hdf5(name) as file:
+            groups = [file[group] for group in GROUPS if group in file]
+            header |= {key: value for group in groups for key, value in group.attrs.items()}
+            counts = counts_here(header)
+            check_blocks(file, name, counts, BLOCKS)
+            for quantity, power in _powers(file, name, counts):
+                if powers.setdefault(quantity, power) != power:
+                    raise UnreadableError(f"{name}: data sets have other units than each other")
+        read = functools.partial(read_part, name, BLOCKS, mass_table(header))
+        parts.append(Part(counts, read))
+    check_number_of_files(header, names)
+    if "h" in header:
+        header["HubbleParam"] = header["h"]
+    known = Attributes(path, header).with_units(units, ["HubbleParam"])
+    if not known.number("HubbleParam") > 0:
+        raise SnapshotError(f"{path} has h = {known.number('HubbleParam'):g}; must be above 0")
+    a = _scale_factor(known)
+    factor = _factor(known, a, powers)
+    length = known.number(UNITS["L"]) / MPC * known.number("HubbleParam")
+    facts = {ours: known.number(name) for ours, name in PARAMETERS.items() if name in known}
+    files = ParticleFiles(path, known, parts, factor, a, box_sides(known, length), facts)
+    # Types that the user of SWIFT left out of the output are among all particles.
+    expected = [n if kind in files.counts else 0 for kind, n in enumerate(totals(header))]
+    return check_whole(files, expected)
+
+
+def _powers(
+    file: h5py.File, name: Path, counts: Mapping[int, int]
+) -> list[tuple[str, tuple[float, float]]]:
+    """Returns the powers of a and h that make values physical, for each data set of a quantity."""
+    found = []
+    for kind in counts:
+        group = file[f"PartType{kind}"]
+        for quantity, power in EXPONENTS.items():
+            data = first_of(group, BLOCKS[quantity])
+            if data is None:
+                continue
+            where = f"{name}:{data.name}"
+            about = Attributes(Path(where), dict(data.attrs))
+            a = float(about.numbers("a-scale exponent", power)[0])
+            h = float(about.numbers("h-scale exponent", 0.0)[0])
+            physical = bool(about.numbers("Value stored as physical", 0.0)[0])
+            found.append((quantity, (0.0 if physical else a, h)))
+    return found
+
+
+def _scale_factor(header: Attributes) -> float:
+    """Returns the scale factor: SWIFT's `Time` is a time.
+
+    Raises:
+        SnapshotError: the header has none, or the run was not a cosmological one.
+    """
+    if "Cosmological run" in header and not header.number("Cosmological run"):
+        raise SnapshotError(f"{header.path} is not of a cosmological run")
+    name = "Scale-factor" if "Scale-factor" in header else "Redshift"
+    value = header.number(name)
+    a = value if name == "Scale-factor" else 1 / (1 + value) if value > -1 else 0.0
+    if not a > 0:
+        raise SnapshotError(f"{header.path} has {name} = {value:g}; must be above {a - value:g}")
+    return a
+
+
+def _factor(
+    header: Attributes, a: float, powers: Mapping[str, tuple[float, float]]
+) -> Callable[[str], float]:
+    """Returns `ParticleFiles.factor`.
+
+    Args:
+        header: the attributes, with `HubbleParam`.
+        a: scale factor.
+        powers: the powers of a and h that make values physical, by quantity.
+    """
+    h = header.number("HubbleParam")
+
+    def factor(name: str) -> float:
+        length, mass, time = (header.number(UNITS[unit]) for unit in "LMt")
+        unit = {
+            "position": length / MPC * h / a,  # comoving
+            "velocity": length / time / 1e5,
+            "mass": mass / SOLAR_MASS / 1e10 * h,
+        }[name]
+        power_of_a, power_of_h = powers.get(name, (EXPONENTS[name], 0.0))
+        return float(unit * a**power_of_a * h**power_of_h)
+
+    return factor
