@@ -17,6 +17,8 @@ from meshimpl.imports import lazy_names
 if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.catalogues.catalogue import Catalogue as Catalogue
     from flowpm_dist.catalogues.finder import halos as halos
+    from flowpm_dist.catalogues.particles import ParticleSnapshot as ParticleSnapshot
+    from flowpm_dist.catalogues.particles import read_particles as read_particles
     from flowpm_dist.cli.from_python import run as run
     from flowpm_dist.cosmology.growth import Growth as Growth
     from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
@@ -61,6 +63,7 @@ _HOMES = {
     "FastPM": "evolution.integrators",
     "Field": "grid.field",
     "HaloError": "particle_mesh.cloud_in_cell",
+    "ParticleSnapshot": "catalogues.particles",
     "PowerSpectrum": "statistics",
     "Progress": "jobs.progress",
     "Simulation": "simulation.simulation",
@@ -78,6 +81,7 @@ _HOMES = {
     "paint": "particle_mesh.scattered",
     "power_spectrum": "statistics",
     "power_wedges": "statistics",
+    "read_particles": "catalogues.particles",
     "run": "cli.from_python",
     "scale_factor_steps": "cosmology.steps",
     "transfer_function": "statistics",

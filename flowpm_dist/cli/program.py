@@ -280,8 +280,8 @@ def _joined(job: Job[Any, Any], meshes: Sequence[str]) -> tuple[Any, Any]:
 
 
 COMMANDS = (
-    *JOBS, "dataset", "evaluate", "predict", "export", "convert", "runs", "report", "submit",
-    "build", "doctor",
+    *JOBS, "dataset", "evaluate", "predict", "export", "convert", "measure", "runs", "report",
+    "submit", "build", "doctor",
 )  # fmt: skip
 """Jobs, and modules of this package, each with a function of the same name and an `EXAMPLE`."""
 

@@ -157,13 +157,9 @@ class Painting:
             for planes, step in ((first, -1), (last, 1)):
                 if name in mesh.names and planes.size:
                     planes = mesh.communicator(name).shift(tf.constant(planes), step).numpy()
-                count, cells = planes.shape[axis], block.shape[axis]
-                at = np.arange(count) - (count if step < 0 else 0)
-                for plane, place in enumerate(at % cells):
-                    target = [slice(None)] * 3
-                    target[axis] = int(place)
-                    source = [slice(None)] * 3
-                    source[axis] = plane
-                    block[tuple(target)] += planes[tuple(source)]
+                rows, added = np.moveaxis(block, axis, 0), np.moveaxis(planes, axis, 0)
+                first_row = -len(added) if step < 0 else 0
+                for number, plane in enumerate(added):
+                    rows[(first_row + number) % len(rows)] += plane
             padded = block
         return padded

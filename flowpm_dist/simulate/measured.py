@@ -102,16 +102,33 @@ def write_statistics(
             result = measured(statistic, state, density, options.results)
         if state.box.mesh.rank > 0:
             continue
-        table = result if isinstance(result, Labelled) else Values(np.atleast_1d(result))
-        table.write_csv(folder / STATISTICS / f"{short}.csv")
         with decoration(f"features of {name}", warn):
             features[short] = features_of(name, statistic, result)[0].tolist()
-        if options.output.figures and hasattr(table, "plot"):
-            with drawing(folder / STATISTICS / f"{short}.png", warn) as save:
-                from flowpm_dist.io.figures import new_figure
-
-                figure = new_figure(6.4, 4.4)
-                table.plot(figure.add_subplot())
-                save(figure)
+        write_statistic(folder / STATISTICS / short, result, warn, figures=options.output.figures)
     if features:
         write_json(folder / STATISTICS / FEATURES, features)
+
+
+def write_statistic(
+    path: Path, result: Any, warn: Callable[[str], None], *, figures: bool = True
+) -> None:
+    """Writes the table of a statistic's result, and its figure. On rank 0.
+
+    Args:
+        path: the files without their endings, .csv and .png.
+        result: what the statistic returned.
+        warn: shows a warning about a figure that cannot be drawn.
+        figures: whether to draw it.
+
+    Raises:
+        WriteError: the table cannot be written.
+    """
+    table = result if isinstance(result, Labelled) else Values(np.atleast_1d(result))
+    table.write_csv(path.with_name(f"{path.name}.csv"))
+    if figures and hasattr(table, "plot"):
+        with drawing(path.with_name(f"{path.name}.png"), warn) as save:
+            from flowpm_dist.io.figures import new_figure
+
+            figure = new_figure(6.4, 4.4)
+            table.plot(figure.add_subplot())
+            save(figure)

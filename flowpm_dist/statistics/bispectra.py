@@ -12,6 +12,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.fourier import Filter, convolve, painting_window
+from flowpm_dist.grid.options import Scheme
 from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.statistics.bins import (
@@ -151,7 +152,7 @@ def _checked(bins: BinChoice, box: Box) -> Binning:
     return chosen
 
 
-def _means(block: tf.Tensor, box: Box, bins: Binning, window: Window) -> tf.Tensor:
+def _means(block: tf.Tensor, box: Box, bins: Binning, window: Scheme | None) -> tf.Tensor:
     """Returns the mean over the triangles, times V^2 / cells^3 in units of the modes."""
     box.check_equal("a bispectrum", bins=bins, window=window)
     _, counts = _triangles(box, bins)
@@ -183,7 +184,7 @@ def _combinations(bins: Binning) -> np.ndarray:
 
 
 @cached_on_mesh(16)
-def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> MeshFunction:
+def _function(box: Box, bins: Binning, window: Scheme | None, all_: bool = False) -> MeshFunction:
     """Returns `f(field)`: the sum over cells of the product of three shells [..., triangle]."""
     every = _combinations(bins) if all_ else _triangles(box, bins)[0]
     filters = [Filter(_shell(box, bins, number, window)) for number in range(bins.size)]
@@ -204,7 +205,7 @@ def _function(box: Box, bins: Binning, window: Window, all_: bool = False) -> Me
     return box.function(build, field=box.shape)
 
 
-def _shell(box: Box, bins: Binning, number: int, window: Window) -> Any:
+def _shell(box: Box, bins: Binning, number: int, window: Scheme | None) -> Any:
     def kernel(kx: tf.Tensor, ky: tf.Tensor, kz: tf.Tensor) -> tf.Tensor:
         # In whole mode numbers, because wavenumbers in float32 may cross the edges of bins.
         x, y, z = (
