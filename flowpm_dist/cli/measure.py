@@ -126,7 +126,7 @@ def measure(
         if launch.detect().rank == 0 or not check:
             left = unfinished(sources, choices, output, density=density, overwrite=overwrite)
         disk = sum(4 * math.prod(source.grid) for source in left) if density else 0
-        work = common.Preview(_described(sources), demand, demand.estimate(disk), output)
+        work = common.Preview(described(sources), demand, demand.estimate(disk), output)
         work.check_memory(ignore=ignore_memory)
     if left or check:
         with work.begun(ranks, check=check) as progress:
@@ -145,7 +145,7 @@ def measure(
         print("\n".join(f"  {output / source.name}" for source in sources))
 
 
-def _described(sources: list[Source]) -> str:
+def described(sources: list[Source]) -> str:
     """Returns a line for each snapshot."""
     lines = []
     for source in sources:

@@ -17,7 +17,7 @@ import numpy as np
 from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
 from flowpm_dist.grid.options import SCHEMES, Scheme
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, UnreadableError, read_json
+from flowpm_dist.io.files import GENERATOR, read_json
 from flowpm_dist.io.particle_files import ParticleFiles
 from flowpm_dist.io.particle_readers import open_particles
 from flowpm_dist.jobs.folder import check_ground
@@ -114,8 +114,13 @@ class Source:
     grid: Grid
 
 
-def sources_of(paths: Sequence[Path], choices: Choices) -> list[Source]:
+def sources_of(paths: Sequence[Path], choices: Choices, *, named: bool = True) -> list[Source]:
     """Returns the snapshots at some paths, after all checks that need no particles.
+
+    Args:
+        paths: of the snapshots.
+        choices: how they are measured.
+        named: whether each must have a name of its own, for a folder of results.
 
     Raises:
         UserError: one cannot be opened, lacks particles of a type, or two have the same name.
@@ -128,7 +133,7 @@ def sources_of(paths: Sequence[Path], choices: Choices) -> list[Source]:
             raise UserError(f"{path} has no particles of type {missing[0]}; it has {there}")
         found.append(Source(path, _name_of(path), files, choices.cells(files)))
     names = Counter(source.name for source in found)
-    if twice := [source for source in found if names[source.name] > 1]:
+    if named and (twice := [source for source in found if names[source.name] > 1]):
         first, second = (str(source.path) for source in twice[:2])
         raise UserError(f"{first} and {second} would share the folder {twice[0].name}: measure "
                         "them one after the other, with another --output")  # fmt: skip
@@ -210,10 +215,7 @@ def asked(source: Source, choices: Choices, *, density: bool) -> dict[str, Any]:
 
 def _record_in(folder: Path) -> dict[str, Any] | None:
     """Returns the record of the results in a folder; None if there are none that are complete."""
-    try:
-        record = read_json(folder / RECORD)
-    except (FileNotFoundError, UnreadableError):
-        return None
+    record = read_json(folder / RECORD)
     return record if record.get("generator") == GENERATOR else None
 
 

@@ -327,8 +327,10 @@ class Portable(Kernels):
             # Not compiled: the slabs and the particles in view differ from call to call.
             paint = portable_sky.paint_vjp if "dout" in arguments else portable_sky.paint
             return paint(geometry, **arguments)
-        if kernel in ("friends", "paint_points"):  # of numpy
-            return {"friends": _friends, "paint_points": _paint_points}[kernel](**arguments)
+        if kernel == "friends":
+            return _friends(**arguments)
+        if kernel == "paint_points":
+            return _paint_points(**arguments)
         function = _KERNELS[kernel]
         if not self._xla:
             return function(*([] if geometry is None else [geometry]), **arguments)

@@ -1,0 +1,227 @@
+"""Volumes to train on, painted from snapshots of any code, with the table of their parameters.
+
+Nothing here imports TensorFlow before the work.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowpm_dist.cosmoflow.volumes.arrays import read_table
+from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import GENERATOR, read_json, write_json, write_text
+from flowpm_dist.io.particle_readers import find_particles
+from flowpm_dist.jobs.folder import check_foreign, check_ground
+from flowpm_dist.simulate.snapshots import Choices, Source, asked, sources_of
+
+if TYPE_CHECKING:
+    from flowpm_dist.jobs.progress import Progress
+    from meshimpl.process_mesh import ProcessMesh
+
+VOLUMES, TABLE, RUN_FILE, RECORD = "volumes", "parameters.txt", "run.toml", "snapshots.json"
+SHARE = 8
+"""One of so many volumes is for validation, and one for the test."""
+LEAST = 4
+"""Fewer volumes cannot be divided."""
+RUN = """# Train on {count} volumes that were painted from snapshots.
+[box]
+grid = {grid}
+size = {size}  # [Mpc/h]
+
+[training]
+batch = {batch}
+epochs = 50
+
+[data]
+source = "arrays"
+volumes = "{volumes}/{{}}.npy"
+dtype = "float32"
+unit = "density"
+table = "{table}"
+validation = {held}
+test = {held}
+augment = true  # these boxes are whole and periodic
+"""
+
+
+@dataclass(frozen=True)
+class SnapshotVolumes:
+    """Volumes to paint.
+
+    Attributes:
+        sources: the snapshots, in the order of the rows of the table.
+        choices: how they are painted.
+        names: names of the parameters.
+        parameters: [volume, parameter].
+        folder: folder of the results.
+    """
+
+    sources: list[Source]
+    choices: Choices
+    names: tuple[str, ...]
+    parameters: np.ndarray
+    folder: Path
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the volumes are made of; JSON can take it."""
+        each = [asked(source, self.choices, density=True) for source in self.sources]
+        return {"generator": GENERATOR, "snapshots": each}
+
+    def path(self, number: int) -> Path:
+        """The file of a volume."""
+        return self.folder / VOLUMES / f"{number}.npy"
+
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of the volumes that are not there yet."""
+        return [n for n in range(len(self.sources)) if not self.path(n).exists()]
+
+
+def plan_volumes(
+    snapshots: str, table: Path, columns: Sequence[str] | None, folder: Path, choices: Choices
+) -> SnapshotVolumes:
+    """Returns the volumes to paint, after all checks that need no particles.
+
+    Args:
+        snapshots: a folder with a snapshot for each row of the table, in the order of their names,
+            in which numbers count as numbers; or a path with "{}" for the number of the row.
+        table: the labels, see `read_table`.
+        columns: names of its columns, if its first line does not name them.
+        folder: folder of the results.
+        choices: how they are painted.
+
+    Raises:
+        UserError: there are more or fewer snapshots than rows, one cannot be opened, or their boxes
+            differ.
+    """
+    names, parameters = read_table(table, columns)
+    if "{}" in snapshots:
+        paths = [Path(snapshots.replace("{}", str(row))) for row in range(len(parameters))]
+    else:
+        paths = _snapshots_in(Path(snapshots), choices)
+    if len(paths) != len(parameters):
+        raise UserError(
+            f"{snapshots} holds {len(paths)} snapshots, and {table} has {len(parameters)} rows: "
+            "there must be one for each row"
+        )
+    if len(paths) < LEAST:
+        raise UserError(f"{len(paths)} snapshots: at least {LEAST} are needed, to train and judge")
+    sources = sources_of(paths, choices, named=False)
+    first = sources[0]
+    for source in sources:
+        if source.grid != first.grid or not np.allclose(
+            source.files.box_size, first.files.box_size, rtol=1e-6
+        ):
+            raise UserError(
+                f"{source.path} has a box of {source.files.box_size} Mpc/h and {source.grid} cells,"
+                f" {first.path} one of {first.files.box_size} and {first.grid}: all must be alike; "
+                "--grid sets the cells"
+            )
+    return SnapshotVolumes(sources, choices, names, parameters, folder)
+
+
+def _snapshots_in(folder: Path, choices: Choices) -> list[Path]:
+    """Returns the snapshots in a folder, by their names; other files in it are left out.
+
+    Raises:
+        UserError: there is no such folder, or a snapshot in it is damaged.
+    """
+    if not folder.is_dir():
+        raise UserError(f'{folder} is no folder: give one, or a path with "{{}}" for the row')
+    there, found = sorted(folder.iterdir(), key=_natural), []
+    seen: set[str] = set()
+    for path in there:
+        # One of several files stands for all of them.
+        stem = re.sub(r"\.\d+(\.hdf5|\.h5)?$", "", path.name)
+        if path.name.startswith(".") or stem in seen:
+            continue
+        if path.suffix in (".txt", ".csv", ".dat", ".toml", ".json"):
+            continue
+        if find_particles(path, choices.units) is not None:
+            seen.add(stem)
+            found.append(path)
+    return found
+
+
+def _natural(path: Path) -> list[tuple[int, int | str]]:
+    """Returns a key in which numbers count as numbers, so that 2 is before 10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
+
+
+def check_volumes(plan: SnapshotVolumes, *, overwrite: bool) -> None:
+    """Checks that the results can be written; volumes of the same plan are kept.
+
+    Raises:
+        UserError: the folder holds volumes of another plan, or files from elsewhere.
+    """
+    folder = plan.folder
+    check_ground(folder)
+    older = read_json(folder / RECORD)
+    if not older:
+        check_foreign(folder, [VOLUMES, TABLE, RUN_FILE])
+        return
+    if older != plan.record and not overwrite:
+        raise UserError(
+            f"{folder} has volumes of other snapshots or options: add --overwrite to replace them, "
+            "or give another --output"
+        )
+
+
+def write_volumes(
+    plan: SnapshotVolumes, mesh: ProcessMesh, progress: Progress, *, overwrite: bool
+) -> None:
+    """Paints the volumes that are missing, then writes the table and a run file. On all ranks.
+
+    Raises:
+        SnapshotError: a snapshot cannot be read.
+        WriteError: a file cannot be written. Only the rank that cannot write raises it.
+    """
+    import tensorflow as tf
+
+    from flowpm_dist.grid.box import Box
+    from flowpm_dist.simulate.snapshot_results import particles_of, write_volume
+
+    if mesh.rank == 0 and overwrite:
+        for number in range(len(plan.sources)):
+            plan.path(number).unlink(missing_ok=True)
+    if mesh.rank == 0:
+        (plan.folder / VOLUMES).mkdir(parents=True, exist_ok=True)
+        write_json(plan.folder / RECORD, plan.record)
+    missing = mesh.array_from_root(np.array(plan.missing, np.int64)).tolist()
+    for done, number in enumerate(missing):
+        source = plan.sources[number]
+        particles = particles_of(source, plan.choices, mesh)
+        box = Box(source.grid, particles.box_size, mesh, tf.float64)
+        density = particles.density(box, weights=plan.choices.weights, scheme=plan.choices.scheme)
+        write_volume(plan.path(number), density)
+        progress("volumes", done + 1, len(missing))
+    if mesh.rank == 0:
+        _write_texts(plan, overwrite=overwrite)
+    mesh.barrier()
+
+
+def _write_texts(plan: SnapshotVolumes, *, overwrite: bool) -> None:
+    """Writes the table of parameters, with their names, and a run file to train on the volumes."""
+    rows = [" ".join(map(repr, row)) for row in plan.parameters.tolist()]
+    write_text(plan.folder / TABLE, "\n".join(["# " + " ".join(plan.names), *rows]) + "\n")
+    count, source = len(plan.sources), plan.sources[0]
+    held = max(1, count // SHARE)
+    batch = max(n for n in (1, 2, 4, 8) if n <= min(held, (count - 2 * held)))
+    grid, size = (
+        sides[0] if len(set(sides)) == 1 else list(sides)
+        for sides in (source.grid, source.files.box_size)
+    )
+    text = RUN.format(
+        count=count, grid=grid, size=size, batch=batch, held=held, volumes=VOLUMES, table=TABLE
+    )
+    if overwrite or not os.path.lexists(plan.folder / RUN_FILE):  # a user may have changed it
+        write_text(plan.folder / RUN_FILE, text)
