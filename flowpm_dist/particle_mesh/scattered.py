@@ -14,6 +14,8 @@ from flowpm_dist.particle_mesh.kernels import kernels
 
 BEYOND = {2: (0, 1), 3: (1, 2), 4: (1, 2)}
 """Cells that a point of a block reaches below and above the block, by the order of the scheme."""
+ROUND = 2**19
+"""So many points at most move between ranks at once."""
 PIECE = 2**20
 """Points are added to the mesh when there are this many, or one for every `CELLS` cells."""
 CELLS = 8
@@ -96,17 +98,22 @@ class Painting:
 
     def add(self, positions: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Adds points of this rank; see `paint`. On all ranks together, as often on each."""
+        positions = np.asarray(positions).reshape(-1, 3)
         if weights is not None and np.shape(weights) != (len(positions),):
             raise ValueError(
                 f"weights of shape {list(np.shape(weights))} for {len(positions)} points: "
                 "must be one for each"
             )
-        positions = np.asarray(positions)
-        places = self._space.places(
-            positions.reshape(-1, 3) + self._shift * np.array(self._box.cell)
-        )
+        here = tf.constant(-(-len(positions) // ROUND))
+        for number in range(int(self._box.mesh.world.allreduce(here, "max"))):
+            some = slice(number * ROUND, (number + 1) * ROUND)
+            self._send(positions[some], None if weights is None else np.asarray(weights)[some])
+
+    def _send(self, positions: np.ndarray, weights: np.ndarray | None) -> None:
+        """Brings some points to their ranks, and paints when there are enough of them."""
+        places = self._space.places(positions + self._shift * np.array(self._box.cell))
         if weights is not None:
-            weights = np.asarray(weights, np.float64)
+            weights = weights.astype(np.float64)
         if self._box.mesh.size > 1:
             owner = self._space.to_owners(places)
             places = owner.send(places).numpy()

@@ -32,7 +32,7 @@ DENSITY, SLAB = "density.npy", "density.png"
 STEP, SMALLEST, LARGEST = 16, 16, 512
 """A mesh that is not given has as many cells as there are particles: a multiple of `STEP` along the
 longest side, within these limits."""
-PAINTING = 12
+PAINTING = 6
 """Values in float64 of a cell while two densities are painted, moved between ranks and measured."""
 POINTS = 160 * 2**20
 """Memory of the particles that wait to be painted, and of a piece of the files [bytes]."""

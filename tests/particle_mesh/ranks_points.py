@@ -58,6 +58,7 @@ def test_weights_are_shared_between_cells(mesh, scheme):
 
 def test_pieces_add_up(mesh, monkeypatch):
     monkeypatch.setattr(scattered, "PIECE", 60)
+    monkeypatch.setattr(scattered, "ROUND", 17)
     box, (x, weights) = fpm.Box(GRID, SIZE, mesh, tf.float64), points()
     painting = scattered.Painting(box, "tsc")
     for n, part in enumerate(np.array_split(np.arange(len(x)), 5)):
