@@ -82,6 +82,7 @@ class Painting:
             raise ValueError("points of one universe are painted on a single box, not on a batch")
         if scheme not in SCHEMES:
             raise ValueError(f"scheme {scheme!r}: must be one of {', '.join(map(repr, SCHEMES))}")
+        box.check_equal("paint", scheme=scheme, shift=shift)
         self._box, self._scheme, self._shift = box, scheme, shift
         self._space = Space(box.size, box.mesh)
         self._order = SCHEMES[scheme]
@@ -104,8 +105,12 @@ class Painting:
                 f"weights of shape {list(np.shape(weights))} for {len(positions)} points: "
                 "must be one for each"
             )
-        here = tf.constant(-(-len(positions) // ROUND))
-        for number in range(int(self._box.mesh.world.allreduce(here, "max"))):
+        weighted = int(weights is not None)
+        here = tf.constant([-(-len(positions) // ROUND), weighted, -weighted])
+        rounds, some_have, all_have = self._box.mesh.world.allreduce(here, "max").numpy()
+        if some_have != -all_have:
+            raise ValueError("weights are given on some ranks alone: give them on all, or on none")
+        for number in range(rounds):
             some = slice(number * ROUND, (number + 1) * ROUND)
             self._send(positions[some], None if weights is None else np.asarray(weights)[some])
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 import flowpm_dist as fpm
 from flowpm_dist.particle_mesh import scattered
 from flowpm_dist.particle_mesh.kernels import Portable, kernels
+from meshimpl.engine import CollectiveError
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 GRID, SIZE = (16, 12, 8), (16.0, 18.0, 20.0)
@@ -123,6 +124,15 @@ def test_what_cannot_be_painted(mesh):
         fpm.paint(np.array([[1.0, 1, 1], [1, np.nan, 1]]), box)
     with pytest.raises(ValueError, match="weights of all points sum to 0"):
         fpm.paint(x, box, np.zeros(3))
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_ask_for_other_things(line):
+    box, x = fpm.Box((8, 8, 8), (8.0,) * 3, line, tf.float64), np.ones((3, 3))
+    with pytest.raises(ValueError, match="weights are given on some ranks alone"):
+        fpm.paint(x, box, np.ones(3) if line.rank else None)
+    with pytest.raises(CollectiveError, match="scheme differs between ranks"):
+        fpm.paint(x, box, scheme="pcs" if line.rank else "tsc")
 
 
 @pytest.mark.ranks(4)
