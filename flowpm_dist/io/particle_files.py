@@ -299,11 +299,13 @@ def totals(header: Mapping[str, Any]) -> list[int]:
         KeyError, TypeError, ValueError: the header lacks it, or has other values.
     """
     low = header["NumPart_Total"] if "NumPart_Total" in header else header["TotNumPart"]
-    high = np.asarray(header.get("NumPart_Total_HighWord", 0), np.int64)
-    numbers = np.asarray(low).astype(np.int64) + high * 2**32
-    if numbers.ndim != 1 or len(numbers) < 2:
+    numbers = [int(number) for number in low]
+    if len(numbers) < 2:
         raise ValueError("the numbers of particles must be numbers by type")
-    return [int(number) for number in numbers]
+    high = np.ravel(header.get("NumPart_Total_HighWord", 0))  # swiftsimio writes fewer of them
+    for kind, number in enumerate(high[: len(numbers)]):
+        numbers[kind] += int(number) * 2**32
+    return numbers
 
 
 def check_number_of_files(header: Mapping[str, Any], names: Sequence[Path]) -> None:

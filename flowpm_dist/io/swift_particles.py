@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from flowpm_dist.io.files import UnreadableError
 from flowpm_dist.io.hdf5_particles import check_blocks, counts_here, first_of, mass_table, read_part
 from flowpm_dist.io.opening import open_hdf5
 from flowpm_dist.io.particle_files import (
+    PARAMETER_TOLERANCE,
     Attributes,
     Part,
     ParticleFiles,
@@ -37,6 +39,11 @@ GROUPS = ("Cosmology", "Units", "Header")
 PARAMETERS = {"Omega_m": "Omega_m", "Omega_b": "Omega_b", "h": "h", "w0": "w_0", "wa": "w_a",
               "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff", "m_nu": "M_nu_eV"}  # fmt: skip
 """Our names of parameters, and those of the group Cosmology."""
+CONVERSIONS = (
+    "Conversion factor to CGS (not including cosmological corrections)",
+    "Conversion factor to physical CGS (including cosmological corrections)",
+)
+"""Attributes of a data set: what its values are multiplied by to be in cgs units."""
 EXPONENTS = {"position": 1.0, "velocity": 0.0, "mass": 0.0}
 """The power of the scale factor in physical values, where a data set does not give it."""
 
@@ -73,7 +80,8 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
             header |= {key: value for group in groups for key, value in group.attrs.items()}
             counts = counts_here(header)
             check_blocks(file, name, counts, BLOCKS)
-            for quantity, power in _powers(file, name, counts):
+            a = _scale_factor(Attributes(name, header))
+            for quantity, power in _powers(file, name, counts, a):
                 if powers.setdefault(quantity, power) != power:
                     raise UnreadableError(f"{name}: data sets have other units than each other")
         read = functools.partial(read_part, name, BLOCKS, mass_table(header))
@@ -95,9 +103,18 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
 
 
 def _powers(
-    file: h5py.File, name: Path, counts: Mapping[int, int]
+    file: h5py.File, name: Path, counts: Mapping[int, int], a: float
 ) -> list[tuple[str, tuple[float, float]]]:
-    """Returns the powers of a and h that make values physical, for each data set of a quantity."""
+    """Returns the powers of a and h that make values physical, for each data set of a quantity.
+
+    Of two attributes that disagree the conversion factor counts: swiftsimio 12.4 writes it right,
+    and the power of masses and velocities wrong.
+
+    Args:
+        file, name: the file.
+        counts: its particles by type.
+        a: scale factor.
+    """
     found = []
     for kind in counts:
         group = file[f"PartType{kind}"]
@@ -107,10 +124,17 @@ def _powers(
                 continue
             where = f"{name}:{data.name}"
             about = Attributes(Path(where), dict(data.attrs))
-            a = float(about.numbers("a-scale exponent", power)[0])
-            h = float(about.numbers("h-scale exponent", 0.0)[0])
-            physical = bool(about.numbers("Value stored as physical", 0.0)[0])
-            found.append((quantity, (0.0 if physical else a, h)))
+            of_a = float(about.numbers("a-scale exponent", power)[0])
+            of_h = float(about.numbers("h-scale exponent", 0.0)[0])
+            if about.numbers("Value stored as physical", 0.0)[0]:
+                of_a = 0.0
+            elif all(each in about for each in CONVERSIONS) and a != 1:
+                comoving, physical = (about.number(each) for each in CONVERSIONS)
+                if not comoving * physical > 0:
+                    raise UnreadableError(f"{where}: conversion factors must be above 0")
+                if not math.isclose(physical, comoving * a**of_a, rel_tol=PARAMETER_TOLERANCE):
+                    of_a = math.log(physical / comoving) / math.log(a)
+            found.append((quantity, (of_a, of_h)))
     return found
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.opening import not_finite
 from flowpm_dist.io.volume import mapped_array
-from flowpm_dist.options.regular_files import check_regular, first_bytes
+from flowpm_dist.options.regular_files import first_bytes
 from meshimpl import launch
 
 FORMATS = "a .npy file, a file wnoise_XXXX.bin of MUSIC, or white noise in GRAFIC's format"
@@ -61,13 +61,17 @@ def open_white_noise(path: Path) -> np.ndarray | GraficNoise:
         WhiteNoiseError: there is no such file, or it holds no white noise of these formats.
     """
     try:
-        check_regular(path)
         first = first_bytes(path, 24)
+    except FileNotFoundError:
+        raise WhiteNoiseError("there is no such file") from None
+    except OSError as error:
+        raise WhiteNoiseError(f"cannot be read ({error.strerror})") from error
+    try:
         if path.suffix != ".npy" and (found := _of_music(path, first)) is not None:
             return found
         array = mapped_array(path)
-    except FileNotFoundError:
-        raise WhiteNoiseError("there is no such file") from None
+    except WhiteNoiseError:
+        raise
     except (OSError, ValueError, EOFError) as error:
         if path.suffix != ".npy" and first[:6] != b"\x93NUMPY":
             raise WhiteNoiseError(f"must be {FORMATS}") from error

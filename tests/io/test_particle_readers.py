@@ -289,6 +289,14 @@ def test_powers_of_a_and_h_of_swift(tmp_path):
     }  # fmt: skip
     path = swift(tmp_path / "snap", [written], about=about)
     check(open_particles(path), written, length=1 / A, speed=np.sqrt(A), mass=1.0, exact=False)
+    conversion = "Conversion factor to {}CGS ({}including cosmological corrections)"
+    with h5py.File(path, "r+") as file:  # as swiftsimio 12.4 writes masses
+        file["PartType1/Masses"].attrs.update({
+            "a-scale exponent": 1.0, conversion.format("", "not "): [MASS],
+            conversion.format("physical ", ""): [MASS],
+        })  # fmt: skip
+        file["Header"].attrs["NumPart_Total_HighWord"] = np.zeros(6, "u4")
+    check(open_particles(path), written, length=1 / A, speed=np.sqrt(A), mass=1.0, exact=False)
     with h5py.File(path, "r+") as file:
         file["PartType1/Coordinates"].attrs["a-scale exponent"] = np.nan
     with pytest.raises(SnapshotError, match="attribute a-scale exponent must be finite"):

@@ -212,10 +212,10 @@ def big(
     return folder
 
 
-def music(path: Path, noise: np.ndarray) -> Path:
-    """White noise [x, y, z] as MUSIC's `wnoise_XXXX.bin`."""
+def music(path: Path, noise: np.ndarray, order: str = "<") -> Path:
+    """White noise [x, y, z] as MUSIC's `wnoise_XXXX.bin`, from a machine of a byte order."""
     with path.open("wb") as file:
-        file.write(np.array(noise.shape, "<u4").tobytes())
+        file.write(np.array(noise.shape, f"{order}u4").tobytes())
         for plane in noise:
             file.write(plane.tobytes())
     return path
@@ -223,7 +223,7 @@ def music(path: Path, noise: np.ndarray) -> Path:
 
 def grafic(path: Path, noise: np.ndarray, marker: str = "<u4") -> Path:
     """White noise [x, y, z] in GRAFIC's format, with the opposite sign."""
-    order = np.dtype(marker).newbyteorder("=") == marker and "<" or ">"
+    order = marker[0]
 
     def record(raw: bytes) -> bytes:
         length = np.array(len(raw), marker).tobytes()
