@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowpm_dist.io import hdf5_particles
 from flowpm_dist.io.files import UnreadableError
 from flowpm_dist.io.hdf5_particles import check_blocks, counts_here, first_of, mass_table, read_part
@@ -37,7 +39,7 @@ MPC, SOLAR_MASS = 3.08567758149e24, 1.98841e33
 GROUPS = ("Cosmology", "Units", "Header")
 """The groups with attributes that are read. Of two values of a name, the later group's counts."""
 PARAMETERS = {"Omega_m": "Omega_m", "Omega_b": "Omega_b", "h": "h", "w0": "w_0", "wa": "w_a",
-              "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff", "m_nu": "M_nu_eV"}  # fmt: skip
+              "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff"}  # fmt: skip
 """Our names of parameters, and those of the group Cosmology."""
 CONVERSIONS = (
     "Conversion factor to CGS (not including cosmological corrections)",
@@ -90,13 +92,11 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
     if "h" in header:
         header["HubbleParam"] = header["h"]
     known = Attributes(path, header).with_units(units, ["HubbleParam"])
-    if not known.number("HubbleParam") > 0:
-        raise SnapshotError(f"{path} has h = {known.number('HubbleParam'):g}; must be above 0")
     a = _scale_factor(known)
     factor = _factor(known, a, powers)
-    length = known.number(UNITS["L"]) / MPC * known.number("HubbleParam")
-    facts = {ours: known.number(name) for ours, name in PARAMETERS.items() if name in known}
-    files = ParticleFiles(path, known, parts, factor, a, box_sides(known, length), facts)
+    length = known.positive(UNITS["L"]) / MPC * known.positive("HubbleParam")
+    sides, facts = box_sides(known, length), _parameters(known)
+    files = ParticleFiles(path, known, parts, factor, a, sides, facts)
     # Types that the user of SWIFT left out of the output are among all particles.
     expected = [n if kind in files.counts else 0 for kind, n in enumerate(totals(header))]
     return check_whole(files, expected)
@@ -138,6 +138,16 @@ def _powers(
     return found
 
 
+def _parameters(header: Attributes) -> dict[str, float]:
+    """Returns parameters by our names; SWIFT's Omega_m is without neutrinos."""
+    facts = {ours: header.number(name) for ours, name in PARAMETERS.items() if name in header}
+    if "Omega_m" in facts:
+        facts["Omega_m"] += float(header.numbers("Omega_nu_0")[0])
+    if "M_nu_eV" in header:
+        facts["m_nu"] = float(np.sum(header.numbers("M_nu_eV") * header.numbers("deg_nu", 1.0)))
+    return facts
+
+
 def _scale_factor(header: Attributes) -> float:
     """Returns the scale factor: SWIFT's `Time` is a time.
 
@@ -146,12 +156,12 @@ def _scale_factor(header: Attributes) -> float:
     """
     if "Cosmological run" in header and not header.number("Cosmological run"):
         raise SnapshotError(f"{header.path} is not of a cosmological run")
-    name = "Scale-factor" if "Scale-factor" in header else "Redshift"
-    value = header.number(name)
-    a = value if name == "Scale-factor" else 1 / (1 + value) if value > -1 else 0.0
-    if not a > 0:
-        raise SnapshotError(f"{header.path} has {name} = {value:g}; must be above {a - value:g}")
-    return a
+    if "Scale-factor" in header:
+        return header.positive("Scale-factor")
+    z = header.number("Redshift")
+    if not z > -1:
+        raise SnapshotError(f"{header.path} has Redshift = {z:g}; must be above -1")
+    return 1 / (1 + z)
 
 
 def _factor(
@@ -164,10 +174,10 @@ def _factor(
         a: scale factor.
         powers: the powers of a and h that make values physical, by quantity.
     """
-    h = header.number("HubbleParam")
+    h = header.positive("HubbleParam")
 
     def factor(name: str) -> float:
-        length, mass, time = (header.number(UNITS[unit]) for unit in "LMt")
+        length, mass, time = (header.positive(UNITS[unit]) for unit in "LMt")
         unit = {
             "position": length / MPC * h / a,  # comoving
             "velocity": length / time / 1e5,

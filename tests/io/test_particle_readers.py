@@ -303,6 +303,16 @@ def test_powers_of_a_and_h_of_swift(tmp_path):
         open_particles(path)
 
 
+def test_neutrinos_of_swift(tmp_path):
+    """Its Omega_m is cold dark matter and baryons; there is a mass of each species."""
+    path = swift(tmp_path / "snap", [{6: particles(9)}])
+    with h5py.File(path, "r+") as file:
+        neutrinos = {"Omega_nu_0": [0.002], "M_nu_eV": [0.01, 0.05], "deg_nu": [2.0, 1.0]}
+        file["Cosmology"].attrs.update(neutrinos)
+    facts = open_particles(path).cosmology_facts
+    assert facts["m_nu"] == pytest.approx(0.07) and facts["Omega_m"] == pytest.approx(0.302)
+
+
 def test_initial_conditions_of_swift_have_no_h(tmp_path):
     path = swift(tmp_path / "ics", [{1: particles(9)}], h=None)
     with pytest.raises(SnapshotError, match='no attribute HubbleParam, .*units={"HubbleParam"'):
@@ -391,3 +401,13 @@ def test_ten_files_and_more_are_in_the_order_of_their_numbers(tmp_path):
     found = open_particles(tmp_path, {**UNITS, "UnitVelocity_in_cm_per_s": KMS / 2})
     np.testing.assert_array_equal(found.read(1, 0, 30, ["id"])["id"], written[1]["id"])
     assert MPC == UNITS["UnitLength_in_cm"]
+
+
+@pytest.mark.parametrize("name", ["U_L", "U_M", "U_t"])
+def test_a_unit_of_swift_is_above_zero(tmp_path, name):
+    path = swift(tmp_path / "snap", [{1: particles(4)}])
+    with h5py.File(path, "r+") as file:
+        key = next(key for key in file["Units"].attrs if name in key)
+        file["Units"].attrs[key] = 0.0
+    with pytest.raises(SnapshotError, match=rf"snap.hdf5 has Unit .*{name}\) = 0; must be above 0"):
+        open_particles(path).read(1, 0, 4)
