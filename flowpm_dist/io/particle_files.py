@@ -188,7 +188,7 @@ class ParticleFiles:
     ) -> dict[str, np.ndarray]:
         """Returns quantities of particles of one type, by a range of their numbers in the files.
 
-        Only this range is read. Values that are not finite are returned as they are in the file:
+        Only this range is read. Values that are not finite are returned unchanged:
         all ranks must check them together.
 
         Args:

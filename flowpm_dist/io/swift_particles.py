@@ -40,7 +40,7 @@ GROUPS = ("Cosmology", "Units", "Header")
 """The groups with attributes that are read. Of two values of a name, the later group's counts."""
 PARAMETERS = {"Omega_m": "Omega_m", "Omega_b": "Omega_b", "h": "h", "w0": "w_0", "wa": "w_a",
               "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff"}  # fmt: skip
-"""Our names of parameters, and those of the group Cosmology."""
+"""Our names of parameters, and the names in the group Cosmology."""
 CONVERSIONS = (
     "Conversion factor to CGS (not including cosmological corrections)",
     "Conversion factor to physical CGS (including cosmological corrections)",
