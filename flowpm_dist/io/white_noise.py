@@ -94,16 +94,17 @@ def _of_music(path: Path, first: bytes) -> np.ndarray | GraficNoise | None:
         WhiteNoiseError: the file is damaged.
     """
     size = path.stat().st_size
-    for order in "<>":
-        for marker in (4, 8):
-            if _number(first[:marker], order) == _HEADER and len(first) == 24:
-                sides = [_number(first[marker + 4 * i :][:4], order) for i in range(3)]
-                if all(sides) and max(sides) < 2**31:
-                    return _grafic(path, order, marker, (sides[0], sides[1], sides[2]))
+    for order in "<>":  # the cache first: its first side may be 16, as the length of a header
         sides = [_number(first[4 * i :][:4], order) for i in range(3)]
         for width in (4, 8):
             if all(sides) and size == 12 + math.prod(sides) * width:
                 return np.memmap(path, f"{order}f{width}", "r", 12, tuple(sides))
+    for order in "<>":
+        for marker in (4, 8):
+            if _number(first[:marker], order) == _HEADER and len(first) == 24:
+                nx, ny, nz = (_number(first[marker + 4 * i :][:4], order) for i in range(3))
+                if 0 < min(nx, ny, nz) and max(nx, ny, nz) < 2**31:
+                    return _grafic(path, order, marker, (nx, ny, nz))
     return None
 
 

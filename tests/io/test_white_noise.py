@@ -26,7 +26,7 @@ def check(found, written):
     assert found.shape == written.shape and found.ndim == 3 and found.size == written.size
     assert np.dtype(found.dtype).itemsize == written.dtype.itemsize
     np.testing.assert_array_equal(found[...], written)
-    np.testing.assert_array_equal(found[1:3, 2:5, 3], written[1:3, 2:5, 3])
+    np.testing.assert_array_equal(found[1:3, 2:5, 1], written[1:3, 2:5, 1])
     np.testing.assert_array_equal(found[3], written[3])
     assert len(found) == len(written) and checksum(found) == checksum(written)
 
@@ -38,6 +38,15 @@ def test_a_cache_of_music(tmp_path, real):
     music(path, written, order=real[0])
     check(open_white_noise(path), written)
     check_white_noise_file(path, SHAPE)
+
+
+def test_a_cache_of_sixteen_cells_is_none_of_grafic(tmp_path):
+    """Whose files begin with the length of a header, 16."""
+    for shape in ((16, 16, 16), (16, 4, 2)):
+        written = noise("f4", shape)
+        check(open_white_noise(music(tmp_path / "wnoise_0004.bin", written)), written)
+    written = noise("f4", (16, 16, 16))
+    check(open_white_noise(grafic(tmp_path / "noise", written)), written)
 
 
 @pytest.mark.parametrize("real", ["f4", "f8"])
