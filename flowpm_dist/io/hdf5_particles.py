@@ -164,7 +164,7 @@ def read_part(
         SnapshotError: the file lacks a quantity.
     """
     arrays = []
-    with open_hdf5(path) as file:
+    with open_hdf5(path, again=True) as file:
         group = file[f"PartType{kind}"]
         for name in names:
             data = first_of(group, blocks[name])

@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def hdf5_file(path: Path) -> h5py.File:
+def hdf5_file(path: Path, *, again: bool = False) -> h5py.File:
     """Returns a regular HDF5 file, open for reading.
+
+    Args:
+        path, again: see `open_hdf5`.
 
     Raises:
         OSError, RuntimeError: it cannot be read, or it names another file that is no regular one.
     """
     import h5py
 
-    _check_named(path, set())
+    if again:
+        check_regular(path)
+    else:
+        _check_named(path, set())
     return h5py.File(path, "r")
 
 
@@ -70,13 +76,18 @@ def _check_named(path: Path, seen: set[Path]) -> None:
 
 
 @contextmanager
-def open_hdf5(path: Path) -> Iterator[h5py.File]:
+def open_hdf5(path: Path, *, again: bool = False) -> Iterator[h5py.File]:
     """Yields a regular HDF5 file, open for reading; see `reading` for what is raised inside.
+
+    Args:
+        path: the file.
+        again: whether it was opened before. Then all files that it names are known to be regular,
+            and are not looked for again, which takes longer than reading some particles.
 
     Raises:
         UnreadableError: the file cannot be read.
     """
-    with reading(path), hdf5_file(path) as file:
+    with reading(path), hdf5_file(path, again=again) as file:
         yield file
 
 

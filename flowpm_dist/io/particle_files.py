@@ -73,6 +73,17 @@ class Attributes(Mapping[str, Any]):
             )
         return float(self.numbers(name)[0])
 
+    def positive(self, name: str) -> float:
+        """Returns the number of an attribute as `number` does, which must be above 0.
+
+        Raises:
+            SnapshotError: see `number`; or it is not.
+        """
+        number = self.number(name)
+        if not number > 0:
+            raise SnapshotError(f"{self.path} has {name} = {number:g}; must be above 0")
+        return number
+
     def numbers(self, name: str, default: Any = 0.0) -> np.ndarray:
         """Returns the numbers of an attribute, [n], float64; or a default if it is missing.
 
@@ -177,7 +188,7 @@ class ParticleFiles:
     ) -> dict[str, np.ndarray]:
         """Returns quantities of particles of one type, by a range of their numbers in the files.
 
-        Only this range is read. Values that are not finite are returned as they are in the file:
+        Only this range is read. Values that are not finite are returned unchanged:
         all ranks must check them together.
 
         Args:
@@ -247,7 +258,7 @@ def gadget_factor(header: Attributes, to_peculiar: float) -> Callable[[str], flo
              "mass": "UnitMass_in_g"}  # fmt: skip
 
     def factor(name: str) -> float:
-        ratio = header.number(units[name]) / UNITS[units[name]]
+        ratio = header.positive(units[name]) / UNITS[units[name]]
         return ratio * (to_peculiar if name == "velocity" else 1.0)
 
     return factor
@@ -259,11 +270,9 @@ def scale_factor(header: Attributes) -> float:
     Raises:
         SnapshotError: it is not above 0, or the run was not a cosmological one.
     """
-    a = header.number("Time")
+    a = header.positive("Time")
     if "ComovingIntegrationOn" in header and not header.number("ComovingIntegrationOn"):
         raise SnapshotError(f"{header.path} has ComovingIntegrationOn = 0; must be comoving")
-    if not a > 0:
-        raise SnapshotError(f"{header.path} has Time = {a:g}; must be a scale factor above 0")
     z = float(header.numbers("Redshift", 1 / a - 1)[0])
     if z and abs((1 + z) * a - 1) > TIME_TOLERANCE:  # files of runs that are not comoving have 0
         raise SnapshotError(
@@ -299,11 +308,13 @@ def totals(header: Mapping[str, Any]) -> list[int]:
         KeyError, TypeError, ValueError: the header lacks it, or has other values.
     """
     low = header["NumPart_Total"] if "NumPart_Total" in header else header["TotNumPart"]
-    high = np.asarray(header.get("NumPart_Total_HighWord", 0), np.int64)
-    numbers = np.asarray(low).astype(np.int64) + high * 2**32
-    if numbers.ndim != 1 or len(numbers) < 2:
+    numbers = [int(number) for number in low]
+    if len(numbers) < 2:
         raise ValueError("the numbers of particles must be numbers by type")
-    return [int(number) for number in numbers]
+    high = np.ravel(header.get("NumPart_Total_HighWord", 0))  # swiftsimio writes fewer of them
+    for kind, number in enumerate(high[: len(numbers)]):
+        numbers[kind] += int(number) * 2**32
+    return numbers
 
 
 def check_number_of_files(header: Mapping[str, Any], names: Sequence[Path]) -> None:

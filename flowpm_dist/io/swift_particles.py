@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flowpm_dist.io import hdf5_particles
 from flowpm_dist.io.files import UnreadableError
 from flowpm_dist.io.hdf5_particles import check_blocks, counts_here, first_of, mass_table, read_part
 from flowpm_dist.io.opening import open_hdf5
 from flowpm_dist.io.particle_files import (
+    PARAMETER_TOLERANCE,
     Attributes,
     Part,
     ParticleFiles,
@@ -35,8 +39,13 @@ MPC, SOLAR_MASS = 3.08567758149e24, 1.98841e33
 GROUPS = ("Cosmology", "Units", "Header")
 """The groups with attributes that are read. Of two values of a name, the later group's counts."""
 PARAMETERS = {"Omega_m": "Omega_m", "Omega_b": "Omega_b", "h": "h", "w0": "w_0", "wa": "w_a",
-              "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff", "m_nu": "M_nu_eV"}  # fmt: skip
-"""Our names of parameters, and those of the group Cosmology."""
+              "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff"}  # fmt: skip
+"""Our names of parameters, and the names in the group Cosmology."""
+CONVERSIONS = (
+    "Conversion factor to CGS (not including cosmological corrections)",
+    "Conversion factor to physical CGS (including cosmological corrections)",
+)
+"""Attributes of a data set: what its values are multiplied by to be in cgs units."""
 EXPONENTS = {"position": 1.0, "velocity": 0.0, "mass": 0.0}
 """The power of the scale factor in physical values, where a data set does not give it."""
 
@@ -73,7 +82,8 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
             header |= {key: value for group in groups for key, value in group.attrs.items()}
             counts = counts_here(header)
             check_blocks(file, name, counts, BLOCKS)
-            for quantity, power in _powers(file, name, counts):
+            a = _scale_factor(Attributes(name, header))
+            for quantity, power in _powers(file, name, counts, a):
                 if powers.setdefault(quantity, power) != power:
                     raise UnreadableError(f"{name}: data sets have other units than each other")
         read = functools.partial(read_part, name, BLOCKS, mass_table(header))
@@ -82,22 +92,29 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
     if "h" in header:
         header["HubbleParam"] = header["h"]
     known = Attributes(path, header).with_units(units, ["HubbleParam"])
-    if not known.number("HubbleParam") > 0:
-        raise SnapshotError(f"{path} has h = {known.number('HubbleParam'):g}; must be above 0")
     a = _scale_factor(known)
     factor = _factor(known, a, powers)
-    length = known.number(UNITS["L"]) / MPC * known.number("HubbleParam")
-    facts = {ours: known.number(name) for ours, name in PARAMETERS.items() if name in known}
-    files = ParticleFiles(path, known, parts, factor, a, box_sides(known, length), facts)
+    length = known.positive(UNITS["L"]) / MPC * known.positive("HubbleParam")
+    sides, facts = box_sides(known, length), _parameters(known)
+    files = ParticleFiles(path, known, parts, factor, a, sides, facts)
     # Types that the user of SWIFT left out of the output are among all particles.
     expected = [n if kind in files.counts else 0 for kind, n in enumerate(totals(header))]
     return check_whole(files, expected)
 
 
 def _powers(
-    file: h5py.File, name: Path, counts: Mapping[int, int]
+    file: h5py.File, name: Path, counts: Mapping[int, int], a: float
 ) -> list[tuple[str, tuple[float, float]]]:
-    """Returns the powers of a and h that make values physical, for each data set of a quantity."""
+    """Returns the powers of a and h that make values physical, for each data set of a quantity.
+
+    Of two attributes that disagree the conversion factor counts: swiftsimio 12.4 writes it right,
+    and the power of masses and velocities wrong.
+
+    Args:
+        file, name: the file.
+        counts: its particles by type.
+        a: scale factor.
+    """
     found = []
     for kind in counts:
         group = file[f"PartType{kind}"]
@@ -107,11 +124,28 @@ def _powers(
                 continue
             where = f"{name}:{data.name}"
             about = Attributes(Path(where), dict(data.attrs))
-            a = float(about.numbers("a-scale exponent", power)[0])
-            h = float(about.numbers("h-scale exponent", 0.0)[0])
-            physical = bool(about.numbers("Value stored as physical", 0.0)[0])
-            found.append((quantity, (0.0 if physical else a, h)))
+            of_a = float(about.numbers("a-scale exponent", power)[0])
+            of_h = float(about.numbers("h-scale exponent", 0.0)[0])
+            if about.numbers("Value stored as physical", 0.0)[0]:
+                of_a = 0.0
+            elif all(each in about for each in CONVERSIONS) and a != 1:
+                comoving, physical = (about.number(each) for each in CONVERSIONS)
+                if not comoving * physical > 0:
+                    raise UnreadableError(f"{where}: conversion factors must be above 0")
+                if not math.isclose(physical, comoving * a**of_a, rel_tol=PARAMETER_TOLERANCE):
+                    of_a = math.log(physical / comoving) / math.log(a)
+            found.append((quantity, (of_a, of_h)))
     return found
+
+
+def _parameters(header: Attributes) -> dict[str, float]:
+    """Returns parameters by our names; SWIFT's Omega_m is without neutrinos."""
+    facts = {ours: header.number(name) for ours, name in PARAMETERS.items() if name in header}
+    if "Omega_m" in facts:
+        facts["Omega_m"] += float(header.numbers("Omega_nu_0")[0])
+    if "M_nu_eV" in header:
+        facts["m_nu"] = float(np.sum(header.numbers("M_nu_eV") * header.numbers("deg_nu", 1.0)))
+    return facts
 
 
 def _scale_factor(header: Attributes) -> float:
@@ -122,12 +156,12 @@ def _scale_factor(header: Attributes) -> float:
     """
     if "Cosmological run" in header and not header.number("Cosmological run"):
         raise SnapshotError(f"{header.path} is not of a cosmological run")
-    name = "Scale-factor" if "Scale-factor" in header else "Redshift"
-    value = header.number(name)
-    a = value if name == "Scale-factor" else 1 / (1 + value) if value > -1 else 0.0
-    if not a > 0:
-        raise SnapshotError(f"{header.path} has {name} = {value:g}; must be above {a - value:g}")
-    return a
+    if "Scale-factor" in header:
+        return header.positive("Scale-factor")
+    z = header.number("Redshift")
+    if not z > -1:
+        raise SnapshotError(f"{header.path} has Redshift = {z:g}; must be above -1")
+    return 1 / (1 + z)
 
 
 def _factor(
@@ -140,10 +174,10 @@ def _factor(
         a: scale factor.
         powers: the powers of a and h that make values physical, by quantity.
     """
-    h = header.number("HubbleParam")
+    h = header.positive("HubbleParam")
 
     def factor(name: str) -> float:
-        length, mass, time = (header.number(UNITS[unit]) for unit in "LMt")
+        length, mass, time = (header.positive(UNITS[unit]) for unit in "LMt")
         unit = {
             "position": length / MPC * h / a,  # comoving
             "velocity": length / time / 1e5,

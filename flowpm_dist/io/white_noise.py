@@ -15,7 +15,7 @@ import numpy as np
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.opening import not_finite
 from flowpm_dist.io.volume import mapped_array
-from flowpm_dist.options.regular_files import check_regular, first_bytes
+from flowpm_dist.options.regular_files import first_bytes
 from meshimpl import launch
 
 FORMATS = "a .npy file, a file wnoise_XXXX.bin of MUSIC, or white noise in GRAFIC's format"
@@ -61,13 +61,17 @@ def open_white_noise(path: Path) -> np.ndarray | GraficNoise:
         WhiteNoiseError: there is no such file, or it holds no white noise of these formats.
     """
     try:
-        check_regular(path)
         first = first_bytes(path, 24)
+    except FileNotFoundError:
+        raise WhiteNoiseError("there is no such file") from None
+    except OSError as error:
+        raise WhiteNoiseError(f"cannot be read ({error.strerror})") from error
+    try:
         if path.suffix != ".npy" and (found := _of_music(path, first)) is not None:
             return found
         array = mapped_array(path)
-    except FileNotFoundError:
-        raise WhiteNoiseError("there is no such file") from None
+    except WhiteNoiseError:
+        raise
     except (OSError, ValueError, EOFError) as error:
         if path.suffix != ".npy" and first[:6] != b"\x93NUMPY":
             raise WhiteNoiseError(f"must be {FORMATS}") from error
@@ -90,16 +94,17 @@ def _of_music(path: Path, first: bytes) -> np.ndarray | GraficNoise | None:
         WhiteNoiseError: the file is damaged.
     """
     size = path.stat().st_size
-    for order in "<>":
-        for marker in (4, 8):
-            if _number(first[:marker], order) == _HEADER and len(first) == 24:
-                sides = [_number(first[marker + 4 * i :][:4], order) for i in range(3)]
-                if all(sides) and max(sides) < 2**31:
-                    return _grafic(path, order, marker, (sides[0], sides[1], sides[2]))
+    for order in "<>":  # the cache first: its first side may be 16, as the length of a header
         sides = [_number(first[4 * i :][:4], order) for i in range(3)]
         for width in (4, 8):
             if all(sides) and size == 12 + math.prod(sides) * width:
                 return np.memmap(path, f"{order}f{width}", "r", 12, tuple(sides))
+    for order in "<>":
+        for marker in (4, 8):
+            if _number(first[:marker], order) == _HEADER and len(first) == 24:
+                nx, ny, nz = (_number(first[marker + 4 * i :][:4], order) for i in range(3))
+                if 0 < min(nx, ny, nz) and max(nx, ny, nz) < 2**31:
+                    return _grafic(path, order, marker, (nx, ny, nz))
     return None
 
 

@@ -130,12 +130,13 @@ class State:
         state measures, nor a theory of its own: give it again. If the snapshot has only the seed,
         white noise and linear field are computed again from it.
 
-        Snapshots of other codes, in Gadget-4's HDF5 or in bigfile, are read by the ids of the
-        particles. These must number the sites of a lattice, (ix ny + iy) nz + iz, from 0 or 1.
+        Snapshots of other codes are read if their particles number a lattice: by ids from 0 or 1,
+        or by their order, by rows, by columns, or in tiles as N-GenIC and 2LPTic write. The
+        formats are bigfile, HDF5 of Gadget, AREPO and SWIFT, and binary files of Gadget.
 
         Args:
-            path: `snapshot.zarr`, or the folder that holds it; or the folder of Gadget-4's files,
-                one of them, or the folder of bigfile.
+            path: `snapshot.zarr`, or the folder that holds it; or files of another code: the
+                folder, a file, one of several files, or their common name without the number.
             mesh: the ranks; by default chosen from their number. It need not be the mesh that wrote
                 the snapshot.
             cosmology: the cosmology of another code's files, which lack some parameters; those that
@@ -143,7 +144,7 @@ class State:
             theory: what makes the theory of the cosmology, as for `Simulation`.
             units: the units of another code's files that do not name theirs, such as
                 `{"UnitLength_in_cm": 3.085678e24, "UnitVelocity_in_cm_per_s": 1e5}` for Mpc/h and
-                km/s.
+                km/s. For initial conditions of SWIFT it is `{"HubbleParam": h}`.
 
         Raises:
             SnapshotError: there is no complete snapshot, it lacks the particles, or files of

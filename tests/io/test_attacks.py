@@ -21,6 +21,16 @@ import pytest
 import zarr
 from catalogues import made
 from damage import DAMAGES
+from foreign_snapshots import (
+    UNITS,
+    gadget_binary,
+    gadget_hdf5,
+    grafic,
+    music,
+    particles,
+    split,
+    swift,
+)
 from run_files import RUN
 
 from flowpm_dist.catalogues.catalogue import Catalogue
@@ -34,6 +44,7 @@ from flowpm_dist.io.files import UnreadableError, read_arrays, save_arrays, writ
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_light_cone
 from flowpm_dist.io.other_codes import particle_files
+from flowpm_dist.io.particle_readers import open_particles
 from flowpm_dist.io.snapshot import SnapshotError, mark_complete, new_array, new_group
 from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file
@@ -126,6 +137,32 @@ def marked(format: str) -> Callable[[Path], Path]:
         about |= {"box_size": SIZE, "cosmology": LCDM}
         (path / "flowpm-dist.json").write_text(json.dumps(about))
         return path
+
+    return made
+
+
+def foreign(make: Callable[..., Path], **options: Any) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        parts = split({kind: particles(40, "f8", "u8", kind) for kind in (0, 1)}, [25, 0, 15])
+        return make(folder / "snap", parts, **options)
+
+    return made
+
+
+def read_all_types(path: Path) -> None:
+    found = open_particles(path, UNITS if path.name == "snap" and not _is_hdf5(path) else None)
+    for kind, count in found.counts.items():
+        for begin in range(0, count, 2**16)[:4]:
+            found.read(kind, begin, min(begin + 2**16, count))
+
+
+def _is_hdf5(path: Path) -> bool:
+    return any(path.parent.glob("*.hdf5"))
+
+
+def foreign_noise(make: Callable[..., Path]) -> Callable[[Path], Path]:
+    def made(folder: Path) -> Path:
+        return make(folder / "noise", np.random.default_rng(0).normal(size=GRID))
 
     return made
 
@@ -300,6 +337,10 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "bigfile": (converted("bigfile"), read_particles),
     "marked gadget": (marked("gadget-hdf5"), read_particles),
     "marked bigfile": (marked("bigfile"), read_particles),
+    "gadget of all types": (foreign(gadget_hdf5), read_all_types),
+    "swift": (foreign(swift), read_all_types),
+    "gadget binary": (foreign(gadget_binary), read_all_types),
+    "gadget binary, named": (foreign(gadget_binary, named=True, order=">"), read_all_types),
     "maps": (maps, load_light_cone),
     "cone": (cone, read_light_cone),
     "catalogue": (catalogue("hdf5"), Catalogue.read),
@@ -312,6 +353,8 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "power": (of_own_power, read_run_file),
     "npy": (numpy_file, read_volume),
     "noise": (numpy_file, read_noise),
+    "noise of music": (foreign_noise(music), read_noise),
+    "noise of grafic": (foreign_noise(grafic), read_noise),
     "npz": (arrays, read_arrays),
     "hdf5 volume": (hdf5_volume, read_volume),
     "zarr volume": (zarr_volume, read_volume),

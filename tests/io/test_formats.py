@@ -175,7 +175,17 @@ def by_the_order_of_files(parts):
         part[1][:], part[2][:] = (value[order][low:high] for value in values)
 
 
-@pytest.mark.parametrize("change", [None, by_columns, in_tiles, by_the_order_of_files])
+def by_the_order_and_not_the_ids(parts):
+    """With ids that do number the lattice, but in no order."""
+    by_the_order_of_files(parts)
+    ids = np.random.default_rng(6).permutation(192) + 1
+    for part, low, high in zip(parts, (0, 50), (50, 192), strict=True):
+        part[0][:] = ids[low:high]
+
+
+@pytest.mark.parametrize(
+    "change", [None, by_columns, in_tiles, by_the_order_of_files, by_the_order_and_not_the_ids]
+)
 def test_particles_of_another_code_are_read_by_number(tmp_path, monkeypatch, change):
     """To the precision of positions in float32, from a folder or from one of its files.
 

@@ -547,7 +547,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "value"), [(n, value) for n in WRONG for value in WRONG[n]])
 def test_a_header_of_gadget_has_numbers(tmp_path, name, value):
-    message = f"{name} (must be|has 2 numbers|= -1; must be a scale factor)"
+    message = f"{name} (must be|has 2 numbers|= -1; must be above 0)"
     with pytest.raises(SnapshotError, match=message):
         open_particles(gadget_of(tmp_path, **{name: value}))
     found = open_particles(gadget_of(tmp_path, Omega0=h5py.Empty("f4")))

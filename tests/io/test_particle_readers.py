@@ -1,0 +1,413 @@
+"""Particles of other codes, against what was written: to the last digit, or refused by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from foreign_snapshots import (
+    BOX,
+    KMS,
+    KPC,
+    MASS,
+    MPC,
+    UNITS,
+    A,
+    H,
+    big,
+    gadget_binary,
+    gadget_hdf5,
+    particles,
+    split,
+    swift,
+)
+
+from flowpm_dist.io import SnapshotError
+from flowpm_dist.io.particle_readers import open_particles
+
+PARTS = (3, 0, 7, 1, 0, 2, 5, 1, 1, 4, 0, 6, 0)
+"""Particles in each of 13 files, some of which are empty."""
+
+
+def check(found, written, *, length=1.0, speed=1.0, mass=1.0, table=(), exact=True):
+    """Compares all types with what was written, in one range and in ranges of 13 particles.
+
+    Args:
+        length, speed, mass: what the values in the files are multiplied by to be in our units.
+        exact: whether nothing is rounded, as every unit is ours.
+    """
+    assert found.counts == {kind: len(each["id"]) for kind, each in sorted(written.items())}
+    for kind, each in written.items():
+        count, own = len(each["id"]), each
+        read = found.read(kind, 0, count)
+        factors = {"position": length, "velocity": speed, "mass": mass}
+        for name, factor in factors.items():
+            values = own[name]
+            if name == "mass" and kind in table:
+                values = np.full(count, table[kind])
+            assert read[name].dtype == values.dtype.newbyteorder("=")
+            limit = 0 if exact and factor == 1 else 1.01 * np.finfo(values.dtype).eps
+            np.testing.assert_allclose(read[name], values.astype("f8") * factor, rtol=limit)
+        np.testing.assert_array_equal(read["id"], own["id"].astype("u8"))
+        assert read["id"].dtype == np.uint64
+        for name, whole in read.items():
+            ranges = [(b, min(b + 13, count)) for b in range(0, count, 13)]
+            pieces = [found.read(kind, b, e, [name])[name] for b, e in ranges]
+            np.testing.assert_array_equal(np.concatenate(pieces), whole)
+            none = found.read(kind, 2, 2, [name])[name]
+            assert none.shape == (0, *whole.shape[1:]) and none.dtype == whole.dtype
+
+
+@pytest.mark.parametrize("ids", ["u4", "u8"])
+@pytest.mark.parametrize("real", ["f4", "f8"])
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("order", "<>")
+def test_gadget_binary(tmp_path, order, named, real, ids):
+    """13 files of gas with masses and of dark matter whose mass is in the header."""
+    written = {kind: particles(30, real, ids, kind) for kind in (0, 1, 4)}
+    parts, table = split(written, PARTS), {1: 7.25}
+    stem = gadget_binary(tmp_path / "snap_004", parts, order=order, named=named, table=table)
+    for path in (stem, tmp_path, tmp_path / "snap_004.5"):
+        found = open_particles(path, units=UNITS)
+        assert (found.a, found.box_size, found.dtype) == (A, (BOX,) * 3, np.dtype(real))
+        assert found.cosmology_facts == {"Omega_m": 0.3, "h": H}
+    check(found, written, speed=np.sqrt(A), table=table)
+    in_kpc = open_particles(stem, units={**UNITS, "UnitLength_in_cm": KPC})
+    np.testing.assert_allclose(in_kpc.box_size, BOX / 1e3, rtol=1e-15)
+    check(in_kpc, written, length=1e-3, speed=np.sqrt(A), table=table, exact=False)
+
+
+def test_the_header_of_n_genic_has_no_high_words(tmp_path):
+    """There may be anything in their place."""
+    written = {1: particles(9)}
+    found = open_particles(gadget_binary(tmp_path / "ics", [written], high=77), units=UNITS)
+    check(found, written, speed=np.sqrt(A))
+
+
+@pytest.mark.parametrize(
+    "unit, words",
+    [
+        ("UnitLength_in_cm", "which is 3.085678e21 for kpc/h and 3.085678e24 for Mpc/h"),
+        ("UnitVelocity_in_cm_per_s", "which is 1e5 for km/s"),
+        ("UnitMass_in_g", "which is 1.989e43 for 1e10 solar masses/h"),
+    ],
+)
+def test_a_unit_that_is_needed_is_asked_for(tmp_path, unit, words):
+    path = gadget_binary(tmp_path / "ics", [{1: particles(4)}])
+    units = {name: value for name, value in UNITS.items() if name != unit}
+    message = rf'{path} has no attribute {unit}, .* give units={{"{unit}": ...}}, {words}'
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(path, units=units).read(1, 0, 4)
+    if unit == "UnitMass_in_g":
+        found = open_particles(path, units=units)
+        assert set(found.read(1, 0, 4, ["position", "velocity"])) == {"position", "velocity"}
+
+
+def damaged(path: Path, place: int, raw: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(raw)
+
+
+FIRST, COUNT = 4 + 256 + 4, 100
+POSITIONS = COUNT * 12
+DAMAGE = {
+    "cut in the positions": (lambda p: os.truncate(p, 900), "has 900 bytes; must have 1472 or mo"),
+    "cut in the header": (lambda p: os.truncate(p, 100), "has 100 bytes; must have 264 or more"),
+    "cut in the ids": (lambda p: os.truncate(p, 3000), "has 3000 bytes; must have 3088 or more"),
+    "length before": (
+        lambda p: damaged(p, FIRST, b"\x07\0\0\0"),
+        f"the record of its position has 7 bytes; must have {POSITIONS} or {2 * POSITIONS}",
+    ),
+    "length after": (
+        lambda p: damaged(p, FIRST + 4 + POSITIONS, b"\x07\0\0\0"),
+        f"the record of its position must begin and end with {POSITIONS}",
+    ),
+    "header's length": (lambda p: damaged(p, 260, b"\x07\0\0\0"), "of its header must begin and"),
+    "many particles": (lambda p: damaged(p, 8, b"\xff" * 4), "record of its position has 1200 byt"),
+    "time": (lambda p: damaged(p, 76, b"\xff" * 8), "attribute Time must be finite numbers"),
+    "files": (lambda p: damaged(p, 4 + 124, b"\x02"), "1 files, and the snapshot has 2"),
+    "box": (lambda p: damaged(p, 4 + 128, b"\0" * 8), "BoxSize must be above 0"),
+    "total": (lambda p: damaged(p, 4 + 100, b"\x65"), "100 of 101 particles of type 1: files are"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_binary_file_is_named(tmp_path, name):
+    damage, message = DAMAGE[name]
+    path = gadget_binary(tmp_path / "snap", [{1: particles(COUNT)}], table={1: 1.0})
+    damage(path)
+    with pytest.raises(SnapshotError, match=message) as caught:
+        open_particles(path, units=UNITS)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_named(tmp_path):
+    path = gadget_binary(tmp_path / "snap", [{1: particles(9)}], table={1: 1.0})
+    found = open_particles(path, units=UNITS)
+    os.truncate(path, 300)
+    with pytest.raises(SnapshotError, match="snap is cut short: copy it again"):
+        found.read(1, 0, 9)
+
+
+def test_only_the_range_is_read(tmp_path):
+    """A file of 3 GB with holes, with less memory than that."""
+    count, path = 10**8, tmp_path / "snap"
+    gadget_binary(path, [{1: particles(1)}], table={1: 1.0}, npart=np.array([0, count, 0, 0, 0, 0]),
+                  total=np.array([0, count, 0, 0, 0, 0]))  # fmt: skip
+    with path.open("r+b") as file:
+        offset = FIRST
+        for size in (12 * count, 12 * count, 4 * count):
+            for place in (offset, offset + 4 + size):
+                file.seek(place)
+                file.write(np.array(size, "<u4").tobytes())
+            offset += size + 8
+        file.truncate(offset)
+        file.seek(FIRST + 4 + 12 * (count - 2))
+        file.write(np.arange(6, dtype="<f4").tobytes())
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, before[1]))
+    try:
+        found = open_particles(path, units=UNITS)
+        read = found.read(1, count - 2, count)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    np.testing.assert_array_equal(read["position"], np.arange(6).reshape(2, 3))
+    assert found.counts == {1: count}
+
+
+GZIP = {"compression": "gzip", "chunks": True}
+
+
+@pytest.mark.parametrize(("real", "storage"), [("f4", {}), ("f8", GZIP), (">f4", GZIP)])
+def test_gadget_hdf5(tmp_path, real, storage):
+    """13 files in kpc/h, as IllustrisTNG and CAMELS have: of all types, some of them empty."""
+    written = {kind: particles(30, real, "u8", kind) for kind in (0, 1, 4, 5)}
+    table = {1: 0.0625}
+    units = {"UnitLength_in_cm": KPC, "BoxSize": BOX * 1e3}
+    parts = split(written, PARTS)
+    gadget_hdf5(tmp_path / "snap_033", parts, table=table, storage=storage, **units)
+    for path in (tmp_path, tmp_path / "snap_033.0.hdf5", tmp_path / "snap_033"):
+        found = open_particles(path)
+        assert (found.a, found.dtype) == (A, np.dtype(real).newbyteorder("="))
+        np.testing.assert_allclose(found.box_size, BOX, rtol=1e-15)
+        assert found.cosmology_facts == {"Omega_m": 0.3, "Omega_b": 0.05, "h": H}
+        assert found.header["OmegaLambda"] == 0.7
+    check(found, written, length=1e-3, speed=np.sqrt(A), table=table, exact=False)
+
+
+def test_attributes_may_be_arrays_of_one(tmp_path):
+    """As monofonIC writes them, without units."""
+    written = {1: particles(8)}
+    one = {"Time": [A], "Redshift": [1 / A - 1], "BoxSize": [BOX], "NumFilesPerSnapshot": [1]}
+    path = gadget_hdf5(tmp_path / "ics", [written], **one)
+    with h5py.File(path, "r+") as file:
+        for name in UNITS:
+            del file["Header"].attrs[name]
+    with pytest.raises(SnapshotError, match="has no attribute UnitLength_in_cm"):
+        open_particles(path)
+    check(open_particles(path, units=UNITS), written, speed=np.sqrt(A))
+
+
+def test_values_that_are_missing_in_hdf5_are_named(tmp_path):
+    """HDF5 would read zeros in their place."""
+    path = gadget_hdf5(tmp_path / "snap", [{1: particles(100)}])
+    with h5py.File(path, "r+") as file:
+        del file["PartType1/Velocities"]
+        file.create_dataset("PartType1/Velocities", (100, 3), "f4", chunks=(10, 3))[:60] = 1.0
+    message = "PartType1/Velocities has 6 of 10 chunks: copy it again"
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(path)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"NumPart_Total": np.array([0, 2**31, 0, 0, 0, 0])}, "holds 4 of 2147483648 particles"),
+        ({"NumPart_Total_HighWord": np.array([0, 9, 0, 0, 0, 0])}, "holds 4 of 38654705668 part"),
+        ({"Redshift": 0.5}, "has Time = 0.25 and Redshift = 0.5; must have Time = 1 /"),
+        ({"ComovingIntegrationOn": 0}, "has ComovingIntegrationOn = 0; must be comoving"),
+    ],
+)
+def test_a_header_of_hdf5_that_does_not_fit_is_named(tmp_path, changed, message):
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(gadget_hdf5(tmp_path / "snap", [{1: particles(4)}], **changed))
+
+
+def test_a_quantity_that_is_missing_is_named(tmp_path):
+    written = {1: particles(4)}
+    del written[1]["mass"]
+    found = open_particles(gadget_hdf5(tmp_path / "snap", [written]))
+    with pytest.raises(SnapshotError, match="PartType1 has no Masses; it has Coordinates, Part"):
+        found.read(1, 0, 4)
+    assert len(found.read(1, 0, 4, ["position", "id"])["id"]) == 4
+    with pytest.raises(SnapshotError, match="has 4 particles of type 1, none from 3 to 5"):
+        found.read(1, 3, 5)
+    with pytest.raises(SnapshotError, match="has 0 particles of type 2, none from 0 to 0"):
+        found.read(2, 0, 0)
+    with pytest.raises(ValueError, match="'density' is not one of 'position', 'velocity'"):
+        found.read(1, 0, 4, ["density"])
+
+
+def test_values_that_are_not_finite_are_as_in_the_file(tmp_path):
+    """One rank alone must not raise an error for what it has read."""
+    written = {1: particles(4)}
+    written[1]["position"][2, 1] = np.nan
+    found = open_particles(gadget_hdf5(tmp_path / "snap", [written]))
+    np.testing.assert_array_equal(found.read(1, 0, 4)["position"], written[1]["position"])
+
+
+@pytest.mark.parametrize("files", [1, 13])
+def test_swift(tmp_path, files):
+    """Lengths without h in kpc; gas, dark matter and black holes."""
+    written = {kind: particles(30, "f8", "u8", kind) for kind in (0, 1, 5, 6)}
+    parts = split(written, PARTS if files > 1 else [30])
+    swift(tmp_path / "flamingo_0077", parts, length=3.08567758149e21)
+    found = open_particles(tmp_path)
+    assert found.a == A and found.dtype == np.float64
+    np.testing.assert_allclose(found.box_size, 0.999 * H, rtol=1e-15)
+    facts = {"Omega_m": 0.3, "Omega_b": 0.05, "h": H, "w0": -1.0}
+    assert found.cosmology_facts == facts
+    check(found, written, length=1e-3 * H, mass=H, exact=False)
+
+
+def test_powers_of_a_and_h_of_swift(tmp_path):
+    """Physical positions, velocities and masses that are not as SWIFT writes them by default."""
+    written = {1: particles(9, "f8")}
+    about = {
+        "position": {"a-scale exponent": 1.0, "h-scale exponent": -1.0,
+                     "Value stored as physical": 1},
+        "velocity": {"a-scale exponent": 0.5, "h-scale exponent": 0.0},
+        "mass": {"a-scale exponent": 0.0, "h-scale exponent": -1.0},
+    }  # fmt: skip
+    path = swift(tmp_path / "snap", [written], about=about)
+    check(open_particles(path), written, length=1 / A, speed=np.sqrt(A), mass=1.0, exact=False)
+    conversion = "Conversion factor to {}CGS ({}including cosmological corrections)"
+    with h5py.File(path, "r+") as file:  # as swiftsimio 12.4 writes masses
+        file["PartType1/Masses"].attrs.update({
+            "a-scale exponent": 1.0, conversion.format("", "not "): [MASS],
+            conversion.format("physical ", ""): [MASS],
+        })  # fmt: skip
+        file["Header"].attrs["NumPart_Total_HighWord"] = np.zeros(6, "u4")
+    check(open_particles(path), written, length=1 / A, speed=np.sqrt(A), mass=1.0, exact=False)
+    with h5py.File(path, "r+") as file:
+        file["PartType1/Coordinates"].attrs["a-scale exponent"] = np.nan
+    with pytest.raises(SnapshotError, match="attribute a-scale exponent must be finite"):
+        open_particles(path)
+
+
+def test_neutrinos_of_swift(tmp_path):
+    """Its Omega_m is cold dark matter and baryons; there is a mass of each species."""
+    path = swift(tmp_path / "snap", [{6: particles(9)}])
+    with h5py.File(path, "r+") as file:
+        neutrinos = {"Omega_nu_0": [0.002], "M_nu_eV": [0.01, 0.05], "deg_nu": [2.0, 1.0]}
+        file["Cosmology"].attrs.update(neutrinos)
+    facts = open_particles(path).cosmology_facts
+    assert facts["m_nu"] == pytest.approx(0.07) and facts["Omega_m"] == pytest.approx(0.302)
+
+
+def test_initial_conditions_of_swift_have_no_h(tmp_path):
+    path = swift(tmp_path / "ics", [{1: particles(9)}], h=None)
+    with pytest.raises(SnapshotError, match='no attribute HubbleParam, .*units={"HubbleParam"'):
+        open_particles(path)
+    assert open_particles(path, units={"HubbleParam": 0.5}).box_size == (999 * 0.5,) * 3
+    with pytest.raises(SnapshotError, match="'UnitMass_in_g' must be one of HubbleParam"):
+        open_particles(path, units={"UnitMass_in_g": MASS})
+
+
+def test_a_virtual_file_of_swift_is_read_or_its_parts(tmp_path):
+    """It presents the other files as one."""
+    written = {1: particles(30, "f8", "u8")}
+    swift(tmp_path / "snap", split(written, [10, 20]))
+    whole = swift(tmp_path / "snap", [written])
+    with h5py.File(whole, "r+") as file:
+        group = file["PartType1"]
+        for name in list(group):
+            shape = group[name].shape
+            layout = h5py.VirtualLayout(shape, group[name].dtype)
+            for number, (low, high) in enumerate([(0, 10), (10, 30)]):
+                source = f"snap.{number}.hdf5"
+                layout[low:high] = h5py.VirtualSource(
+                    source, f"PartType1/{name}", (high - low, *shape[1:])
+                )
+            del group[name]
+            group.create_virtual_dataset(name, layout)
+    for path in (whole, tmp_path / "snap.1.hdf5", tmp_path):
+        check(open_particles(path), written, length=H, mass=H, exact=False)
+
+
+@pytest.mark.parametrize("real", ["<f4", "<f8", ">f8"])
+def test_bigfile(tmp_path, real):
+    """All types, and blocks that are divided otherwise than each other, as by MP-Gadget."""
+    written = {kind: particles(30, real, "u8", kind) for kind in (0, 1, 5)}
+    files = {"position": 13, "velocity": 4, "mass": 2, "id": 40}
+    found = open_particles(big(tmp_path / "PART_005", written, files))
+    assert (found.a, found.box_size) == (A, (BOX,) * 3)
+    assert found.cosmology_facts == {"Omega_m": 0.3, "h": H}
+    check(found, written)
+    del written[1]["mass"]
+    table = [0, 2.5, 0, 0, 0, 0]
+    one = open_particles(big(tmp_path / "fastpm", {1: written[1]}, files, MassTable=table))
+    np.testing.assert_array_equal(one.read(1, 0, 3, ["mass"])["mass"], 2.5)
+
+
+def test_blocks_of_bigfile_of_other_lengths_are_named(tmp_path):
+    written = {1: particles(30, "<f4", "u8")}
+    written[1]["velocity"] = written[1]["velocity"][:29]
+    with pytest.raises(SnapshotError, match="different numbers of particles: .*Velocity 29"):
+        open_particles(big(tmp_path / "s", written, dict.fromkeys(written[1], 1)))
+
+
+def test_a_path_has_one_snapshot(tmp_path):
+    with pytest.raises(SnapshotError, match="nothing holds no particles of a known format: must"):
+        open_particles(tmp_path / "nothing")
+    (tmp_path / "notes.txt").write_text("256 particles")
+    with pytest.raises(SnapshotError, match="must be bigfile, HDF5 of SWIFT, HDF5 of Gadget or"):
+        open_particles(tmp_path)
+    written = {1: particles(8)}
+    gadget_binary(tmp_path / "snap_003", split(written, [5, 3]))
+    check(open_particles(tmp_path, units=UNITS), written, speed=np.sqrt(A))
+    gadget_hdf5(tmp_path / "snap_004", [written])
+    with pytest.raises(SnapshotError, match="holds snap_003 and snap_004: give the path of one"):
+        open_particles(tmp_path)
+    check(open_particles(tmp_path / "snap_004.hdf5"), written, speed=np.sqrt(A))
+    check(open_particles(tmp_path / "snap_003", UNITS), written, speed=np.sqrt(A))
+    (tmp_path / "snap_003.1").unlink()
+    with pytest.raises(SnapshotError, match="1 files, and the snapshot has 2"):
+        open_particles(tmp_path / "snap_003", UNITS)
+
+
+def test_files_of_two_snapshots_are_named(tmp_path):
+    written = {1: particles(8)}
+    gadget_binary(tmp_path / "snap", split(written, [5, 3]))
+    gadget_binary(tmp_path / "other", split(written, [5, 3]), time=0.5, redshift=1.0)
+    shutil.move(tmp_path / "other.1", tmp_path / "snap.1")
+    (tmp_path / "other.0").unlink()
+    with pytest.raises(SnapshotError, match="snap.1 has another Time or BoxSize than .*snap.0"):
+        open_particles(tmp_path, UNITS)
+
+
+def test_ten_files_and_more_are_in_the_order_of_their_numbers(tmp_path):
+    """And not in that of their names."""
+    written = {1: particles(30)}
+    gadget_binary(tmp_path / "snap", split(written, PARTS))
+    found = open_particles(tmp_path, {**UNITS, "UnitVelocity_in_cm_per_s": KMS / 2})
+    np.testing.assert_array_equal(found.read(1, 0, 30, ["id"])["id"], written[1]["id"])
+    assert MPC == UNITS["UnitLength_in_cm"]
+
+
+@pytest.mark.parametrize("name", ["U_L", "U_M", "U_t"])
+def test_a_unit_of_swift_is_above_zero(tmp_path, name):
+    path = swift(tmp_path / "snap", [{1: particles(4)}])
+    with h5py.File(path, "r+") as file:
+        key = next(key for key in file["Units"].attrs if name in key)
+        file["Units"].attrs[key] = 0.0
+    with pytest.raises(SnapshotError, match=rf"snap.hdf5 has Unit .*{name}\) = 0; must be above 0"):
+        open_particles(path).read(1, 0, 4)

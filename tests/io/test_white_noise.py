@@ -1,0 +1,121 @@
+"""White noise in files of other codes, against the array that was written."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from foreign_snapshots import grafic, music
+
+import flowpm_dist as fpm
+from flowpm_dist.io.files import checksum
+from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file, open_white_noise
+
+SHAPE = (4, 6, 8)
+MARKERS = ("<u4", ">u4", "<u8", ">u8")
+
+
+def noise(real: str = "f4", shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=shape).astype(real)
+
+
+def check(found, written):
+    assert found.shape == written.shape and found.ndim == 3 and found.size == written.size
+    assert np.dtype(found.dtype).itemsize == written.dtype.itemsize
+    np.testing.assert_array_equal(found[...], written)
+    np.testing.assert_array_equal(found[1:3, 2:5, 1], written[1:3, 2:5, 1])
+    np.testing.assert_array_equal(found[3], written[3])
+    assert len(found) == len(written) and checksum(found) == checksum(written)
+
+
+@pytest.mark.parametrize("real", ["<f4", "<f8", ">f4", ">f8"])
+def test_a_cache_of_music(tmp_path, real):
+    """Its sides are in the byte order of this machine, its values in single or double precision."""
+    written, path = noise(real), tmp_path / "wnoise_0003.bin"
+    music(path, written, order=real[0])
+    check(open_white_noise(path), written)
+    check_white_noise_file(path, SHAPE)
+
+
+def test_a_cache_of_sixteen_cells_is_none_of_grafic(tmp_path):
+    """Whose files begin with the length of a header, 16."""
+    for shape in ((16, 16, 16), (16, 4, 2)):
+        written = noise("f4", shape)
+        check(open_white_noise(music(tmp_path / "wnoise_0004.bin", written)), written)
+    written = noise("f4", (16, 16, 16))
+    check(open_white_noise(grafic(tmp_path / "noise", written)), written)
+
+
+@pytest.mark.parametrize("real", ["f4", "f8"])
+@pytest.mark.parametrize("marker", MARKERS)
+def test_noise_of_grafic(tmp_path, marker, real):
+    """With the sign that MUSIC gives it: what is in the file times -1."""
+    written, path = noise(real), tmp_path / "noise"
+    grafic(path, written, marker)
+    check(open_white_noise(path), written)
+    check_white_noise_file(path, SHAPE)
+    raw = path.read_bytes()
+    size = np.dtype(marker).itemsize
+    first = np.frombuffer(raw, np.dtype(real).newbyteorder(marker[0]), 2, 16 + 3 * size)
+    np.testing.assert_array_equal(-first, written[:2, 0, 0])  # x varies fastest
+
+
+def test_damaged_files_are_refused_before_they_are_read(tmp_path):
+    cache, plain = tmp_path / "wnoise.bin", tmp_path / "plain"
+    none = "must be a .npy file, a file wnoise_XXXX.bin of MUSIC, or white noise in GRAFIC's"
+    raw = music(cache, noise()).read_bytes()
+    huge = np.full(3, 2**31 - 1, "<u4").tobytes()
+    for damaged in (raw[:-1], raw + b"\0", raw[:11], b"", huge + raw[12:], b"\0" * 12):
+        plain.write_bytes(damaged)
+        with pytest.raises(WhiteNoiseError, match=re.escape(none)):
+            open_white_noise(plain)
+    raw = grafic(tmp_path / "noise", noise()).read_bytes()
+    plane = 4 * 6 * 4
+    size = f"{len(raw) - 1} bytes; must have {len(raw)} or {len(raw) + 8 * plane}, for 4 x 6 x 8"
+    many = b"\x10\0\0\0" + huge + raw[16:]
+    for damaged, message in (
+        (raw[:-1], size),
+        (raw[:28] + raw[27:], f"{len(raw) + 1} bytes; must have"),
+        (many, "must have"),
+        (raw[:24] + b"\1" + raw[25:], f"record 2 must have {plane} bytes"),
+        (raw[:-4] + b"\1" + raw[-3:], f"record 9 must have {plane} bytes"),
+    ):
+        plain.write_bytes(damaged)
+        with pytest.raises(WhiteNoiseError, match=message):
+            open_white_noise(plain)
+    wrong = noise()
+    wrong[1, 2, 3] = np.nan
+    with pytest.raises(WhiteNoiseError, match=r"nan at \[1, 2, 3\]; all values must be finite"):
+        check_white_noise_file(grafic(plain, wrong), SHAPE)
+    with pytest.raises(WhiteNoiseError, match=r"shape \(4, 6, 8\); must be box.grid = \(8, 6, 4\)"):
+        check_white_noise_file(grafic(plain, noise()), SHAPE[::-1])
+    os.truncate(cache, 0)
+    with pytest.raises(WhiteNoiseError, match="there is no such file"):
+        open_white_noise(tmp_path / "missing")
+
+
+def test_a_run_takes_the_path_of_a_file(tmp_path):
+    """In single precision, of files in either precision and byte order."""
+    written = noise("f8", (4, 4, 4))
+    planck = fpm.Cosmology.planck18()
+    sim = fpm.Simulation(planck, 4, 32.0, [0.1, 1.0])
+    expected = sim.lpt(white_noise=written, a=0.1)
+    np.save(tmp_path / "noise.npy", written)
+    for path in (
+        tmp_path / "noise.npy",
+        music(tmp_path / "wnoise_0002.bin", written),
+        grafic(tmp_path / "grafic", written, ">u4"),
+    ):
+        for given in (path, str(path)):
+            state = sim.lpt(white_noise=given, a=0.1)
+            assert state.displacement.dtype.name == "float32"
+            np.testing.assert_array_equal(state.displacement.numpy(), expected.displacement.numpy())
+    with pytest.raises(ValueError, match=r"white_noise has shape \(4, 6, 8\); the grid is \(4, 4,"):
+        sim.lpt(white_noise=grafic(tmp_path / "other", noise()), a=0.1)
+    with pytest.raises(WhiteNoiseError, match=r"white_noise = '.*none': there is no such file"):
+        sim.lpt(white_noise=tmp_path / "none", a=0.1)
+    with pytest.raises(ValueError, match="white_noise is float64, it must be float32: use tf.cast"):
+        sim.lpt(white_noise=tf.constant(written), a=0.1)
