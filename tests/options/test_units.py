@@ -267,7 +267,8 @@ UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
 UniverseModel.linear_response UniverseModel.matter_response UniverseModel.run
 UniverseModel.run_and_observe Universe.of Unknowns.plus Unknowns.times"""
 """What this package calls, and what a scheme of a user implements."""
-COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot DensityPlanes.plot
+COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot ConvergenceMaps.write_fits
+DensityPlanes.plot DensityPlanes.write_fits
 Growth.ratio Growth.factor
 PointCheckpoints Progress Simulation.box_of StructureFormation TabulatedDistribution.from_file
 calibration_of convergence_power default_mesh default_stages first_points mode_means run
