@@ -120,6 +120,14 @@ setup(
         "class": ["classy>=3.2"],
         # The example examples/brain_imaging: the template of the brain, scores, a classical method.
         "brain": ["nilearn>=0.10", "scikit-image>=0.22", "sigpy>=0.1.26"],
+        # Other people's tables and chains, see docs/howto/take_away.md.
+        "interchange": [
+            "arviz-base>=0.6",
+            "arviz-stats[xarray]>=0.6",
+            "pandas>=2",
+            "pyarrow>=15",
+            "xarray>=2024.10",
+        ],
         # Tables, labelled arrays and progress bars of notebooks.
         "notebook": ["ipywidgets>=8", "pandas>=2", "xarray>=2024.1"],
         "tune": TUNE,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.jobs.progress import Progress as Progress
     from flowpm_dist.particle_mesh.cloud_in_cell import HaloError as HaloError
     from flowpm_dist.particle_mesh.scattered import paint as paint
+    from flowpm_dist.reconstruction.log_density import log_density as log_density
     from flowpm_dist.simulation.simulation import Simulation as Simulation
     from flowpm_dist.simulation.state import State as State
     from flowpm_dist.statistics import Bins as Bins
@@ -76,6 +77,7 @@ _HOMES = {
     "growth_steps": "cosmology.steps",
     "halos": "catalogues.finder",
     "jacobian": "statistics",
+    "log_density": "reconstruction.log_density",
     "logarithmic_steps": "cosmology.steps",
     "multipoles": "statistics",
     "paint": "particle_mesh.scattered",

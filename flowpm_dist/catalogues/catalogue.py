@@ -23,7 +23,7 @@ from flowpm_dist.grid.space import Space
 from flowpm_dist.io.catalogue_files import CatalogueFile, write_catalogue
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import reading
-from flowpm_dist.io.labelled import Labelled, LabelledArray, package
+from flowpm_dist.io.labelled import Labelled, LabelledArray, add_column, package
 from flowpm_dist.io.particles import HUBBLE, Header
 from flowpm_dist.options import in_unit
 from flowpm_dist.particle_mesh.positions import axis_number
@@ -286,21 +286,17 @@ class Catalogue(Labelled):
         table.attrs["units"] = units
         return table
 
+    @override
     def to_table(self) -> QTable:
         """Returns a table of astropy with units, a row for each object of this rank.
 
         Its `meta` has the catalogue's attributes.
         """
-        from astropy.cosmology.units import littleh
         from astropy.table import QTable
-        from astropy.units import Unit
 
         table = QTable(meta=dict(self.about))
         for name, each in self.labelled().items():
-            unit, per_h, _ = each.units.partition("/h")
-            unit = Unit(unit.replace("Msun", "solMass")) / (littleh if per_h else 1)
-            table[name] = each.values if each.units in ("", "1") else each.values * unit
-            table[name].info.description = each.meaning
+            add_column(table, name, each.values, each)
         return table
 
     def write(

@@ -1,12 +1,18 @@
-"""Cosmologies of astropy. Only this module imports astropy; it does not import TensorFlow."""
+"""Cosmologies from and for astropy. Only here astropy is imported, and TensorFlow is not."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from flowpm_dist.cosmology.camb_tables import neutrino_density
+from flowpm_dist.cosmology.code_parameters import plain_numbers
 from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
+from flowpm_dist.cosmology.parameters import Cosmology
+
+if TYPE_CHECKING:
+    from astropy.cosmology import FLRW
 
 FLATNESS = 1e-10
 """|Omega_k| below this counts as flat: rounding, not physics."""
@@ -62,6 +68,31 @@ def parameters_from_astropy(
             stacklevel=3,
         )
     return parameters
+
+
+def to_astropy(cosmology: Cosmology, name: str | None = None) -> FLRW:
+    """Returns the expansion of a universe as an astropy cosmology, see `Cosmology.to_astropy`."""
+    import astropy.cosmology as models
+    from astropy.units import Quantity
+
+    p = plain_numbers(cosmology, "astropy")
+    common: dict[str, Any] = {"H0": 100 * p["h"], "Om0": p["Omega_m"], "Ob0": p["Omega_b"]}
+    common |= {"Tcmb0": Quantity(0.0, "K"), "name": name}
+    if cosmology.radiation:
+        shares = cosmology.m_nu_shares or (1 / SPECIES,) * SPECIES
+        masses = Quantity([p["m_nu"] * share for share in shares], "eV")
+        common |= {"Tcmb0": Quantity(p["T_cmb"], "K"), "Neff": p["N_eff"], "m_nu": masses}
+        if p["m_nu"] > 0:
+            common["Om0"] -= neutrino_density(p) / p["h"] ** 2
+    kind = "LambdaCDM"
+    if p["wa"] != 0:
+        kind, common = "w0waCDM", common | {"w0": p["w0"], "wa": p["wa"]}
+    elif p["w0"] != -1:
+        kind, common = "wCDM", common | {"w0": p["w0"]}
+    flat = getattr(models, f"Flat{kind}")(**common)
+    if p["Omega_k"] == 0:
+        return flat
+    return getattr(models, kind)(**common, Ode0=float(flat.Ode0) - p["Omega_k"])
 
 
 def _radiation(cosmology: Any, parameters: dict[str, Any]) -> dict[str, Any]:

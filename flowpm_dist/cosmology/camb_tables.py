@@ -48,33 +48,64 @@ def camb_power_table(
             'transfer="eisenstein-hu"'
         ) from None
     p = parameters
-    omnuh2 = neutrino_density(p) if p["m_nu"] > 0 else 0.0
-    run = camb.CAMBparams()
-    run.set_dark_energy(w=p["w0"], wa=p["wa"], dark_energy_model="ppf")
-    massive = {"num_massive_neutrinos": SPECIES, "standard_neutrino_neff": p["N_eff"]}
-    run.set_cosmology(
-        H0=100 * p["h"],
-        ombh2=p["Omega_b"] * p["h"] ** 2,
-        omch2=(p["Omega_m"] - p["Omega_b"]) * p["h"] ** 2 - omnuh2,
-        omk=p["Omega_k"],
-        mnu=p["m_nu"],
-        nnu=p["N_eff"],
-        TCMB=p["T_cmb"],
-        **(massive if omnuh2 > 0 else {}),
-    )
-    if omnuh2 > 0 and shares:
+    run = camb.set_params(**camb_settings(A_s, **p))
+    massive = p["m_nu"] > 0
+    if massive and shares:
         _set_masses(run, [share for share in shares if share > 0], p["N_eff"])
-    run.InitPower.set_params(As=A_s, ns=p["n_s"], pivot_scalar=p["k_pivot"])
     run.NonLinear = camb.model.NonLinear_none
     run.set_matter_power(redshifts=redshifts[::-1], kmax=K_MAX)
     nonlinear = model != "linear"
     if nonlinear:
         run.NonLinear = camb.model.NonLinear_both
         run.NonLinearModel.set_params(halofit_version=model)
-    parts = (of, of) if omnuh2 > 0 else ()
+    parts = (of, of) if massive else ()
     results = camb.get_results(run)
     k, _, power = results.get_linear_matter_power_spectrum(*parts, nonlinear=nonlinear)
     return k, power
+
+
+def camb_settings(A_s: float, **parameters: float) -> dict[str, Any]:
+    """Returns the universe as `camb.set_params` takes it, with neutrinos of equal mass.
+
+    Args:
+        A_s: amplitude of the primordial spectrum [1].
+        **parameters: all parameters in `SHAPE`.
+    """
+    p = parameters
+    omnuh2 = neutrino_density(p) if p["m_nu"] > 0 else 0.0
+    massive = {"num_massive_neutrinos": SPECIES, "standard_neutrino_neff": p["N_eff"]}
+    return {
+        "dark_energy_model": "ppf",
+        "w": p["w0"],
+        "wa": p["wa"],
+        "H0": 100 * p["h"],
+        "ombh2": p["Omega_b"] * p["h"] ** 2,
+        "omch2": (p["Omega_m"] - p["Omega_b"]) * p["h"] ** 2 - omnuh2,
+        "omk": p["Omega_k"],
+        "mnu": p["m_nu"],
+        "nnu": p["N_eff"],
+        "TCMB": p["T_cmb"],
+        "As": A_s,
+        "ns": p["n_s"],
+        "pivot_scalar": p["k_pivot"],
+        **(massive if omnuh2 > 0 else {}),
+    }
+
+
+def camb_sigma8(A_s: float, **parameters: float) -> float:
+    """Returns CAMB's sigma8 of all matter today [1].
+
+    Args:
+        A_s, **parameters: see `camb_settings`.
+
+    Raises:
+        ImportError: the package camb is missing.
+    """
+    import camb
+
+    run = camb.set_params(**camb_settings(A_s, **parameters))
+    run.set_matter_power(redshifts=[0.0], kmax=K_MAX)
+    return float(camb.get_results(run).get_sigma8_0())
 
 
 def _set_masses(run: Any, shares: list[float], N_eff: float) -> None:

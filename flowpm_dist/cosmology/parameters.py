@@ -26,6 +26,7 @@ from flowpm_dist.options.html import as_html
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from astropy.cosmology import FLRW
 
 Parameter: TypeAlias = "float | tf.Tensor | tf.Variable"
 """A number, or a scalar floating tensor when gradients are wanted."""
@@ -325,6 +326,46 @@ class Cosmology:
         radiation = bool(parameters.get("radiation", False))
         there = parameters_from_astropy(cosmology, parameters, radiation=radiation)
         return cls(**{**there, **parameters})
+
+    def to_astropy(self, name: str | None = None) -> FLRW:
+        """Returns the expansion of this universe as an `astropy.cosmology` object.
+
+        It is LambdaCDM, wCDM or w0waCDM, or their flat forms. Without `radiation`, its Tcmb0 is 0,
+        so that its distances are those of this universe. With `radiation` it has photons and
+        neutrinos. Then its Om0 is cold dark matter and baryons alone, as everywhere in astropy, and
+        its densities of massive neutrinos are fits, good to about 1e-3 of theirs. Astropy has no
+        spectrum: n_s, the amplitude, f_NL and a table of power are left out.
+
+        Args:
+            name: the name of the new object.
+
+        Raises:
+            ValueError: a parameter is a tensor whose value is not known yet.
+        """
+        from flowpm_dist.cosmology.astropy_bridge import to_astropy
+
+        return to_astropy(self, name)
+
+    def parameters_for(self, code: str) -> dict[str, Any]:
+        """Returns the keyword arguments with which another code makes this universe.
+
+        They are for `camb.set_params`, `pyccl.Cosmology`, `classy.Class().set`,
+        `colossus.cosmology.cosmology.Cosmology` or `jax_cosmo.Cosmology`. CAMB and CLASS always
+        have radiation, also where this universe has none. Where CAMB needs A_s and this universe
+        has sigma8, CAMB is run once to find it. Where colossus, jax-cosmo and CCL's own
+        transfer function need sigma8 and this universe has A_s, this universe's theory gives it.
+
+        Args:
+            code: "camb", "ccl", "class", "colossus" or "jax-cosmo".
+
+        Raises:
+            ValueError: no such code; or the code cannot have this universe: its table of power, its
+                f_NL, its neutrinos, or its radiation.
+            ImportError: camb is needed, and is not installed.
+        """
+        from flowpm_dist.cosmology.code_parameters import parameters_for
+
+        return parameters_for(self, code)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""Arrays with named axes and units, and results made of them: tables of pandas, data of xarray."""
+"""Arrays with named axes and units, and results made of them.
+
+Results become tables of pandas and astropy, data sets of xarray, and files.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import abc
 import csv
 import importlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +24,7 @@ from flowpm_dist.io.files import written_whole
 if TYPE_CHECKING:
     import pandas
     import xarray
+    from astropy.table import QTable
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,21 @@ class Labelled(abc.ABC):
         table.attrs["units"] = {name: each.units for name, each in arrays.items()}
         return table
 
+    def to_table(self) -> QTable:
+        """Returns a table of astropy with units, a row for each place along the axes.
+
+        Columns that number the places along an axis come first.
+
+        Raises:
+            ValueError: see `to_pandas`.
+        """
+        arrays = self.labelled()
+        index, columns = _table(arrays)
+        table = package("astropy.table").QTable()
+        for name, values in (index | columns).items():
+            add_column(table, name, values, arrays.get(name))
+        return table
+
     def write_csv(self, path: Path) -> None:
         """Writes the table of `to_pandas` as comma-separated values, without pandas.
 
@@ -99,6 +119,37 @@ class Labelled(abc.ABC):
             kinds = ["d" if x.dtype.kind in "iu" else ".8e" for x in table.values()]
             for row in zip(*table.values(), strict=True):
                 writer.writerow(map(format, row, kinds))
+
+
+def add_column(table: QTable, name: str, values: np.ndarray, about: LabelledArray | None) -> None:
+    """Adds a column to a table of astropy.
+
+    Args:
+        table: the table.
+        name: the name of the column.
+        values: [row, ...].
+        about: its unit and meaning; None if it has neither.
+    """
+    unit = None if about is None else astropy_unit(about.units)
+    table[name] = values if unit is None else values * unit
+    if about is not None:
+        table[name].info.description = about.meaning
+
+
+def astropy_unit(text: str) -> Any:
+    """Returns a unit of this package, such as "(Mpc/h)^3", as astropy's; None for a pure number.
+
+    The h of a unit is astropy's `littleh`. Its readers of files know it only if
+    `astropy.units.add_enabled_units(astropy.cosmology.units)` was called.
+    """
+    if text in ("", "1"):
+        return None
+    units, cosmology = package("astropy.units"), package("astropy.cosmology.units")
+    base, _, power = text.partition(")^")  # "(Mpc/h)^3"
+    plain = re.sub(r"\bh\b", "littleh", base.lstrip("(").replace("Msun", "solMass"))
+    with units.add_enabled_units(cosmology):
+        unit = units.Unit(plain, parse_strict="silent")  # "cells" are none of astropy's
+    return unit ** int(power) if power else unit
 
 
 def _table(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import numpy as np
 from pydantic import BaseModel, Field
 
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import (
     CONE_PARTICLES,
@@ -26,6 +27,7 @@ from flowpm_dist.io.files import (
     reading,
     write_json,
 )
+from flowpm_dist.io.fits_maps import Shells, cosmology_header, write_fits_maps
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.opening import check_numbers, checked, missing_chunks, open_arrays, open_hdf5
 from flowpm_dist.io.snapshot import (
@@ -41,6 +43,16 @@ if TYPE_CHECKING:
 
     from meshimpl import ProcessMesh
 
+
+MEANINGS = {
+    "kappa": "convergence",
+    "gamma1": "shear along the axes of the image",
+    "gamma2": "shear along its diagonals",
+    "rotation": "rotation of images",
+    "planes": "overdensity of the matter of slabs",
+    "shells": "overdensity of the matter of shells",
+}
+"""What the maps are, for headers of FITS."""
 
 MOST_OF_CHUNK = 2**24
 """Values along a side of a chunk: compressors take no more than 2^31 bytes."""
@@ -72,6 +84,45 @@ class LightConeMaps:
         if name not in self.arrays:
             raise KeyError(f"the light cone has no {name!r}; it has {', '.join(self.arrays)}")
         return self.arrays[name]
+
+    def write_fits(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes all maps to a FITS file, an extension for each array; KAPPA is the first.
+
+        On the full sky an extension is a table that `healpy.read_map` reads, with a column for each
+        source or shell. On the flat sky it is an image [source, y, x] with a WCS. Matter of shells
+        or planes comes with a table of their redshifts and distances, such as SHELLS_EDGES. The
+        primary header has the cosmology. See `fits_maps` for the coordinates.
+
+        Args:
+            path: the file; one that ends in .gz is compressed.
+            overwrite: whether to replace a file that is there.
+
+        Raises:
+            FileExistsError: there is a file, and `overwrite` is False.
+            UserError: the attributes tell neither a cosmology nor a sky.
+            WriteError: the file cannot be written.
+        """
+        about = self.attributes
+        try:
+            cosmology = Cosmology(**about["cosmology"])
+            flat = "nside" not in about
+            field_of_view = float(about["field_of_view"]) if flat else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"the attributes of the maps are damaged: {error}") from error
+        maps, shells = {}, {}
+        for name, values in self.arrays.items():
+            if values.ndim != (3 if flat else 2):
+                continue  # edges and centres
+            kind = {"planes": "plane", "shells": "shell"}.get(name, "source")
+            units = "rad" if name == "rotation" else "1"
+            axes = (kind, "y", "x") if flat else (kind, "pixel")
+            maps[name] = LabelledArray(values, axes, units, MEANINGS.get(name, name))
+            if kind != "source":
+                shells[name] = Shells(self[f"{kind}_edges"], cosmology)
+        facts = cosmology_header(cosmology) | {"SEED": about.get("seed"), "Z_MAX": about["z_max"]}
+        write_fits_maps(
+            path, maps, field_of_view=field_of_view, shells=shells, about=facts, overwrite=overwrite
+        )
 
 
 def write_light_cone(

@@ -23,6 +23,7 @@ _HOMES = {
     "HMC": "hmc",
     "LBFGS": "lbfgs",
     "Likelihood": "likelihoods.base",
+    "LogDensity": "log_density",
     "MetropolisSampler": "sampler",
     "Microcanonical": "microcanonical",
     "NoProgressError": "lbfgs",

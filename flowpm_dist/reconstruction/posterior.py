@@ -388,7 +388,7 @@ class EvenPosterior:
         return parts, squares, prior, place.volume, gradient.field, gradient.parameters
 
 
-def attempt(objective: EvenPosterior, u: Unknowns) -> Evaluation | None:
+def attempt(objective: Posterior | EvenPosterior, u: Unknowns) -> Evaluation | None:
     """Returns the evaluation at a point, or None on every rank if the model fails there."""
     try:
         return objective.evaluate(u)

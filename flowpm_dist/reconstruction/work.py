@@ -49,18 +49,13 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             OutputError: iterations were made, but there is no checkpoint.
             VolumeError: a file cannot be read.
         """
-        options, folder = self.options, self.folder
-        if options.lightcone is None:  # maps were read with the run file
-            data, priors = options.data.file, options.priors.ranges
-            observations = Observations(options.observation, options.box.grid, data, priors)
-            if wrong := observations.problems():
-                problems = [Problem(key, reason) for key, reason in wrong.items()]
-                raise ConfigError(self.request.run_file, problems)
+        folder = self.folder
+        check_data(self.options, self.request.run_file)
         super().check()
         if not self.request.resume:
             return
         made = len(read_rows(folder.iterations))
-        if made >= options.search.checkpoint_every and folder.checkpoints.last is None:
+        if made >= self.options.search.checkpoint_every and folder.checkpoints.last is None:
             raise OutputError(folder.no_checkpoint(f"{made} iterations"))
 
     @override
@@ -194,6 +189,25 @@ Reconstruction in {path}:
 {facts["data_per_observed_cell"]:.3g} from the data for each observed cell, \
 {facts["prior_per_cell"]:.3g} from the prior for each cell.{more}
 {outcome_of(facts.get("stopped"), facts.get("left"))}."""
+
+
+def check_data(options: ReconstructionOptions, source: Path) -> None:
+    """Checks the values of the data and of the other files of an observation.
+
+    Args:
+        options: the checked run file.
+        source: its path, for messages.
+
+    Raises:
+        ConfigError: the values cannot be used.
+        VolumeError: a file cannot be read.
+    """
+    if options.lightcone is not None:  # maps were read with the run file
+        return
+    data, priors = options.data.file, options.priors.ranges
+    observations = Observations(options.observation, options.box.grid, data, priors)
+    if wrong := observations.problems():
+        raise ConfigError(source, [Problem(key, reason) for key, reason in wrong.items()])
 
 
 def _of_chains(facts: dict[str, Any]) -> str:

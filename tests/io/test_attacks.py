@@ -45,6 +45,7 @@ from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.io.light_cone import load_light_cone, read_light_cone, write_light_cone
 from flowpm_dist.io.other_codes import particle_files
 from flowpm_dist.io.particle_readers import open_particles
+from flowpm_dist.io.samples import Samples
 from flowpm_dist.io.snapshot import SnapshotError, mark_complete, new_array, new_group
 from flowpm_dist.io.volume import VolumeError, open_volume
 from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file
@@ -179,6 +180,22 @@ def maps(folder: Path) -> Path:
     x = LabelledArray(np.arange(4.0), ("x",), "deg", "x")
     kappa = LabelledArray(np.zeros((1, 4, 4), "f4"), ("source", "y", "x"), "1", "kappa")
     write_light_cone(folder / "lightcone.zarr", {"x": x, "kappa": kappa}, {"z_max": 1.0}, {})
+    return folder
+
+
+def chains(folder: Path) -> Path:
+    lines = ["move,chain,drawn,loss,sigma8"]
+    lines += [f"{n},{c},{n},{n + c}.5,0.{n}{c}" for n in range(1, 5) for c in (1, 2)]
+    write_text(folder / "draws.csv", "\n".join(lines))
+    facts = {"parameters": {"sigma8": {"value": 0.8, "prior": [0.6, 1.0]}}}
+    write_text(folder / "result.json", json.dumps(facts))
+    return folder
+
+
+def draws(folder: Path) -> Path:
+    samples, ranges = np.full((20, 2), 0.3), np.array([[0.1, 0.5], [0.6, 1.0]])
+    names = np.array(["Omega_m", "sigma8"])
+    save_arrays(folder / "samples.npz", {"samples": samples, "names": names, "ranges": ranges})
     return folder
 
 
@@ -356,6 +373,8 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "noise of music": (foreign_noise(music), read_noise),
     "noise of grafic": (foreign_noise(grafic), read_noise),
     "npz": (arrays, read_arrays),
+    "chains": (chains, Samples.load),
+    "draws": (draws, Samples.load),
     "hdf5 volume": (hdf5_volume, read_volume),
     "zarr volume": (zarr_volume, read_volume),
     "checkpoint": (checkpoint, read_checkpoint),

@@ -267,8 +267,8 @@ UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
 UniverseModel.linear_response UniverseModel.matter_response UniverseModel.run
 UniverseModel.run_and_observe Universe.of Unknowns.plus Unknowns.times"""
 """What this package calls, and what a scheme of a user implements."""
-COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot DensityPlanes.plot
-Growth.ratio Growth.factor
+COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot
+ConvergenceMaps.write_fits DensityPlanes.plot DensityPlanes.write_fits Growth.ratio Growth.factor
 PointCheckpoints Progress Simulation.box_of StructureFormation TabulatedDistribution.from_file
 calibration_of convergence_power default_mesh default_stages first_points mode_means run
 warm_up Universe.mock Universe.unit_normal"""
@@ -278,7 +278,8 @@ Cosmology.from_astropy.cosmology Cosmology.from_astropy.parameters Cosmology.rep
 FeatureDensity.quantiles.features FeatureDensity.warning.features GaussianMaps.sigma HMC.options
 Learner.held_out Learner.options Learner.pairs LightCone.convergence.run
 LightCone.convergence.seed LightCone.particles.run
-LightCone.particles.seed LightCone.planes.run LightCone.planes.seed MetropolisSampler.options
+LightCone.particles.seed LightCone.planes.run LightCone.planes.seed LogDensity.vector.parameters
+MetropolisSampler.options
 MetropolisSampler.step Microcanonical.options NonlinearPower.__call__.a NonlinearPower.__call__.k
 Pair.start PowerTable.read.columns PowerTable.read.redshift
 Posterior.plot.count Posterior.plot.features Posterior.plot.seed Sampler.options

@@ -16,6 +16,7 @@ block must fit into the run file that its comment names, as in
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import runpy
 import shlex
@@ -85,6 +86,7 @@ class Block:
     before: str = ""
     within: str = ""
     skipped: bool = False
+    reason: str = ""
     replaced: list[tuple[str, str]] = field(default_factory=list)
 
     def text(self) -> str:
@@ -113,7 +115,7 @@ def blocks_of(text: str) -> list[Block]:
             found.append(following)
             following = Block("", "", 0)
         elif kind == "skip" and words.startswith("because "):
-            following.skipped = True
+            following.skipped, following.reason = True, words
         elif kind == "before":
             following.before = words
         elif kind == "within":
@@ -150,6 +152,36 @@ def test_python(path, tmp_path, monkeypatch):
                 for code, line in ((block.before, 1), (block.text(), block.line)):
                     # A failure then shows line numbers of the document.
                     exec(compile("\n" * (line - 1) + code, str(path), "exec"), names)
+
+
+# What the recipes of take_away.md that need an optional package must have made.
+TRUTHS = {
+    "glass": "assert [window.za[0] for window in windows] == [*edges['Z_MIN']]",
+    "arviz_base": "assert (tree['posterior']['sigma8'] == samples.values[..., 0]).all()",
+    "pandas": "assert len(halos) and (frame['position_y'] == halos.position[:, 1]).all()",
+    "blackjax": "at = np.asarray(state.position); assert abs(at - start).max() > 0\n"
+    "assert float(state.logdensity) == density(at)[0] and float(jax.grad(log_density)(at)[3]) == "
+    "density(at)[1][3]",
+    "numpyro": "drawn = chain.get_samples(); assert drawn.shape == (5, density.dimension)\n"
+    "assert density(np.asarray(drawn[-1]))[0] > density(start)[0]",
+}
+
+
+def test_recipes_for_optional_packages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    missing, left = [], dict(TRUTHS)
+    for block in blocks_of((ROOT / "docs" / "howto" / "take_away.md").read_text()):
+        package = next((name for name in left if f"{name} " in block.reason), None)
+        if package is not None and importlib.util.find_spec(package) is None:
+            missing.append(package)
+            continue
+        if block.language == "python":
+            exec(block.before + "\n" + block.text(), names)
+            exec(left.pop(package, "") if package else "", names)
+    assert {*left} == {*missing}
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
 
 
 @pytest.mark.parametrize("path", marked(DOCUMENTS, ("sh", "bash")))

@@ -8,6 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tensorflow as tf
+from astropy.cosmology import units
+from astropy.cosmology.units import littleh
+from astropy.table import QTable
+from astropy.units import Unit, add_enabled_units
 from matplotlib import pyplot
 
 import flowpm_dist as fpm
@@ -170,6 +174,22 @@ def test_a_table_has_a_row_for_each_bin(pandas):
     sides = np.array([[0.1, 0.2, 0.3], [0.1, 0.1, 0.1]])
     triangles = Bispectrum(np.zeros((2, 3)), sides, np.array([5.0, 6.0]), np.array([7, 8]))
     assert triangles.to_pandas().columns["k2"].tolist() == [0.2, 0.1]
+
+
+def test_a_table_of_astropy_has_units(tmp_path):
+    table = POLES.to_table()
+    assert table.colnames == ["order", "k", "modes", "power"]
+    np.testing.assert_allclose(table["k"][:3].to_value(littleh / Unit("kpc")), K / 1e3)
+    power = table["power"].to_value(Unit("Mpc") ** 3 / littleh**3)
+    np.testing.assert_array_equal(power, POWER.ravel())
+    np.testing.assert_array_equal(table["order"], np.repeat(POLES.orders, 3))
+    assert table["modes"].info.description == "number of modes"
+    table.write(tmp_path / "poles.ecsv")
+    with add_enabled_units(units):  # without them astropy does not know littleh in a file
+        assert (QTable.read(tmp_path / "poles.ecsv")["power"] == table["power"]).all()
+    sides = np.array([[0.1, 0.2, 0.3], [0.1, 0.1, 0.1]])
+    triangles = Bispectrum(np.zeros((2, 3)), sides, np.array([5.0, 6.0]), np.array([7, 8]))
+    assert triangles.to_table()["bispectrum"].unit == (Unit("Mpc") / littleh) ** 6
 
 
 def test_what_is_no_table_is_refused(pandas, monkeypatch):

@@ -424,6 +424,13 @@ def of_inference() -> Iterator[Argument]:
     yield from refused("UniverseModel.__call__", varied, sigma8=("", 0.8))
     fitted = lambda h: rec.Posterior(model(), rec.Gaussian(BOX, CUBE, 0.5), {"h": h})  # noqa: E731
     yield from refused("reconstruction.Posterior", fitted, h=("", (0.5, 0.9)))
+    of_vector = functools.cache(lambda: rec.LogDensity(fitted((0.5, 0.9)), even=False))
+    vector = dict(vector=("", np.zeros(513)))
+    yield from refused("LogDensity.__call__", lambda vector: of_vector()(vector), **vector)
+    yield from refused("LogDensity.unknowns", lambda vector: of_vector().unknowns(vector), **vector)
+    yield from refused("LogDensity.start", lambda seed: of_vector().start(seed), seed=("", 1))
+    placed = lambda h: of_vector().vector(field(), {"h": h})  # noqa: E731
+    yield from refused("LogDensity.vector", placed, h=("", 0.7))
     table = np.random.default_rng(5).random((9, 2))
     yield from arguments("Summaries", posteriors.Summaries, features=("", table), truth=("", table))
     two = UniformPriors({"h": (0.0, 1.0), "n_s": (0.0, 1.0)})

@@ -262,7 +262,7 @@ class VolumePosterior(Labelled):
         return sentences
 
     def write(self, folder: Path, warn: Callable[[str], object] = warnings.warn) -> None:
-        """Writes the samples, as `names` and `samples`, with their origin, and a corner plot.
+        """Writes the samples, as `Samples.load` reads them, their origin, and a corner plot.
 
         Args:
             folder: the folder.
@@ -273,7 +273,8 @@ class VolumePosterior(Labelled):
             WriteError: the samples cannot be written.
         """
         check_prediction_folder(folder, self.question)
-        arrays = {"names": np.array(self.priors.names), "samples": self.samples}
+        ranges = np.array([*self.priors.ranges.values()], np.float64)
+        arrays = {"names": np.array(self.priors.names), "samples": self.samples, "ranges": ranges}
         about = {"head": self.head, "generator": GENERATOR, "step": self.step}
         about |= {"volume": self.question.volume, "training": self.question.training}
         save_arrays(folder / SAMPLES_FILE, arrays | {k: np.array(v) for k, v in about.items()})

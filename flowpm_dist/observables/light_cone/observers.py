@@ -9,7 +9,8 @@ import abc
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,9 +18,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
+from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Measurement, Moment, Observer
 from flowpm_dist.grid.box import Box
+from flowpm_dist.io.fits_maps import Shells, cosmology_header, write_fits_maps
 from flowpm_dist.io.labelled import Labelled, LabelledArray, leading_axes
 from flowpm_dist.io.light_cone import LightConeFiles
 from flowpm_dist.observables.lensing.planes import LensPlanes
@@ -83,6 +86,23 @@ class ConvergenceMaps(Labelled):
             draw_sky(axes, kappa, f"convergence of sources: {name}")
         return axes
 
+    def write_fits(self, path: str | Path, *, universe: int = 0, overwrite: bool = False) -> None:
+        """Writes the maps to a FITS file, as the extension KAPPA; see `LightConeMaps.write_fits`.
+
+        Rank 0 writes; other ranks return at once.
+
+        Args:
+            path: the file; one that ends in .gz is compressed.
+            universe: number of the universe among the universes of this rank.
+            overwrite: whether to replace a file that is there.
+
+        Raises:
+            FileExistsError: there is a file, and `overwrite` is False.
+            WriteError: the file cannot be written.
+        """
+        maps = {"kappa": _of_universe(self.labelled()["kappa"], universe, self.sky)}
+        write_fits_maps(path, maps, field_of_view=_side(self.sky), overwrite=overwrite)
+
     @override
     def labelled(self) -> dict[str, LabelledArray]:
         return _maps("kappa", self.kappa, "source", self.sky, "convergence")
@@ -130,6 +150,35 @@ class DensityPlanes(Labelled):
             draw_sky(axes, delta, title, DELTA)
         return axes
 
+    def write_fits(
+        self, path: str | Path, cosmology: Cosmology, *, universe: int = 0, overwrite: bool = False
+    ) -> None:
+        """Writes the maps to a FITS file: SHELLS on the full sky, PLANES on the flat one.
+
+        A table, SHELLS_EDGES or PLANES_EDGES, has their redshifts Z_MIN, Z_MAX and comoving
+        distances CHI_MIN, CHI_MAX [Mpc]. See `LightConeMaps.write_fits`. Rank 0 writes; other ranks
+        return at once.
+
+        Args:
+            path: the file; one that ends in .gz is compressed.
+            cosmology: the cosmology of the run, for the redshifts and the header.
+            universe: number of the universe among the universes of this rank.
+            overwrite: whether to replace a file that is there.
+
+        Raises:
+            FileExistsError: there is a file, and `overwrite` is False.
+            WriteError: the file cannot be written.
+        """
+        name = "planes" if isinstance(self.sky, FlatField) else "shells"
+        write_fits_maps(
+            path,
+            {name: _of_universe(self.labelled()["delta"], universe, self.sky)},
+            field_of_view=_side(self.sky),
+            shells={name: Shells(self.planes.edges, cosmology)},
+            about=cosmology_header(cosmology),
+            overwrite=overwrite,
+        )
+
     @override
     def labelled(self) -> dict[str, LabelledArray]:
         meaning = "comoving distance of the plane"
@@ -157,6 +206,18 @@ def _maps(
         centres = np.array(sky.centres)
         arrays |= {x: LabelledArray(centres, (x,), "deg", "centre of the pixel") for x in flat}
     return arrays
+
+
+def _of_universe(maps: LabelledArray, universe: int, sky: SkyOptions) -> LabelledArray:
+    """Returns the maps of one universe [map, x, y] or [map, pixel]."""
+    own = 1 + len(sky.map_shape)
+    values = maps.values.reshape(-1, *maps.values.shape[-own:])
+    return replace(maps, values=values[universe], dimensions=maps.dimensions[-own:])
+
+
+def _side(sky: SkyOptions) -> float | None:
+    """Returns the side of a flat field [deg]; None for the full sky."""
+    return sky.field_of_view if isinstance(sky, FlatField) else None
 
 
 T = TypeVar("T")

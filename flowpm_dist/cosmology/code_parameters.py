@@ -1,0 +1,154 @@
+"""The parameters of a cosmology as other codes take them, see `Cosmology.parameters_for`.
+
+Each entry of `CODES` is one code. CAMB is imported only to find the A_s that a sigma8 implies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowpm_dist.cosmology.camb_tables import camb_settings, camb_sigma8, neutrino_density
+from flowpm_dist.cosmology.class_tables import class_settings, neutrino_temperature
+from flowpm_dist.cosmology.neutrinos import SPECIES
+from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, Cosmology, known_value
+
+A_S = 2e-9
+"""The amplitude for which CAMB's sigma8 is computed."""
+CCL_PIVOT = 0.05
+"""The pivot wavenumber of CCL's A_s [1/Mpc]."""
+CCL_TRANSFER = {
+    "eisenstein-hu": "eisenstein_hu",
+    "camb": "boltzmann_camb",
+    "class": "boltzmann_class",
+}
+K_SIGMA8 = 20.0
+"""Largest wavenumber of the power from which CLASS computes sigma8 [h/Mpc]."""
+
+
+def parameters_for(cosmology: Cosmology, code: str) -> dict[str, Any]:
+    """Returns the arguments of another code's constructor, see `Cosmology.parameters_for`."""
+    if code not in CODES:
+        raise ValueError(f"code = {code!r}: must be one of {', '.join(CODES)}")
+    numbers = plain_numbers(cosmology, code)
+    if cosmology.power is not None:
+        raise ValueError(f"{code} does not take {cosmology.power}: it has a power of its own")
+    if not cosmology.is_gaussian:
+        raise ValueError(f"{code} does not take f_NL: leave it out by replace(f_NL=0.0)")
+    return CODES[code](cosmology, {name: numbers[name] for name in SHAPE})
+
+
+def plain_numbers(cosmology: Cosmology, code: str) -> dict[str, float]:
+    """Returns the parameters that are set, by name, as plain numbers.
+
+    Raises:
+        ValueError: one is a tensor whose value is not known yet; the message names the code.
+    """
+    numbers = {}
+    for name in PARAMETERS:
+        if getattr(cosmology, name) is not None:
+            number = known_value(getattr(cosmology, name))
+            if number is None:
+                raise ValueError(f"{name} has no value yet: {code} takes plain numbers")
+            numbers[name] = number
+    return numbers
+
+
+def _for_camb(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
+    if cosmology.m_nu_shares:
+        raise ValueError("camb.set_params does not take three masses: replace(m_nu=their sum)")
+    if cosmology.sigma8 is not None:
+        amplitude = A_S * (float(cosmology.sigma8) / camb_sigma8(A_S, **p)) ** 2
+    else:
+        amplitude = float(cosmology.A_s)  # type: ignore[arg-type]
+    return camb_settings(amplitude, **p)
+
+
+def _for_class(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
+    settings = class_settings(cosmology.m_nu_shares, **p)
+    if cosmology.sigma8 is None:
+        return settings | {"A_s": float(cosmology.A_s)}  # type: ignore[arg-type]
+    # CLASS finds the amplitude itself, from the power that it then has to compute.
+    power = {"output": "mPk", "P_k_max_h/Mpc": K_SIGMA8}
+    return settings | power | {"sigma8": float(cosmology.sigma8)}
+
+
+def _for_ccl(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
+    massive = p["m_nu"] > 0
+    neutrinos = neutrino_density(p) / p["h"] ** 2 if massive else 0.0
+    settings: dict[str, Any] = {
+        "Omega_c": p["Omega_m"] - p["Omega_b"] - neutrinos,
+        **{name: p[name] for name in ("Omega_b", "h", "n_s", "Omega_k", "w0", "wa")},
+        "T_CMB": p["T_cmb"],
+        "Neff": p["N_eff"],
+        "transfer_function": CCL_TRANSFER[cosmology.transfer],
+    }
+    if not cosmology.radiation:
+        settings |= {"Omega_g": 0.0, "Neff": 0.0}
+    if massive:
+        shares = cosmology.m_nu_shares or (1 / SPECIES,) * SPECIES
+        masses = [p["m_nu"] * share for share in shares if share > 0]
+        settings |= {"m_nu": masses, "T_ncdm": neutrino_temperature(p["N_eff"])}
+    if cosmology.sigma8 is not None or cosmology.transfer == "eisenstein-hu":
+        return settings | {"sigma8": _sigma8(cosmology)}  # its own fit needs it
+    tilt = (CCL_PIVOT / p["k_pivot"]) ** (p["n_s"] - 1.0)
+    return settings | {"A_s": float(cosmology.A_s) * tilt}  # type: ignore[arg-type]
+
+
+def _for_colossus(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
+    _without_masses(cosmology, "colossus")
+    settings: dict[str, Any] = {
+        "flat": p["Omega_k"] == 0,
+        "H0": 100 * p["h"],
+        "Om0": p["Omega_m"],
+        "Ob0": p["Omega_b"],
+        "sigma8": _sigma8(cosmology),
+        "ns": p["n_s"],
+        "relspecies": bool(cosmology.radiation),
+        "Tcmb0": p["T_cmb"],
+        "Neff": p["N_eff"],
+    }
+    if p["Omega_k"] != 0:
+        from flowpm_dist.cosmology.background import Background
+
+        settings["Ode0"] = float(Background(cosmology).Omega_de)
+    if p["wa"] != 0:
+        settings |= {"de_model": "w0wa", "w0": p["w0"], "wa": p["wa"]}
+    elif p["w0"] != -1:
+        settings |= {"de_model": "w0", "w0": p["w0"]}
+    return settings
+
+
+def _for_jax_cosmo(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
+    if cosmology.radiation:
+        raise ValueError("jax-cosmo has no radiation: leave it out by replace(radiation=False)")
+    if p["T_cmb"] != PARAMETERS["T_cmb"].default:
+        raise ValueError(f"jax-cosmo has T_cmb = {PARAMETERS['T_cmb'].default} K, no other")
+    return {
+        "Omega_c": p["Omega_m"] - p["Omega_b"],
+        "sigma8": _sigma8(cosmology),
+        **{name: p[name] for name in ("Omega_b", "h", "n_s", "Omega_k", "w0", "wa")},
+    }
+
+
+def _without_masses(cosmology: Cosmology, code: str) -> None:
+    if float(cosmology.m_nu) > 0:
+        raise ValueError(f"{code} has no massive neutrinos: leave them out by replace(m_nu=0.0)")
+
+
+def _sigma8(cosmology: Cosmology) -> float:
+    if cosmology.sigma8 is not None:
+        return float(cosmology.sigma8)
+    from flowpm_dist.cosmology.power import LinearPower
+
+    return float(LinearPower(cosmology).sigma8())
+
+
+CODES: dict[str, Callable[[Cosmology, dict[str, float]], dict[str, Any]]] = {
+    "camb": _for_camb,
+    "ccl": _for_ccl,
+    "class": _for_class,
+    "colossus": _for_colossus,
+    "jax-cosmo": _for_jax_cosmo,
+}
+"""The codes by name, each with what makes its arguments of a cosmology and of its numbers."""
