@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.statistics import PowerSpectrum as PowerSpectrum
     from flowpm_dist.statistics import compare as compare
     from flowpm_dist.statistics import correlation_coefficient as correlation_coefficient
+    from flowpm_dist.statistics import correlation_function as correlation_function
     from flowpm_dist.statistics import cross_power as cross_power
     from flowpm_dist.statistics import density_histogram as density_histogram
     from flowpm_dist.statistics import jacobian as jacobian
@@ -67,6 +68,7 @@ _HOMES = {
     "Theory": "cosmology",
     "compare": "statistics",
     "correlation_coefficient": "statistics",
+    "correlation_function": "statistics",
     "cross_power": "statistics",
     "density_histogram": "statistics",
     "growth_steps": "cosmology.steps",

@@ -254,7 +254,7 @@ def public_arguments() -> Iterator[tuple[str, str]]:
 
 
 RESULTS = """AngularPower Bispectrum Calibration Catalogue Catalogue.of Catalogue.with_columns
-Comparison FeatureDensity Histogram Iteration
+Comparison CorrelationFunction CorrelationMultipoles FeatureDensity Histogram Iteration
 Jacobian Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response

@@ -81,6 +81,7 @@ CHECKED = {
     "statistics/angular_spectra.py AngularPower.plot": NOTEBOOK,
     "statistics/bispectra.py Bispectrum.plot": NOTEBOOK,
     "statistics/comparison.py Comparison.plot": NOTEBOOK,
+    "statistics/correlation.py CorrelationFunction.plot": NOTEBOOK,
     "statistics/histogram.py Histogram.plot": NOTEBOOK,
     "statistics/histogram.py Histograms.plot": NOTEBOOK,
     "statistics/histogram.py Peaks.plot": NOTEBOOK,

@@ -261,6 +261,14 @@ def of_statistics() -> Iterator[Argument]:
     )
     wedges = functools.partial(fpm.power_wedges, CUBE, 64.0)
     yield from refused("power_wedges", wedges, interlaced=FIELD)
+    lengths = dict(field=FIELD, box_size=SIZE, bins=("Mpc/h", [8.0, 20.0, 30.0]))
+    xi = statistics.correlation_function
+    yield from arguments("correlation_function", xi, **lengths)
+    yield from refused("correlation_function", functools.partial(xi, CUBE, 64.0), interlaced=FIELD)
+    poles = statistics.correlation_multipoles
+    yield from arguments("correlation_multipoles", poles, **lengths, orders=("", [0, 2]))
+    moved = functools.partial(poles, CUBE, 64.0)
+    yield from refused("correlation_multipoles", moved, interlaced=FIELD)
     two = dict(a=FIELD, b=FIELD, box_size=SIZE, bins=BINS)
     for name in ("compare", "cross_power", "transfer_function", "correlation_coefficient"):
         own = dict(shot_noise=NOISE) if name in ("compare", "cross_power") else {}
