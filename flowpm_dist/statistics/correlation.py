@@ -269,10 +269,8 @@ def _power(box: Box, deconvolved: bool, spectrum: tf.Tensor) -> tf.Tensor:
         squares = tf.reduce_sum(tf.cast(spectrum, tf.float64) ** 2, axis=-1) * scale**2 * box.cells
         return tf.cast(tf.stack([squares, tf.zeros_like(squares)], axis=-1), spectrum.dtype)
 
-    windows = inverse_windows(box)
-    if not deconvolved:
-        windows = tuple(np.ones_like(window) for window in windows)
-    vectors = (*relative_wavenumbers(box), *windows)
+    numbers, windows = relative_wavenumbers(box), inverse_windows(box)
+    vectors = [*numbers, *(w if deconvolved else np.ones_like(w) for w in windows)]
     return power(spectrum, *(fence(tf.constant(each, tf.float64)) for each in vectors))
 
 

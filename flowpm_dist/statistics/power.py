@@ -248,11 +248,7 @@ def multipoles(
 
 
 def checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
-    """Returns the orders of multipoles.
-
-    Raises:
-        ValueError: there are none, or one is odd or below 0.
-    """
+    """Returns the orders of multipoles, if they are even numbers of at least 0."""
     checked = tuple(int(order) for order in in_unit("orders", orders))
     if not checked or any(order < 0 or order % 2 for order in checked):
         raise ValueError(f"orders {tuple(orders)}: must be even numbers of at least 0")
