@@ -17,6 +17,9 @@ from meshimpl.imports import lazy_names
 if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.catalogues.catalogue import Catalogue as Catalogue
     from flowpm_dist.catalogues.finder import halos as halos
+    from flowpm_dist.catalogues.survey_power import survey_multipoles as survey_multipoles
+    from flowpm_dist.catalogues.surveys import SurveyCatalogue as SurveyCatalogue
+    from flowpm_dist.catalogues.surveys import read_galaxies as read_galaxies
     from flowpm_dist.cli.from_python import run as run
     from flowpm_dist.cosmology.growth import Growth as Growth
     from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
@@ -78,8 +81,11 @@ _HOMES = {
     "multipoles": "statistics",
     "power_spectrum": "statistics",
     "power_wedges": "statistics",
+    "read_galaxies": "catalogues.surveys",
     "run": "cli.from_python",
     "scale_factor_steps": "cosmology.steps",
+    "SurveyCatalogue": "catalogues.surveys",
+    "survey_multipoles": "catalogues.survey_power",
     "transfer_function": "statistics",
 }
 
