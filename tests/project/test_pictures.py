@@ -35,6 +35,8 @@ RUNS = "test_pictures_of_runs.py::"
 CHECKED = {
     "catalogues/abundance.py MassFunction.plot": "test_the_abundance_of_halos",
     "catalogues/clustering.py TracerPower.plot": "test_the_power_of_halos",
+    "catalogues/survey_power.py SurveyMultipoles.plot": "test_surveys.py::"
+    "test_the_result_is_a_table_and_a_picture",
     "catalogues/figures.py abundance_figure": "test_the_abundance_of_halos",
     "catalogues/figures.py halos_figure": "test_halos_over_the_density",
     "catalogues/figures.py tracer_figure": "test_the_power_of_halos",
