@@ -19,6 +19,9 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.catalogues.finder import halos as halos
     from flowpm_dist.catalogues.particles import ParticleSnapshot as ParticleSnapshot
     from flowpm_dist.catalogues.particles import read_particles as read_particles
+    from flowpm_dist.catalogues.survey_power import survey_multipoles as survey_multipoles
+    from flowpm_dist.catalogues.surveys import SurveyCatalogue as SurveyCatalogue
+    from flowpm_dist.catalogues.surveys import read_galaxies as read_galaxies
     from flowpm_dist.cli.from_python import run as run
     from flowpm_dist.cosmology.growth import Growth as Growth
     from flowpm_dist.cosmology.parameters import Cosmology as Cosmology
@@ -42,6 +45,7 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.statistics import PowerSpectrum as PowerSpectrum
     from flowpm_dist.statistics import compare as compare
     from flowpm_dist.statistics import correlation_coefficient as correlation_coefficient
+    from flowpm_dist.statistics import correlation_function as correlation_function
     from flowpm_dist.statistics import cross_power as cross_power
     from flowpm_dist.statistics import density_histogram as density_histogram
     from flowpm_dist.statistics import jacobian as jacobian
@@ -72,6 +76,7 @@ _HOMES = {
     "Theory": "cosmology",
     "compare": "statistics",
     "correlation_coefficient": "statistics",
+    "correlation_function": "statistics",
     "cross_power": "statistics",
     "density_histogram": "statistics",
     "growth_steps": "cosmology.steps",
@@ -84,8 +89,11 @@ _HOMES = {
     "power_spectrum": "statistics",
     "power_wedges": "statistics",
     "read_particles": "catalogues.particles",
+    "read_galaxies": "catalogues.surveys",
     "run": "cli.from_python",
     "scale_factor_steps": "cosmology.steps",
+    "SurveyCatalogue": "catalogues.surveys",
+    "survey_multipoles": "catalogues.survey_power",
     "transfer_function": "statistics",
 }
 

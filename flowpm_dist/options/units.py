@@ -15,11 +15,13 @@ UNITS = {
     "Mpc/h": ("Mpc", 1),
     "h/Mpc": ("1/Mpc", -1),
     "(Mpc/h)^3": ("Mpc3", 3),
+    "(h/Mpc)^3": ("1/Mpc3", -3),
     "1/Mpc": ("1/Mpc", 0),
     "Mpc^3": ("Mpc3", 0),
     "deg": ("deg", 0),
     "rad": ("rad", 0),
     "sr": ("sr", 0),
+    "deg^2": ("deg2", 0),
     "1/arcmin^2": ("1/arcmin2", 0),
     "K": ("K", 0),
     "eV": ("eV", 0),
@@ -36,7 +38,7 @@ where a unit is not in this table.
 _PLAIN = frozenset({float, int, bool, str, type(None)})
 _TEXTS = {"": ("", "1", "dimensionless"), "redshift": ("", "1", "dimensionless")}
 _GIVE = "give plain numbers"
-_FACTORS = {0: "", 1: " * h", 3: " * h**3", -1: " / h"}
+_FACTORS = {0: "", 1: " * h", 3: " * h**3", -1: " / h", -3: " / h**3"}
 
 
 @dataclass(frozen=True)

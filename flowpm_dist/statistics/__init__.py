@@ -38,6 +38,10 @@ if TYPE_CHECKING:  # what type checkers and editors see
     from flowpm_dist.statistics.comparison import correlation_coefficient as correlation_coefficient
     from flowpm_dist.statistics.comparison import cross_power as cross_power
     from flowpm_dist.statistics.comparison import transfer_function as transfer_function
+    from flowpm_dist.statistics.correlation import CorrelationFunction as CorrelationFunction
+    from flowpm_dist.statistics.correlation import CorrelationMultipoles as CorrelationMultipoles
+    from flowpm_dist.statistics.correlation import correlation_function as correlation_function
+    from flowpm_dist.statistics.correlation import correlation_multipoles as correlation_multipoles
     from flowpm_dist.statistics.derivatives import Jacobian as Jacobian
     from flowpm_dist.statistics.derivatives import jacobian as jacobian
     from flowpm_dist.statistics.histogram import Histogram as Histogram
@@ -86,6 +90,10 @@ _HOMES = {
     "correlation_coefficient": "comparison",
     "cross_power": "comparison",
     "transfer_function": "comparison",
+    "CorrelationFunction": "correlation",
+    "CorrelationMultipoles": "correlation",
+    "correlation_function": "correlation",
+    "correlation_multipoles": "correlation",
     "Jacobian": "derivatives",
     "jacobian": "derivatives",
     "Histogram": "histogram",

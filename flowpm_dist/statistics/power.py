@@ -203,7 +203,7 @@ def binned_multipoles(
         [order, bin] or, for a batch, [universe, order, bin]; see `binned_power` on losses.
     """
     box, sample = sample_of(field, box, window, interlaced)
-    means = mode_means([sample], box, _checked_orders(orders), axis_number(axis), bins)
+    means = mode_means([sample], box, checked_orders(orders), axis_number(axis), bins)
     return means[..., 0, :, :]
 
 
@@ -239,7 +239,7 @@ def multipoles(
     """
     shot_noise = in_unit("shot_noise", shot_noise, "(Mpc/h)^3")
     box, sample = sample_of(field, box_size, window, interlaced)
-    orders = _checked_orders(orders)
+    orders = checked_orders(orders)
     means = mode_means([sample], box, orders, axis_number(axis), bins)
     k, modes = bin_contents(box, bins)
     power = whole(means, box)[..., 0, :, :]
@@ -247,7 +247,8 @@ def multipoles(
     return Multipoles(k, power - noise[:, np.newaxis], modes, orders)
 
 
-def _checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
+def checked_orders(orders: Sequence[int]) -> tuple[int, ...]:
+    """Returns the orders of multipoles, if they are even numbers of at least 0."""
     checked = tuple(int(order) for order in in_unit("orders", orders))
     if not checked or any(order < 0 or order % 2 for order in checked):
         raise ValueError(f"orders {tuple(orders)}: must be even numbers of at least 0")

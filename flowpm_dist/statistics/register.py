@@ -25,6 +25,7 @@ STATISTICS: dict[str, Any] = {
     "bispectrum": "flowpm_dist.statistics.bispectra:BISPECTRUM",
     "multipoles": "flowpm_dist.statistics.power:MULTIPOLES",
     "wedges": "flowpm_dist.statistics.power:WEDGES",
+    "correlation": "flowpm_dist.statistics.correlation:CORRELATION",
 }
 """Name -> `Statistic` of a density or a function, or its "package.module:object"."""
 

@@ -34,10 +34,12 @@ CONVERTED: dict[str, tuple[Any, float]] = {
     "Mpc/h": (u.kpc / H, 1e3),
     "h/Mpc": (H / u.Gpc, 1e3),
     "(Mpc/h)^3": (u.Gpc**3 / H**3, 1e-9),
+    "(h/Mpc)^3": (H**3 / u.Gpc**3, 1e9),
     "1/Mpc": (1 / u.Gpc, 1e3),
     "deg": (u.arcmin, 60),
     "rad": (u.mrad, 1e3),
     "sr": (u.mrad**2, 1e6),
+    "deg^2": (u.arcmin**2, 3600),
     "1/arcmin^2": (1 / u.deg**2, 3600),
     "K": (u.mK, 1e3),
     "eV": (u.meV, 1e3),
@@ -47,6 +49,7 @@ REFUSED = {
     "Mpc/h": u.Mpc,  # without h: another length for each cosmology
     "h/Mpc": 1 / u.Mpc,
     "(Mpc/h)^3": u.Mpc**3,
+    "(h/Mpc)^3": u.Mpc**-3,
     "1/Mpc": H / u.Mpc,
     "Mpc/h H0": u.km / u.s,
     "K": u.kpc,
@@ -254,7 +257,7 @@ def public_arguments() -> Iterator[tuple[str, str]]:
 
 
 RESULTS = """AngularPower Bispectrum Calibration Catalogue Catalogue.of Catalogue.with_columns
-Comparison FeatureDensity Histogram Iteration
+Comparison CorrelationFunction CorrelationMultipoles FeatureDensity Histogram Iteration
 Jacobian Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response

@@ -26,6 +26,8 @@ from flowpm_dist.statistics import (
     AngularPower,
     Bispectrum,
     Comparison,
+    CorrelationFunction,
+    CorrelationMultipoles,
     Histogram,
     Multipoles,
     Peaks,
@@ -100,6 +102,11 @@ def test_curves_share_axes_and_a_label_has_a_colour():
 
 def test_results_are_drawn_as_they_are_usually_shown():
     np.testing.assert_array_equal(curves(POLES.plot())[:, :, 1], K * POWER)
+    poles = CorrelationMultipoles(K, POWER, MODES, (0, 2))
+    np.testing.assert_allclose(curves(poles.plot(label="xi"))[:, :, 1], K**2 * POWER)
+    np.testing.assert_allclose(
+        curves(CorrelationFunction(K, POWER, MODES).plot())[:, :, 1], K[np.newaxis] ** 2 * POWER
+    )
     found = Comparison(K, 4 * POWER[0], POWER[0], POWER[0], MODES)
     np.testing.assert_allclose(curves(found.plot())[:, :, 1], [[0.5] * 3, [2.0] * 3])
     ell = np.array([10.0, 100.0, 1000.0])

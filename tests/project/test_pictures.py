@@ -35,6 +35,8 @@ RUNS = "test_pictures_of_runs.py::"
 CHECKED = {
     "catalogues/abundance.py MassFunction.plot": "test_the_abundance_of_halos",
     "catalogues/clustering.py TracerPower.plot": "test_the_power_of_halos",
+    "catalogues/survey_power.py SurveyMultipoles.plot": "test_surveys.py::"
+    "test_the_result_is_a_table_and_a_picture",
     "catalogues/figures.py abundance_figure": "test_the_abundance_of_halos",
     "catalogues/figures.py halos_figure": "test_halos_over_the_density",
     "catalogues/figures.py tracer_figure": "test_the_power_of_halos",
@@ -81,6 +83,7 @@ CHECKED = {
     "statistics/angular_spectra.py AngularPower.plot": NOTEBOOK,
     "statistics/bispectra.py Bispectrum.plot": NOTEBOOK,
     "statistics/comparison.py Comparison.plot": NOTEBOOK,
+    "statistics/correlation.py CorrelationFunction.plot": NOTEBOOK,
     "statistics/histogram.py Histogram.plot": NOTEBOOK,
     "statistics/histogram.py Histograms.plot": NOTEBOOK,
     "statistics/histogram.py Peaks.plot": NOTEBOOK,

@@ -243,6 +243,28 @@ def of_grids_and_runs() -> Iterator[Argument]:
     yield from arguments("Catalogue.shot_noise", drawn.catalogue().shot_noise, weights=weights)
 
 
+def of_surveys() -> Iterator[Argument]:
+    places = np.random.default_rng(4).uniform(0, 50, (20, 3))
+    made = fpm.SurveyCatalogue
+    points = dict(positions=("Mpc/h", places), weights=("", np.ones(20)))
+    yield from arguments("SurveyCatalogue", made, **points, density=("(h/Mpc)^3", np.ones(20)))
+    sky = dict(ra=("deg", A), dec=("deg", A), redshift=("redshift", A), weights=("", A))
+    sky |= dict(density=("(h/Mpc)^3", A))
+    on_sky = functools.partial(made.from_sky, cosmology=universe())
+    yield from arguments("SurveyCatalogue.from_sky", on_sky, **sky)
+    power = dict(P0=("(Mpc/h)^3", 100.0), area=("deg^2", 1000.0), padding=("", 0.2), bins=BINS)
+    box = dict(box_size=SIZE, center=("Mpc/h", [25.0, 25.0, 25.0]), orders=("", [0, 2]))
+
+    def measure(grid: Any = 8, **given: Any) -> Any:
+        return fpm.survey_multipoles(made(places), made(places[::2]), grid, **given)
+
+    # XLA compiles it anew for each size of the box.
+    refused = functools.partial(arguments, "survey_multipoles", measure, evaluated=False)
+    yield from refused(**power, **box, grid=("", 8))
+    measured = dict(box_size=50.0, center=[25.0] * 3, orders=[0])
+    yield from arguments("survey_multipoles", measure, measured, **power)
+
+
 def of_statistics() -> Iterator[Argument]:
     for name, values in {
         "power_spectrum": dict(shot_noise=NOISE),
@@ -261,6 +283,14 @@ def of_statistics() -> Iterator[Argument]:
     )
     wedges = functools.partial(fpm.power_wedges, CUBE, 64.0)
     yield from refused("power_wedges", wedges, interlaced=FIELD)
+    lengths = dict(field=FIELD, box_size=SIZE, bins=("Mpc/h", [8.0, 20.0, 30.0]))
+    xi = statistics.correlation_function
+    yield from arguments("correlation_function", xi, **lengths)
+    yield from refused("correlation_function", functools.partial(xi, CUBE, 64.0), interlaced=FIELD)
+    poles = statistics.correlation_multipoles
+    yield from arguments("correlation_multipoles", poles, **lengths, orders=("", [0, 2]))
+    moved = functools.partial(poles, CUBE, 64.0)
+    yield from refused("correlation_multipoles", moved, interlaced=FIELD)
     two = dict(a=FIELD, b=FIELD, box_size=SIZE, bins=BINS)
     for name in ("compare", "cross_power", "transfer_function", "correlation_coefficient"):
         own = dict(shot_noise=NOISE) if name in ("compare", "cross_power") else {}
@@ -473,6 +503,7 @@ FAMILY = [
     *of_cosmology(),
     *of_grids_and_runs(),
     *of_statistics(),
+    *of_surveys(),
     *of_lensing(),
     *of_inference(),
     *of_trainings(),
