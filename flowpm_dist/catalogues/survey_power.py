@@ -1,4 +1,14 @@
-"""Multipoles of the power of a survey: Yamamoto's estimator with randoms and FKP weights."""
+"""Multipoles of the power of a survey: Yamamoto's estimator with randoms and FKP weights.
+
+With F = n_g - alpha n_r, both weighted,
+
+    P_l(k) = (2 l + 1) / A <F_0*(k) F_l(k)> - N delta_l0,
+    F_l(k) = 4 pi / (2 l + 1) sum_m Y_lm(k) FFT[F(x) Y_lm(x)].
+
+alpha, A and the shot noise N are as in cosmodesi's pypower: alpha = sum w_g / sum w_r; A = sum n_g
+alpha n_r V over cells of 10 Mpc/h, painted by cloud-in-cell; N = (sum w_g^2 + alpha^2 sum w_r^2) /
+A.
+"""
 
 from __future__ import annotations
 
@@ -100,16 +110,9 @@ def survey_multipoles(
 ) -> SurveyMultipoles:
     """Returns the multipoles of the power of galaxies about the line of sight to each of them.
 
-    Yamamoto's estimator by FFTs (Hand, Li, Slepian and Seljak 2017, arXiv:1704.02357): with F =
-    n_g - alpha n_r, both weighted,
-
-        P_l(k) = (2 l + 1) / A <F_0*(k) F_l(k)> - N delta_l0,
-        F_l(k) = 4 pi / (2 l + 1) sum_m Y_lm(k) FFT[F(x) Y_lm(x)].
-
-    alpha, A and the shot noise N are as in cosmodesi's pypower: alpha = sum w_g / sum w_r; A =
-    sum n_g alpha n_r V over cells of 10 Mpc/h, painted by cloud-in-cell; N = (sum w_g^2 + alpha^2
-    sum w_r^2) / A. The window of painting is divided out. The window of the survey is not: compare
-    the result with a theory that is convolved with it. On all ranks together.
+    Yamamoto's estimator by FFTs (Hand, Li, Slepian and Seljak 2017, arXiv:1704.02357), with the
+    conventions of pypower. The window of painting is divided out. The window of the survey is not:
+    compare the result with a theory that is convolved with it. On all ranks together.
 
     Args:
         data, randoms: galaxies and randoms on the same mesh of ranks.
@@ -133,18 +136,8 @@ def survey_multipoles(
         ValueError: catalogues on different meshes, a catalogue without objects or weights, FKP
             weights without a density or an area, or a box that does not hold all objects.
     """
-    orders, mesh, grid = checked_orders(orders), data.mesh, in_unit("grid", grid)
-    P0, area = in_unit("P0", P0, "(Mpc/h)^3"), in_unit("area", area, "deg^2")
-    assert isinstance(mesh, ProcessMesh)
-    if mesh != randoms.mesh:
-        raise ValueError(f"data on the mesh {mesh}, but randoms on {randoms.mesh}")
-    for name, catalogue in {"data": data, "randoms": randoms}.items():
-        if not _total(mesh, catalogue.weights)[0] > 0:
-            raise ValueError(f"the weights of the {catalogue.total} {name} must have a sum above 0")
-    if not 0 <= P0 < math.inf:
-        raise ValueError(f"P0 = {P0}: must be at least 0")
-    if P0 > 0:
-        data, randoms = (_fkp(c, P0) for c in _with_density(data, randoms, area))
+    orders, grid, mesh = checked_orders(orders), in_unit("grid", grid), _shared_mesh(data, randoms)
+    data, randoms = _with_fkp_weights(data, randoms, P0, area)
     (sum_d, squares_d), (sum_r, squares_r) = (_total(mesh, c.weights) for c in (data, randoms))
     alpha = sum_d / sum_r
     low, high = _extent(data, randoms)
@@ -163,11 +156,48 @@ def survey_multipoles(
     return SurveyMultipoles(k, power, modes, orders, **facts, box_size=box.size, center=(x, y, z))
 
 
+def _shared_mesh(data: SurveyCatalogue, randoms: SurveyCatalogue) -> ProcessMesh:
+    """Returns the mesh of two catalogues.
+
+    Raises:
+        ValueError: it is not the same, or one has no objects with weights.
+    """
+    mesh = data.mesh
+    assert isinstance(mesh, ProcessMesh)
+    if mesh != randoms.mesh:
+        raise ValueError(f"data on the mesh {mesh}, but randoms on {randoms.mesh}")
+    for name, catalogue in {"data": data, "randoms": randoms}.items():
+        if not _total(mesh, catalogue.weights)[0] > 0:
+            raise ValueError(f"the weights of the {catalogue.total} {name} must have a sum above 0")
+    return mesh
+
+
 def _total(mesh: ProcessMesh, weights: Any) -> tuple[float, float]:
     """Returns the sums of the weights of all ranks, and of their squares."""
     sums = tf.constant([np.sum(weights), np.sum(np.square(weights))], tf.float64)
     first, second = mesh.world.allreduce(sums).numpy().tolist()
     return first, second
+
+
+def _with_fkp_weights(
+    data: SurveyCatalogue, randoms: SurveyCatalogue, P0: float, area: float | None
+) -> list[SurveyCatalogue]:
+    """Returns the catalogues with FKP weights (Feldman, Kaiser and Peacock 1994), if P0 is not 0.
+
+    Raises:
+        ValueError: P0 is below 0; or see `_with_density`.
+    """
+    P0 = in_unit("P0", P0, "(Mpc/h)^3")
+    if not 0 <= P0 < math.inf:
+        raise ValueError(f"P0 = {P0}: must be at least 0")
+    if P0 == 0:
+        return [data, randoms]
+    weighted = []
+    for catalogue in _with_density(data, randoms, in_unit("area", area, "deg^2")):
+        assert catalogue.density is not None and catalogue.weights is not None
+        weights = catalogue.weights / (1 + catalogue.density * P0)
+        weighted.append(replace(catalogue, weights=weights))
+    return weighted
 
 
 def _with_density(
@@ -202,12 +232,6 @@ def _with_density(
         replace(c, density=np.interp(distance, middles, alpha * counts / volumes))
         for c, distance in zip((data, randoms), distances, strict=True)
     ]
-
-
-def _fkp(catalogue: SurveyCatalogue, P0: float) -> SurveyCatalogue:
-    """Returns the catalogue with FKP weights (Feldman, Kaiser and Peacock 1994)."""
-    assert catalogue.density is not None and catalogue.weights is not None
-    return replace(catalogue, weights=catalogue.weights / (1 + catalogue.density * P0))
 
 
 def _extent(*catalogues: SurveyCatalogue) -> tuple[np.ndarray, np.ndarray]:

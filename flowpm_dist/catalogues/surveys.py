@@ -53,8 +53,9 @@ class SurveyCatalogue:
         keep_in_units(self, positions="Mpc/h", weights="", density="(h/Mpc)^3")
         mesh = self.mesh if isinstance(self.mesh, ProcessMesh) else ProcessMesh(self.mesh)
         positions = np.asarray(self.positions, np.float64)
-        given = {"positions": positions, "weights": self.weights, "density": self.density}
-        arrays = {n: np.asarray(x, np.float64) for n, x in given.items() if x is not None}
+        optional = {"weights": self.weights, "density": self.density}
+        arrays = {n: np.asarray(x, np.float64) for n, x in optional.items() if x is not None}
+        arrays = {"positions": positions, **arrays}
         agree(mesh, _problem(arrays), ValueError)
         count = int(mesh.world.allreduce(tf.constant(len(positions), tf.int64)))
         arrays.setdefault("weights", np.ones(len(positions)))

@@ -106,7 +106,7 @@ def _read_fits(path: Path, names: Sequence[str], part: int, parts: int) -> dict[
                 f"byte {size}"
             )
         rows = table.data[_rows(count, part, parts)]
-        return {name: np.array(rows[own], np.float64) for name, own in chosen.items()}
+        return {name: np.array(rows[column], np.float64) for name, column in chosen.items()}
 
 
 def _read_hdf5(path: Path, names: Sequence[str], part: int, parts: int) -> dict[str, np.ndarray]:

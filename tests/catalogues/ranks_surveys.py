@@ -137,6 +137,20 @@ def test_far_away_the_line_of_sight_is_an_axis(mesh):
     np.testing.assert_array_equal(found.modes, plain.modes)
 
 
+def test_densities_by_area_are_those_of_shells(mesh):
+    (data, w, _), (randoms, v, _) = points(1, 300), points(2, 2000)
+    box = dict(grid=GRID, P0=2000.0, box_size=SIZE, center=CENTER, orders=[0])
+    found = survey_multipoles(dealt(mesh, data, w), dealt(mesh, randoms, v), area=500.0, **box)
+    distances = [np.linalg.norm(x, axis=1) for x in (data, randoms)]
+    counts, edges = np.histogram(distances[1], 50, weights=v)
+    volumes = 500 * np.radians(1) ** 2 / 3 * np.diff(edges**3)
+    shells = (edges[1:] + edges[:-1]) / 2, w.sum() / v.sum() * counts / volumes
+    n, m = (np.interp(distance, *shells) for distance in distances)
+    known = survey_multipoles(dealt(mesh, data, w, n), dealt(mesh, randoms, v, m), **box)
+    np.testing.assert_allclose(found.power, known.power, rtol=1e-9)
+    assert found.shot_noise == pytest.approx(known.shot_noise, rel=1e-12)
+
+
 def test_a_file_of_any_kind_on_any_ranks(mesh, tmp_path_factory):
     """All rows are read once, and give what arrays give."""
     cosmology = fpm.Cosmology(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8)
