@@ -16,6 +16,7 @@ _HOMES = {
     "Theory": "theory",
     "lensing_weight": "line_of_sight",
     "limber_power": "line_of_sight",
+    "parameters_for": "code_parameters",
     "sigma8": "theory",
 }
 

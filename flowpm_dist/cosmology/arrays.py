@@ -12,7 +12,7 @@ import functools
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -48,6 +48,23 @@ def known(value: Any) -> Any:
     if hasattr(value, "read_value"):
         value = value.read_value()
     return _tensorflow().get_static_value(value)
+
+
+def plain_numbers(values: Mapping[str, Any], taker: str) -> dict[str, float]:
+    """Returns numbers and tensors as plain numbers, by name.
+
+    Args:
+        values: by name.
+        taker: who takes them, for the message.
+
+    Raises:
+        ValueError: a tensor has no value yet.
+    """
+    numbers = {name: known(value) for name, value in values.items()}
+    for name, number in numbers.items():
+        if number is None:
+            raise ValueError(f"{name} has no value yet: {taker} takes plain numbers")
+    return {name: float(number) for name, number in numbers.items()}
 
 
 def as_float64(value: Any, name: str = "value", unit: str = "") -> tf.Tensor:

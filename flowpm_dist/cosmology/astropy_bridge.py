@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from flowpm_dist.cosmology.arrays import plain_numbers
 from flowpm_dist.cosmology.camb_tables import neutrino_density
-from flowpm_dist.cosmology.code_parameters import plain_numbers
 from flowpm_dist.cosmology.neutrinos import SPECIES, Neutrinos
-from flowpm_dist.cosmology.parameters import Cosmology
 
 if TYPE_CHECKING:
     from astropy.cosmology import FLRW
+
+    from flowpm_dist.cosmology.parameters import Cosmology
 
 FLATNESS = 1e-10
 """|Omega_k| below this counts as flat: rounding, not physics."""
@@ -75,7 +76,7 @@ def to_astropy(cosmology: Cosmology, name: str | None = None) -> FLRW:
     import astropy.cosmology as models
     from astropy.units import Quantity
 
-    p = plain_numbers(cosmology, "astropy")
+    p = {"m_nu": 0.0} | plain_numbers(cosmology.values(), "astropy")
     common: dict[str, Any] = {"H0": 100 * p["h"], "Om0": p["Omega_m"], "Ob0": p["Omega_b"]}
     common |= {"Tcmb0": Quantity(0.0, "K"), "name": name}
     if cosmology.radiation:

@@ -1,4 +1,4 @@
-"""The parameters of a cosmology as other codes take them, see `Cosmology.parameters_for`.
+"""The parameters of a cosmology as other codes take them.
 
 Each entry of `CODES` is one code. CAMB is imported only to find the A_s that a sigma8 implies.
 """
@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flowpm_dist.cosmology.arrays import plain_numbers
+from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.camb_tables import camb_settings, camb_sigma8, neutrino_density
 from flowpm_dist.cosmology.class_tables import class_settings, neutrino_temperature
 from flowpm_dist.cosmology.neutrinos import SPECIES
-from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, Cosmology, known_value
+from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, Cosmology
+from flowpm_dist.cosmology.power import LinearPower
 
 A_S = 2e-9
 """The amplitude for which CAMB's sigma8 is computed."""
@@ -27,50 +30,48 @@ K_SIGMA8 = 20.0
 
 
 def parameters_for(cosmology: Cosmology, code: str) -> dict[str, Any]:
-    """Returns the arguments of another code's constructor, see `Cosmology.parameters_for`."""
+    """Returns the keyword arguments with which another code makes a universe.
+
+    They are for `camb.set_params`, `pyccl.Cosmology`, `classy.Class().set`,
+    `colossus.cosmology.cosmology.Cosmology` or `jax_cosmo.Cosmology`. CAMB and CLASS always have
+    radiation, also where the universe has none. Where CAMB needs A_s and the universe has sigma8,
+    CAMB is run once to find it. Where colossus, jax-cosmo and CCL's own transfer function need
+    sigma8 and the universe has A_s, its theory gives it. `Cosmology.to_astropy` is for astropy.
+
+    Args:
+        cosmology: the universe, of plain numbers or of tensors that have values.
+        code: "camb", "ccl", "class", "colossus" or "jax-cosmo".
+
+    Raises:
+        ValueError: no such code; or the code cannot have this universe: its table of power, its
+            f_NL, its neutrinos, or its radiation.
+        ImportError: camb is needed, and is not installed.
+    """
     if code not in CODES:
         raise ValueError(f"code = {code!r}: must be one of {', '.join(CODES)}")
-    numbers = plain_numbers(cosmology, code)
+    numbers = {"m_nu": 0.0} | plain_numbers(cosmology.values(), code)
     if cosmology.power is not None:
         raise ValueError(f"{code} does not take {cosmology.power}: it has a power of its own")
     if not cosmology.is_gaussian:
         raise ValueError(f"{code} does not take f_NL: leave it out by replace(f_NL=0.0)")
-    return CODES[code](cosmology, {name: numbers[name] for name in SHAPE})
-
-
-def plain_numbers(cosmology: Cosmology, code: str) -> dict[str, float]:
-    """Returns the parameters that are set, by name, as plain numbers.
-
-    Raises:
-        ValueError: one is a tensor whose value is not known yet; the message names the code.
-    """
-    numbers = {}
-    for name in PARAMETERS:
-        if getattr(cosmology, name) is not None:
-            number = known_value(getattr(cosmology, name))
-            if number is None:
-                raise ValueError(f"{name} has no value yet: {code} takes plain numbers")
-            numbers[name] = number
-    return numbers
+    return CODES[code](cosmology, numbers)
 
 
 def _for_camb(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
     if cosmology.m_nu_shares:
         raise ValueError("camb.set_params does not take three masses: replace(m_nu=their sum)")
-    if cosmology.sigma8 is not None:
-        amplitude = A_S * (float(cosmology.sigma8) / camb_sigma8(A_S, **p)) ** 2
-    else:
-        amplitude = float(cosmology.A_s)  # type: ignore[arg-type]
-    return camb_settings(amplitude, **p)
+    shape = {name: p[name] for name in SHAPE}
+    if "A_s" in p:
+        return camb_settings(p["A_s"], **shape)
+    return camb_settings(A_S * (p["sigma8"] / camb_sigma8(A_S, **shape)) ** 2, **shape)
 
 
 def _for_class(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
-    settings = class_settings(cosmology.m_nu_shares, **p)
-    if cosmology.sigma8 is None:
-        return settings | {"A_s": float(cosmology.A_s)}  # type: ignore[arg-type]
+    settings = class_settings(cosmology.m_nu_shares, **{name: p[name] for name in SHAPE})
+    if "A_s" in p:
+        return settings | {"A_s": p["A_s"]}
     # CLASS finds the amplitude itself, from the power that it then has to compute.
-    power = {"output": "mPk", "P_k_max_h/Mpc": K_SIGMA8}
-    return settings | power | {"sigma8": float(cosmology.sigma8)}
+    return settings | {"output": "mPk", "P_k_max_h/Mpc": K_SIGMA8, "sigma8": p["sigma8"]}
 
 
 def _for_ccl(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
@@ -89,28 +90,27 @@ def _for_ccl(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
         shares = cosmology.m_nu_shares or (1 / SPECIES,) * SPECIES
         masses = [p["m_nu"] * share for share in shares if share > 0]
         settings |= {"m_nu": masses, "T_ncdm": neutrino_temperature(p["N_eff"])}
-    if cosmology.sigma8 is not None or cosmology.transfer == "eisenstein-hu":
-        return settings | {"sigma8": _sigma8(cosmology)}  # its own fit needs it
+    if "sigma8" in p or cosmology.transfer == "eisenstein-hu":
+        return settings | {"sigma8": _sigma8(cosmology, p)}  # its own fit needs it
     tilt = (CCL_PIVOT / p["k_pivot"]) ** (p["n_s"] - 1.0)
-    return settings | {"A_s": float(cosmology.A_s) * tilt}  # type: ignore[arg-type]
+    return settings | {"A_s": p["A_s"] * tilt}
 
 
 def _for_colossus(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
-    _without_masses(cosmology, "colossus")
+    if p["m_nu"] > 0:
+        raise ValueError("colossus has no massive neutrinos: leave them out by replace(m_nu=0.0)")
     settings: dict[str, Any] = {
         "flat": p["Omega_k"] == 0,
         "H0": 100 * p["h"],
         "Om0": p["Omega_m"],
         "Ob0": p["Omega_b"],
-        "sigma8": _sigma8(cosmology),
+        "sigma8": _sigma8(cosmology, p),
         "ns": p["n_s"],
         "relspecies": bool(cosmology.radiation),
         "Tcmb0": p["T_cmb"],
         "Neff": p["N_eff"],
     }
     if p["Omega_k"] != 0:
-        from flowpm_dist.cosmology.background import Background
-
         settings["Ode0"] = float(Background(cosmology).Omega_de)
     if p["wa"] != 0:
         settings |= {"de_model": "w0wa", "w0": p["w0"], "wa": p["wa"]}
@@ -126,22 +126,13 @@ def _for_jax_cosmo(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
         raise ValueError(f"jax-cosmo has T_cmb = {PARAMETERS['T_cmb'].default} K, no other")
     return {
         "Omega_c": p["Omega_m"] - p["Omega_b"],
-        "sigma8": _sigma8(cosmology),
+        "sigma8": _sigma8(cosmology, p),
         **{name: p[name] for name in ("Omega_b", "h", "n_s", "Omega_k", "w0", "wa")},
     }
 
 
-def _without_masses(cosmology: Cosmology, code: str) -> None:
-    if float(cosmology.m_nu) > 0:
-        raise ValueError(f"{code} has no massive neutrinos: leave them out by replace(m_nu=0.0)")
-
-
-def _sigma8(cosmology: Cosmology) -> float:
-    if cosmology.sigma8 is not None:
-        return float(cosmology.sigma8)
-    from flowpm_dist.cosmology.power import LinearPower
-
-    return float(LinearPower(cosmology).sigma8())
+def _sigma8(cosmology: Cosmology, p: dict[str, float]) -> float:
+    return p["sigma8"] if "sigma8" in p else float(LinearPower(cosmology).sigma8())
 
 
 CODES: dict[str, Callable[[Cosmology, dict[str, float]], dict[str, Any]]] = {

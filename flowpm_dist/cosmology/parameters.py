@@ -346,27 +346,6 @@ class Cosmology:
 
         return to_astropy(self, name)
 
-    def parameters_for(self, code: str) -> dict[str, Any]:
-        """Returns the keyword arguments with which another code makes this universe.
-
-        They are for `camb.set_params`, `pyccl.Cosmology`, `classy.Class().set`,
-        `colossus.cosmology.cosmology.Cosmology` or `jax_cosmo.Cosmology`. CAMB and CLASS always
-        have radiation, also where this universe has none. Where CAMB needs A_s and this universe
-        has sigma8, CAMB is run once to find it. Where colossus, jax-cosmo and CCL's own
-        transfer function need sigma8 and this universe has A_s, this universe's theory gives it.
-
-        Args:
-            code: "camb", "ccl", "class", "colossus" or "jax-cosmo".
-
-        Raises:
-            ValueError: no such code; or the code cannot have this universe: its table of power, its
-                f_NL, its neutrinos, or its radiation.
-            ImportError: camb is needed, and is not installed.
-        """
-        from flowpm_dist.cosmology.code_parameters import parameters_for
-
-        return parameters_for(self, code)
-
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the numerical parameters that have an effect, A_s or sigma8 among them."""
