@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from flowpm_dist.catalogues.surveys import SurveyCatalogue
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.options import Scheme
 from flowpm_dist.io.drawing import Axes, draw_curves
 from flowpm_dist.io.labelled import Labelled, LabelledArray
 from flowpm_dist.io.labels import WAVENUMBER
@@ -106,6 +107,7 @@ def survey_multipoles(
     padding: float = 0.1,
     orders: Sequence[int] = (0, 2, 4),
     bins: BinChoice = None,
+    scheme: Scheme = "cic",
     interlaced: bool = True,
 ) -> SurveyMultipoles:
     """Returns the multipoles of the power of galaxies about the line of sight to each of them.
@@ -127,6 +129,7 @@ def survey_multipoles(
             the longest side of the catalogues. A larger box has finer modes.
         orders: l, even.
         bins: see `power_spectrum`.
+        scheme: how objects are painted, see `flowpm_dist.paint`.
         interlaced: whether objects are painted twice, which cancels the leading aliases.
 
     Returns:
@@ -145,9 +148,9 @@ def survey_multipoles(
     normalisation = _normalisation(data, randoms, alpha, low, high)
     shot_noise = (squares_d + alpha**2 * squares_r) / normalisation
     shifts = (0.0, 0.5) if interlaced else (0.0,)
-    fields = [_painted(data, randoms, alpha, box, corner, shift) for shift in shifts]
+    fields = [_painted(data, randoms, alpha, box, corner, scheme, shift) for shift in shifts]
     shared = binning(bins, box)
-    power = local_multipoles(box, corner, fields, orders, shared) / normalisation
+    power = local_multipoles(box, corner, fields, orders, shared, scheme) / normalisation
     noise = np.array([shot_noise if order == 0 else 0.0 for order in orders])
     k, modes = bin_contents(box, shared)
     x, y, z = (corner + np.array(box.size) / 2).tolist()
@@ -286,11 +289,13 @@ def _painted(
     alpha: float,
     box: Box,
     corner: np.ndarray,
+    scheme: Scheme,
     shift: float,
 ) -> np.ndarray:
     """Returns this rank's block of the weights of the data minus alpha times the randoms'."""
     painted, randoms_painted = (
-        paint_points(box, c.positions - corner, c.weights, shift=shift) for c in (data, randoms)
+        paint_points(box, c.positions - corner, c.weights, scheme=scheme, shift=shift)
+        for c in (data, randoms)
     )
     return painted - alpha * randoms_painted
 

@@ -181,7 +181,7 @@ def _measured(
     box, sample = sample_of(field, box_size, window, interlaced)
     edges = _edges(bins, box)
     box.check_equal("a statistic", bins=edges, orders=orders, axis=axis, window=sample.window)
-    function = _function(box, sample.window is not None, sample.shifted is not None)
+    function = _function(box, sample.order, sample.shifted is not None)
     blocks = [block for block in (sample.block, sample.shifted) if block is not None]
     xi = np.reshape(function(*blocks).numpy(), [-1, *box.block])
     sums = np.zeros((len(xi), 2 + len(orders), edges.size + 1))
@@ -244,7 +244,7 @@ def _legendre(order: int, mu2: np.ndarray) -> np.ndarray:
 
 
 @cached_on_mesh(16)
-def _function(box: Box, deconvolved: bool, interlaced: bool) -> MeshFunction:
+def _function(box: Box, order: int, interlaced: bool) -> MeshFunction:
     """Returns `f(field, [shifted])`: xi at each separation of cells [..., x, y, z]."""
 
     def build(_: Any, field: Any, shifted: Any = None) -> Any:
@@ -252,15 +252,18 @@ def _function(box: Box, deconvolved: bool, interlaced: bool) -> MeshFunction:
         if shifted is not None:
             spectrum = interlace(spectrum, to_spectrum(shifted), box)
         kinds = [(spectrum.shape, spectrum.dtype)]
-        (power,) = local(lambda x: _power(box, deconvolved, x), [spectrum], kinds, name="power")
+        (power,) = local(lambda x: _power(box, order, x), [spectrum], kinds, name="power")
         return to_field(power, box)
 
     names = ["field", "shifted"] if interlaced else ["field"]
     return box.function(build, **dict.fromkeys(names, box.shape))
 
 
-def _power(box: Box, deconvolved: bool, spectrum: tf.Tensor) -> tf.Tensor:
-    """Returns |delta|^2 / cells of each mode, without the mean, as pairs [..., pair]."""
+def _power(box: Box, order: int, spectrum: tf.Tensor) -> tf.Tensor:
+    """Returns |delta|^2 / cells of each mode, without the mean, as pairs [..., pair].
+
+    Modes are divided by sinc(k cell / 2) to the power `order` along each axis.
+    """
 
     @tf.function(jit_compile=True, autograph=False)
     def power(spectrum: tf.Tensor, *vectors: tf.Tensor) -> tf.Tensor:
@@ -270,7 +273,7 @@ def _power(box: Box, deconvolved: bool, spectrum: tf.Tensor) -> tf.Tensor:
         return tf.cast(tf.stack([squares, tf.zeros_like(squares)], axis=-1), spectrum.dtype)
 
     numbers, windows = relative_wavenumbers(box), inverse_windows(box)
-    vectors = [*numbers, *(w if deconvolved else np.ones_like(w) for w in windows)]
+    vectors = [*numbers, *(w**order for w in windows)]
     return power(spectrum, *(fence(tf.constant(each, tf.float64)) for each in vectors))
 
 

@@ -66,6 +66,11 @@ class Sample:
         if self.window not in (None, *SCHEMES):
             raise ValueError(f"window {self.window!r}: 'own', 'cic', 'tsc', 'pcs' or None")
 
+    @property
+    def order(self) -> int:
+        """The power of sinc(k cell / 2) that modes are divided by, along each axis."""
+        return 0 if self.window is None else SCHEMES[self.window]
+
 
 def sum_over_cells(
     local: Callable[[tf.Tensor], tf.Tensor], field: Any, box: Box, outputs: Any, name: str
@@ -341,8 +346,7 @@ def mode_means(
     bins = binning(bins, box)
     windows = [sample.window for sample in samples]
     box.check_equal("a statistic", bins=bins, orders=orders, axis=axis, windows=windows)
-    powers = tuple(0 if w is None else SCHEMES[w] for w in windows)
-    weights = Weights(bins, powers, orders, axis)
+    weights = Weights(bins, tuple(sample.order for sample in samples), orders, axis)
     _, _, modes = contents(box, bins)
     interlaced = tuple(s.shifted is not None for s in samples)
     is_cube = len(set(box.size)) == 1

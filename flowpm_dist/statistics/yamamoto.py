@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.grid.fourier import to_field, to_spectrum
+from flowpm_dist.grid.options import SCHEMES, Scheme
 from flowpm_dist.statistics.bins import Binning, bin_contents
 from flowpm_dist.statistics.measure import Weights, interlace, mode_sums, whole
 from meshimpl.compat import mtf
@@ -26,11 +27,12 @@ def local_multipoles(
     blocks: Sequence[np.ndarray],
     orders: tuple[int, ...],
     bins: Binning,
+    scheme: Scheme,
 ) -> np.ndarray:
     """Returns (2 l + 1) times the means of Re F_0* F_l over the modes of each bin.
 
     F_l(k) = 4 pi / (2 l + 1) sum_m Y_lm(k) FFT[F(x) Y_lm(x)] (Hand, Li, Slepian and Seljak 2017,
-    arXiv:1704.02357). The window of cloud-in-cell is divided out. On all ranks together.
+    arXiv:1704.02357). The window of painting is divided out. On all ranks together.
 
     Args:
         box: the box of the field, in float64.
@@ -39,6 +41,7 @@ def local_multipoles(
             by half a cell along each axis.
         orders: the orders l, even.
         bins: the bins of wavenumber.
+        scheme: by which the points were painted.
 
     Returns:
         Float64 [order, bin], the same on every rank; NaN for a bin without modes.
@@ -50,13 +53,13 @@ def local_multipoles(
     rows = []
     for order in orders:
         if order == 0:
-            sums = _sums(box, bins, 1)(monopole)
+            sums = _sums(box, bins, 1, SCHEMES[scheme])(monopole)
         else:
             total = tf.zeros_like(monopole)
             for m in range(-order, order + 1):
                 harmonic = np.concatenate([corner, _harmonic(order, m, max(orders))])
                 total = _added(box, max(orders))(total, field, harmonic)
-            sums = _sums(box, bins, 2)(monopole, total)
+            sums = _sums(box, bins, 2, SCHEMES[scheme])(monopole, total)
         rows.append((2 * order + 1) * whole(sums, box)[-1, 0])
     with np.errstate(invalid="ignore"):
         return np.stack(rows) / modes
@@ -143,9 +146,9 @@ def _added(box: Box, most: int) -> MeshFunction:
 
 
 @cached_on_mesh(8)
-def _sums(box: Box, bins: Binning, count: int) -> MeshFunction:
-    """Returns `f(*spectra)`: their `mode_sums`, without the window of painting."""
-    weights = Weights(bins, (True,) * count)
+def _sums(box: Box, bins: Binning, count: int, order: int) -> MeshFunction:
+    """Returns `f(*spectra)`: `mode_sums` of spectra over sinc(k cell / 2) to the power `order`."""
+    weights = Weights(bins, (order,) * count)
     names = [f"spectrum{n}" for n in range(count)]
     return box.function(
         lambda _, *spectra: mode_sums(spectra, box, weights),

@@ -111,7 +111,8 @@ def test_sums_over_cells_and_modes(mesh):
     np.testing.assert_allclose(found.center, CENTER, rtol=1e-12)
 
 
-def test_far_away_the_line_of_sight_is_an_axis(mesh):
+@pytest.mark.parametrize("scheme", ["cic", "pcs"])
+def test_far_away_the_line_of_sight_is_an_axis(mesh, scheme):
     """With randoms on a lattice the estimator is that of a periodic box along z."""
     corner = np.array([0.0, 0.0, 1e8])
     data, _, _ = points(3, 400, corner=corner)
@@ -124,11 +125,12 @@ def test_far_away_the_line_of_sight_is_an_axis(mesh):
         box_size=SIZE,
         center=corner + np.array(SIZE) / 2,
         bins=bins,
+        scheme=scheme,
         interlaced=False,
     )
     box = fpm.Box(GRID, SIZE, mesh, tf.float64)
-    painted = paint_points(box, dealt(mesh, data).positions - corner)
-    density = fpm.Field(tf.constant(painted), box, "cic")
+    painted = paint_points(box, dealt(mesh, data).positions - corner, scheme=scheme)
+    density = fpm.Field(tf.constant(painted), box, scheme)
     plain = fpm.multipoles(density.delta(), axis="z", bins=bins)
     whole = found.power + np.array([[found.shot_noise], [0], [0]])
     power = whole * found.normalisation * box.volume / 400**2

@@ -55,8 +55,8 @@ def test_all_pairs_of_cells(mesh):
     r = distances()[0]
     means = [r[(r >= low - 1e-6) & (r < high - 1e-6)].mean() for low, high in pairwise(edges)]
     np.testing.assert_allclose(plain.r, means, rtol=1e-12)
-    poles = correlation_multipoles(field, axis="x", orders=(0, 2, 4), bins=EDGES, window="cic")
-    cleaned = np.fft.irfftn(modes.spectrum(a, window="cic"), GRID, axes=(0, 1, 2))
+    poles = correlation_multipoles(field, axis="x", orders=(0, 2, 4), bins=EDGES, window="tsc")
+    cleaned = np.fft.irfftn(modes.spectrum(a, window="tsc"), GRID, axes=(0, 1, 2))
     for order, xi in zip(poles.orders, poles.xi, strict=True):
         separations, sums = summed(cleaned, EDGES, order, axis=0)
         scale = cleaned.var()

@@ -73,7 +73,9 @@ class Modes:
         modes = np.fft.rfftn(field)
         if shifted is not None:
             modes = (modes + self.phase * np.fft.rfftn(shifted)) / 2
-        return modes / self.window if window else modes
+        # The window of cloud-in-cell is sinc^2.
+        powers = {"cic": 1, "tsc": 1.5, "pcs": 2}
+        return modes / np.abs(self.window) ** powers[window] if window else modes
 
     def means(self, values):
         """Mean over each bin; not a number where it has no modes."""
