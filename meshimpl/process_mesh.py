@@ -268,6 +268,22 @@ class ProcessMesh:
         if self.size > 1:
             rendezvous.check_equal(self.world.meetings, what, inputs)
 
+    def raise_together(self, problem: str, raises: type[Exception]) -> None:
+        """Raises an error on all ranks if one of them has a problem. On all ranks together, eager.
+
+        Args:
+            problem: the problem of this rank, or an empty text.
+            raises: the class of the error, whose message is the problem of the first rank that has
+                one.
+        """
+        here = self.rank if problem else self.size
+        first = int(self.world.allreduce(tf.constant(here), "min"))
+        if first == self.size:
+            return
+        texts = self.gather_to_root(np.frombuffer(problem.encode(), np.uint8))
+        text = np.zeros(0, np.uint8) if texts is None else texts[first]
+        raise raises(self.array_from_root(text).tobytes().decode())
+
     def gather_to_root(self, array: np.ndarray) -> list[np.ndarray] | None:
         """Returns every rank's array, in rank order, on rank 0, and None on the others. Eager.
 

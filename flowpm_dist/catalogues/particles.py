@@ -139,11 +139,7 @@ class ParticleSnapshot:
                     break
         except SnapshotError as error:
             problem = str(error)
-        failing = tf.constant(self.mesh.rank if problem else self.mesh.size)
-        first = int(self.mesh.world.allreduce(failing, "min"))
-        if first < self.mesh.size:
-            others = f"{self.files.path}: rank {first} cannot read its part"
-            raise SnapshotError(problem or others)
+        self.mesh.raise_together(problem, SnapshotError)
         return found
 
     def _wrong(self, name: str, values: np.ndarray, kind: int, low: int) -> str:

@@ -56,7 +56,7 @@ class SurveyCatalogue:
         optional = {"weights": self.weights, "density": self.density}
         arrays = {n: np.asarray(x, np.float64) for n, x in optional.items() if x is not None}
         arrays = {"positions": positions, **arrays}
-        agree(mesh, _problem(arrays), ValueError)
+        mesh.raise_together(_problem(arrays), ValueError)
         count = int(mesh.world.allreduce(tf.constant(len(positions), tf.int64)))
         arrays.setdefault("weights", np.ones(len(positions)))
         for name, value in {**arrays, "mesh": mesh, "total": count}.items():
@@ -99,7 +99,7 @@ class SurveyCatalogue:
         redshift = in_unit("redshift", redshift, "redshift")
         sky = dict(zip(SKY, (np.asarray(x, np.float64) for x in (ra, dec, redshift)), strict=True))
         ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
-        agree(ranks, _problem_on_sky(sky), ValueError)
+        ranks.raise_together(_problem_on_sky(sky), ValueError)
         return cls(_positions([*sky.values()], cosmology), weights, density, ranks)
 
 
@@ -146,7 +146,7 @@ def read_galaxies(
         problem = problem or _problem({name: values[name] for name in [*factors, *others]}, where)
     except UnreadableError as error:
         problem = str(error)
-    agree(ranks, problem, UserError)
+    ranks.raise_together(problem, UserError)
     count = len(values[named[0]])
     weight = np.prod([values[name] for name in factors], axis=0) * np.ones(count)
     places = _positions([values[name] for name in named], cosmology)
@@ -154,21 +154,6 @@ def read_galaxies(
     if not made.total:
         raise UserError(f"{path} has no rows")
     return made
-
-
-def agree(mesh: ProcessMesh, problem: str, raises: type[Exception]) -> None:
-    """Raises an error on all ranks if one of them has a problem. On all ranks together.
-
-    Args:
-        mesh: the ranks.
-        problem: the problem of this rank, or an empty text.
-        raises: the class of the error, whose message is the problem of the first rank that has one.
-    """
-    text = np.frombuffer(problem.encode(), np.uint8)
-    parts = mesh.gather_to_root(text)
-    first = next((part for part in parts or () if len(part)), np.zeros(0, np.uint8))
-    if message := mesh.array_from_root(first).tobytes().decode():
-        raise raises(message)
 
 
 def _problem(arrays: dict[str, np.ndarray], where: str = "") -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mesh_groups import groups_of
-from ranks import SIZE, process_mesh
+from ranks import RANK, SIZE, process_mesh
 
 from meshimpl import CollectiveError, MeshError, ProcessMesh, engine, initialise, launch, rendezvous
 from meshimpl import process_mesh as process_mesh_module
@@ -141,6 +141,13 @@ def test_gather_to_root_of_more_than_a_message_holds(
     if SIZE > 1:
         assert len(received) == -(-sum(16 * rank + 16 for rank in range(SIZE)) // 20)
         assert max(part.shape[0] for part in received) <= 20
+
+
+def test_a_problem_of_one_rank_is_raised_on_all(mesh: ProcessMesh) -> None:
+    mesh.raise_together("", ValueError)
+    mine = f"rank {RANK} has no ψ" if RANK == SIZE - 1 else ""
+    with pytest.raises(FileNotFoundError, match=f"rank {SIZE - 1} has no ψ"):
+        mesh.raise_together(mine, FileNotFoundError)
 
 
 @pytest.mark.parametrize("length", [0, 5])
