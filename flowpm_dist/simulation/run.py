@@ -76,7 +76,7 @@ class Start:
         keep_in_units(self, seed="", white_noise="")
         if isinstance(self.white_noise, str | Path):
             object.__setattr__(self, "white_noise", _noise_in(Path(self.white_noise)))
-        elif self.white_noise is not None and not hasattr(self.white_noise, "shape"):
+        elif isinstance(self.white_noise, list | tuple):
             object.__setattr__(self, "white_noise", np.asarray(self.white_noise))
         if isinstance(self.particles, tuple | list):
             vectors = zip(self.particles, PARTICLES.items(), strict=True)

@@ -137,7 +137,7 @@ def test_spectra_divide_the_window_out():
         assert power[3] == pytest.approx(fpm.power_spectrum(field).power[3], rel=1e-12)
     (output,) = sim.run(seed=2, outputs=[0.5], on_output=State.density)
     assert output.window == "cic"
-    with pytest.raises(ValueError, match="window 'cci': 'own', 'cic' or None"):
+    with pytest.raises(ValueError, match="window 'cci': 'own', 'cic', 'tsc', 'pcs' or None"):
         fpm.power_spectrum(density, window="cci")
 
 
