@@ -5,8 +5,9 @@ Nothing here imports TensorFlow, except `LatticeFiles.blocks`.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,18 +133,19 @@ class LatticeFiles:
         import tensorflow as tf
 
         ids, world, words = self._ids(begin, end), box.mesh.world, "no ids"
-        choices = {"the order of the files": np.arange(begin, end)}
+        order = functools.partial(np.arange, begin, end)
+        choices: dict[str, Callable[[], np.ndarray]] = {"the order of the files": order}
         if ids is not None:
             extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
             first, last = (int(i) for i in world.allreduce(extremes, "max").numpy() * (-1, 1))
             words = f"ids from {first} to {last}"
             if first in (0, 1) and last - first == box.cells - 1:
-                choices = {"ids": ids - first, **choices}
+                choices = {"ids": functools.partial(np.subtract, ids, first), **choices}
         if self.count != box.cells:
             raise SnapshotError(f"{self.path} has {self.count} particles; must have {box.cells}")
         x = self._read("position", begin, min(end, begin + SAMPLE))
         side, least = np.array(box.size), np.inf
-        for numbers in choices.values():
+        for numbers in (choice() for choice in choices.values()):
             sums = spreads(numbers[: len(x)], x, box.size, box.grid)
             deviation = deviations(world.allreduce(tf.constant(sums)).numpy())
             best = int(np.argmin((deviation / side).max(axis=-1)))

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from commands import flowpm_here
 from foreign_snapshots import grafic, music
+from run_files import RUN
 
 import flowpm_dist as fpm
 from flowpm_dist.io.files import checksum
 from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file, open_white_noise
+from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.simulate.options import SimulationOptions
 
 SHAPE = (4, 6, 8)
 MARKERS = ("<u4", ">u4", "<u8", ">u8")
@@ -95,6 +100,30 @@ def test_damaged_files_are_refused_before_they_are_read(tmp_path):
     os.truncate(cache, 0)
     with pytest.raises(WhiteNoiseError, match="there is no such file"):
         open_white_noise(tmp_path / "missing")
+
+
+def test_a_run_file_names_noise_in_any_format(tmp_path, monkeypatch):
+    """The run is the same as with the array in a .npy file, and so is the checksum of the noise."""
+    monkeypatch.chdir(tmp_path)
+    written = noise("f8", (16, 16, 16))
+    np.save("noise.npy", written)
+    music(tmp_path / "wnoise_0004.bin", written)
+    grafic(tmp_path / "grafic.dat", written, ">u4")
+    found = []
+    for name in ("noise.npy", "wnoise_0004.bin", "grafic.dat"):
+        run = Path(f"{name}.toml")
+        run.write_text(RUN.replace("seed = 1", f'white_noise = "{name}"'))
+        checksums = SimulationOptions.load(run).checksums()
+        done = flowpm_here("simulate", str(run), "--output", f"of {name}")
+        assert done.returncode == 0, done.stderr
+        density = fpm.State.from_snapshot(f"of {name}").density().numpy()
+        found.append((checksums["initial.white_noise"], density))
+    for checksum_of, density in found[1:]:
+        assert checksum_of == found[0][0]
+        np.testing.assert_array_equal(density, found[0][1])
+    os.truncate("wnoise_0004.bin", 100)
+    with pytest.raises(ConfigError, match="wnoise_0004.bin': must be a .npy file, a file wnoise_X"):
+        SimulationOptions.load(Path("wnoise_0004.bin.toml"))
 
 
 def test_a_run_takes_the_path_of_a_file(tmp_path):
