@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from commands import flowpm_here
-from foreign_snapshots import grafic, music
+from foreign_snapshots import KMS, MPC, grafic, music
+from reference import DATA
 from run_files import RUN
 
 import flowpm_dist as fpm
@@ -148,3 +149,21 @@ def test_a_run_takes_the_path_of_a_file(tmp_path):
         sim.lpt(white_noise=tmp_path / "none", a=0.1)
     with pytest.raises(ValueError, match="white_noise is float64, it must be float32: use tf.cast"):
         sim.lpt(white_noise=tf.constant(written), a=0.1)
+
+
+def test_music_makes_the_same_particles_of_its_noise():
+    """By first-order LPT: with the same sign and axes, and shifted by half a cell.
+
+    The amplitudes of the power and of growth are computed by each code on its own.
+    """
+    folder = DATA / "music_16"
+    cosmology = fpm.Cosmology(Omega_m=0.305, Omega_b=0.045, h=0.6777, n_s=0.961, sigma8=0.811)
+    units = {"UnitLength_in_cm": MPC, "UnitVelocity_in_cm_per_s": KMS}
+    theirs = fpm.State.from_snapshot(folder / "ics_music", cosmology=cosmology, units=units)
+    sim = fpm.Simulation(cosmology, 16, 100.0, [theirs.a, 1.0], lpt_order=1, precision="float64")
+    ours = sim.lpt(white_noise=folder / "wnoise_0004.bin", a=theirs.a)
+    assert theirs.a == 1 / 51 and theirs.box.size == (100.0,) * 3
+    moved = theirs.displacement.numpy() - 100 / 16 / 2
+    for found, expected in ((moved, ours.displacement), (theirs.velocity.numpy(), ours.velocity)):
+        error = np.sqrt(np.mean((found - expected.numpy()) ** 2) / np.mean(expected.numpy() ** 2))
+        assert error < 3e-4
