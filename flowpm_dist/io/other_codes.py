@@ -18,7 +18,7 @@ from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.formats import DARK_MATTER
-from flowpm_dist.io.numbering import Numbering, deviations, numberings, spreads
+from flowpm_dist.io.numbering import Numbering, best_numbering, spreads
 from flowpm_dist.io.particle_files import PARAMETER_TOLERANCE, ParticleFiles
 from flowpm_dist.io.particle_readers import find_particles
 from flowpm_dist.io.particles import HUBBLE, SLAB
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 LAMBDA_TOLERANCE = 0.005
 """Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
-UNORDERED = 0.2
-"""If the root mean square displacement is above this part of the box, the particles do not number
-the lattice in this order. A random order gives 0.29."""
 SAMPLE = 2**16
 """How many particles of each rank find the order."""
 
@@ -144,18 +141,18 @@ class LatticeFiles:
         if self.count != box.cells:
             raise SnapshotError(f"{self.path} has {self.count} particles; must have {box.cells}")
         x = self._read("position", begin, min(end, begin + SAMPLE))
-        side, least = np.array(box.size), np.inf
+        least = np.inf
         for numbers in (choice() for choice in choices.values()):
             sums = spreads(numbers[: len(x)], x, box.size, box.grid)
-            deviation = deviations(world.allreduce(tf.constant(sums)).numpy())
-            best = int(np.argmin((deviation / side).max(axis=-1)))
-            if (deviation[best] <= UNORDERED * side).all():
-                return numbers, [*numberings(box.grid)][best]
-            least = min(least, float(deviation[best].max()))
+            total = world.allreduce(tf.constant(sums)).numpy()
+            numbering, deviation = best_numbering(total, box.size, box.grid)
+            if numbering is not None:
+                return numbers, numbering
+            least = min(least, deviation)
         raise SnapshotError(
             f"{self.path}: its particles number no lattice: it has {words} of {self.count} "
             f"particles, and by {' or '.join(choices)} displacements are {least:.3g} Mpc/h or more "
-            f"(root mean square) in a box of {side.max():g} Mpc/h; fpm.read_particles reads "
+            f"(root mean square) in a box of {max(box.size):g} Mpc/h; fpm.read_particles reads "
             "particles that number none"
         )
 

@@ -67,8 +67,8 @@ def open_white_noise(path: Path) -> np.ndarray | GraficNoise:
     except OSError as error:
         raise WhiteNoiseError(f"cannot be read ({error.strerror})") from error
     try:
-        if path.suffix != ".npy" and (found := _of_music(path, first)) is not None:
-            return found
+        if path.suffix != ".npy" and (noise := _of_music(path, first)) is not None:
+            return noise
         array = mapped_array(path)
     except WhiteNoiseError:
         raise
