@@ -88,10 +88,9 @@ def best_numbering(
 ) -> tuple[Numbering | None, float]:
     """Returns the numbering with the smallest displacements, and their standard deviation [Mpc/h].
 
-    It is None if no numbering fits. One fits if its displacements are small compared with the box,
-    or with the tile where there are several: in a file whose particles are sorted into cells, most
-    are near the tile of their number, and not near the site. A shift that all particles have in
-    common does not count.
+    It is None if these are not small compared with the box; or with the tile where there are
+    several, because in a file whose particles are sorted into cells, most are near the tile of
+    their number, and not near the site. A shift that all particles have in common does not count.
 
     Args:
         sums: see `spreads`, for all particles of which there are sums.
@@ -101,12 +100,8 @@ def best_numbering(
     count = np.maximum(sums[:, :1], 1)
     mean, squares = sums[:, 1:4] / count, sums[:, 4:] / count
     part = np.sqrt(np.maximum(squares - mean**2, 0)) / box_size
-    candidates = [*numberings(grid)]
-    tiles = np.array(
-        [(np.array(c.tile) / grid) if max(c.tile) > 1 else np.ones(3) for c in candidates]
-    )
-    fits = (part <= UNORDERED * tiles).all(axis=-1)
-    largest = part.max(axis=-1)
-    best = int(np.argmin(np.where(fits, largest, np.inf) if fits.any() else largest))
-    deviation = float((part[best] * box_size).max())
-    return candidates[best] if fits[best] else None, deviation
+    best = int(np.argmin(part.max(axis=-1)))
+    numbering = [*numberings(grid)][best]
+    tile = np.divide(numbering.tile, grid) if max(numbering.tile) > 1 else np.ones(3)
+    fits = bool((part[best] <= UNORDERED * tile).all())
+    return numbering if fits else None, float((part[best] * box_size).max())
