@@ -5,8 +5,9 @@ Nothing here imports TensorFlow, except `LatticeFiles.blocks`.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from flowpm_dist.cosmology.background import Background
 from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.formats import DARK_MATTER
-from flowpm_dist.io.numbering import Numbering, deviations, numberings, spreads
+from flowpm_dist.io.numbering import Numbering, best_numbering, spreads
 from flowpm_dist.io.particle_files import PARAMETER_TOLERANCE, ParticleFiles
 from flowpm_dist.io.particle_readers import find_particles
 from flowpm_dist.io.particles import HUBBLE, SLAB
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 LAMBDA_TOLERANCE = 0.005
 """Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
-UNORDERED = 0.2
-"""If the root mean square displacement is above this part of the box, the particles do not number
-the lattice in this order. A random order gives 0.29."""
 SAMPLE = 2**16
 """How many particles of each rank find the order."""
 
@@ -132,28 +130,29 @@ class LatticeFiles:
         import tensorflow as tf
 
         ids, world, words = self._ids(begin, end), box.mesh.world, "no ids"
-        choices = {"the order of the files": np.arange(begin, end)}
+        order = functools.partial(np.arange, begin, end)
+        choices: dict[str, Callable[[], np.ndarray]] = {"the order of the files": order}
         if ids is not None:
             extremes = tf.constant([-ids.min(initial=2**62), ids.max(initial=-1)])
             first, last = (int(i) for i in world.allreduce(extremes, "max").numpy() * (-1, 1))
             words = f"ids from {first} to {last}"
             if first in (0, 1) and last - first == box.cells - 1:
-                choices = {"ids": ids - first, **choices}
+                choices = {"ids": functools.partial(np.subtract, ids, first), **choices}
         if self.count != box.cells:
             raise SnapshotError(f"{self.path} has {self.count} particles; must have {box.cells}")
         x = self._read("position", begin, min(end, begin + SAMPLE))
-        side, least = np.array(box.size), np.inf
-        for numbers in choices.values():
+        least = np.inf
+        for numbers in (choice() for choice in choices.values()):
             sums = spreads(numbers[: len(x)], x, box.size, box.grid)
-            deviation = deviations(world.allreduce(tf.constant(sums)).numpy())
-            best = int(np.argmin((deviation / side).max(axis=-1)))
-            if (deviation[best] <= UNORDERED * side).all():
-                return numbers, [*numberings(box.grid)][best]
-            least = min(least, float(deviation[best].max()))
+            total = world.allreduce(tf.constant(sums)).numpy()
+            numbering, deviation = best_numbering(total, box.size, box.grid)
+            if numbering is not None:
+                return numbers, numbering
+            least = min(least, deviation)
         raise SnapshotError(
             f"{self.path}: its particles number no lattice: it has {words} of {self.count} "
             f"particles, and by {' or '.join(choices)} displacements are {least:.3g} Mpc/h or more "
-            f"(root mean square) in a box of {side.max():g} Mpc/h; fpm.read_particles reads "
+            f"(root mean square) in a box of {max(box.size):g} Mpc/h; fpm.read_particles reads "
             "particles that number none"
         )
 

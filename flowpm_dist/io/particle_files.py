@@ -213,6 +213,8 @@ class ParticleFiles:
             raise SnapshotError(
                 f"{self.path}: has {count} particles of type {kind}, none from {begin} to {end}"
             )
+        if not names:
+            return {}
         if wrong := [name for name in names if name not in SHAPES]:
             raise ValueError(f"{wrong[0]!r} is not one of {', '.join(map(repr, SHAPES))}")
         factors = {name: self.factor(name) for name in names if name != "id"}

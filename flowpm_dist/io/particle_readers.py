@@ -72,11 +72,11 @@ def open_particles(path: str | Path, units: Mapping[str, Any] | None = None) -> 
         SnapshotError: there is no such snapshot, or more than one; a file is missing or damaged, or
             of no known format; or a unit is missing.
     """
-    found = find_particles(Path(path), units)
-    if found is None:
+    files = find_particles(Path(path), units)
+    if files is None:
         known = ", ".join(reader.WORDS for reader in READERS)
         raise SnapshotError(f"{path} holds no particles of a known format: must be {known}")
-    return found
+    return files
 
 
 def find_particles(path: Path, units: Mapping[str, Any] | None = None) -> ParticleFiles | None:
@@ -90,7 +90,7 @@ def find_particles(path: Path, units: Mapping[str, Any] | None = None) -> Partic
     with reading(path, raises=SnapshotError):
         ours = (path / name for name in particle_folders())
         places = (path, *(folder for folder in ours if folder.is_dir()))
-        snapshots = [found for place in places for found in _snapshots_in(place)]
+        snapshots = [snapshot for place in places for snapshot in _snapshots_in(place)]
     if len(snapshots) > 1:
         held = sorted(where.name for where, _, _ in snapshots)
         shown = " and ".join(held) if len(held) < 4 else ", ".join([*held[:3], "..."])
@@ -115,13 +115,13 @@ def _snapshots_in(path: Path) -> Iterator[tuple[Path, Reader, list[Path]]]:
         alone = path.is_file() and not _NUMBER.search(path.name)
         name = _SUFFIX.sub("", path.name) if path.is_file() else path.name
         series = {path.name: [path] if alone else series.get(name, [])}
-    found = {
+    known = {
         name: (reader, files)
         for name, files in series.items()
         if files and (reader := _reader_of(files[0]))
     }
-    for name, (reader, files) in found.items():
-        where = path / name if path.is_dir() and len(found) > 1 else path
+    for name, (reader, files) in known.items():
+        where = path / name if path.is_dir() and len(known) > 1 else path
         yield where, reader, _in_order(files)
 
 

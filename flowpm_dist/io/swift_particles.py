@@ -115,7 +115,7 @@ def _powers(
         counts: its particles by type.
         a: scale factor.
     """
-    found = []
+    powers = []
     for kind in counts:
         group = file[f"PartType{kind}"]
         for quantity, power in EXPONENTS.items():
@@ -134,8 +134,8 @@ def _powers(
                     raise UnreadableError(f"{where}: conversion factors must be above 0")
                 if not math.isclose(physical, comoving * a**of_a, rel_tol=PARAMETER_TOLERANCE):
                     of_a = math.log(physical / comoving) / math.log(a)
-            found.append((quantity, (of_a, of_h)))
-    return found
+            powers.append((quantity, (of_a, of_h)))
+    return powers
 
 
 def _parameters(header: Attributes) -> dict[str, float]:

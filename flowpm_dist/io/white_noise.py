@@ -61,14 +61,14 @@ def open_white_noise(path: Path) -> np.ndarray | GraficNoise:
         WhiteNoiseError: there is no such file, or it holds no white noise of these formats.
     """
     try:
-        first = first_bytes(path, 24)
+        first = first_bytes(path, 32)
     except FileNotFoundError:
         raise WhiteNoiseError("there is no such file") from None
     except OSError as error:
         raise WhiteNoiseError(f"cannot be read ({error.strerror})") from error
     try:
-        if path.suffix != ".npy" and (found := _of_music(path, first)) is not None:
-            return found
+        if path.suffix != ".npy" and (noise := _of_music(path, first)) is not None:
+            return noise
         array = mapped_array(path)
     except WhiteNoiseError:
         raise
@@ -88,7 +88,7 @@ def _of_music(path: Path, first: bytes) -> np.ndarray | GraficNoise | None:
 
     Args:
         path: the file.
-        first: its first 24 bytes.
+        first: its first 32 bytes.
 
     Raises:
         WhiteNoiseError: the file is damaged.
@@ -101,7 +101,8 @@ def _of_music(path: Path, first: bytes) -> np.ndarray | GraficNoise | None:
                 return np.memmap(path, f"{order}f{width}", "r", 12, tuple(sides))
     for order in "<>":
         for marker in (4, 8):
-            if _number(first[:marker], order) == _HEADER and len(first) == 24:
+            lengths = first[:marker], first[marker + _HEADER :][:marker]
+            if all(_number(length, order) == _HEADER for length in lengths):
                 nx, ny, nz = (_number(first[marker + 4 * i :][:4], order) for i in range(3))
                 if 0 < min(nx, ny, nz) and max(nx, ny, nz) < 2**31:
                     return _grafic(path, order, marker, (nx, ny, nz))

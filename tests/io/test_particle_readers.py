@@ -339,6 +339,7 @@ def test_a_virtual_file_of_swift_is_read_or_its_parts(tmp_path):
                 )
             del group[name]
             group.create_virtual_dataset(name, layout)
+    assert len(open_particles(whole).parts) == 1
     for path in (whole, tmp_path / "snap.1.hdf5", tmp_path):
         check(open_particles(path), written, length=H, mass=H, exact=False)
 

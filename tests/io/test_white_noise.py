@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from foreign_snapshots import grafic, music
+from commands import flowpm_here
+from foreign_snapshots import KMS, MPC, grafic, music
+from reference import DATA
+from run_files import RUN
 
 import flowpm_dist as fpm
 from flowpm_dist.io.files import checksum
 from flowpm_dist.io.white_noise import WhiteNoiseError, check_white_noise_file, open_white_noise
+from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.simulate.options import SimulationOptions
 
 SHAPE = (4, 6, 8)
 MARKERS = ("<u4", ">u4", "<u8", ">u8")
@@ -97,6 +103,30 @@ def test_damaged_files_are_refused_before_they_are_read(tmp_path):
         open_white_noise(tmp_path / "missing")
 
 
+def test_a_run_file_names_noise_in_any_format(tmp_path, monkeypatch):
+    """The run is the same as with the array in a .npy file, and so is the checksum of the noise."""
+    monkeypatch.chdir(tmp_path)
+    written = noise("f8", (16, 16, 16))
+    np.save("noise.npy", written)
+    music(tmp_path / "wnoise_0004.bin", written)
+    grafic(tmp_path / "grafic.dat", written, ">u4")
+    found = []
+    for name in ("noise.npy", "wnoise_0004.bin", "grafic.dat"):
+        run = Path(f"{name}.toml")
+        run.write_text(RUN.replace("seed = 1", f'white_noise = "{name}"'))
+        checksums = SimulationOptions.load(run).checksums()
+        done = flowpm_here("simulate", str(run), "--output", f"of {name}")
+        assert done.returncode == 0, done.stderr
+        density = fpm.State.from_snapshot(f"of {name}").density().numpy()
+        found.append((checksums["initial.white_noise"], density))
+    for checksum_of, density in found[1:]:
+        assert checksum_of == found[0][0]
+        np.testing.assert_array_equal(density, found[0][1])
+    os.truncate("wnoise_0004.bin", 100)
+    with pytest.raises(ConfigError, match="wnoise_0004.bin': must be a .npy file, a file wnoise_X"):
+        SimulationOptions.load(Path("wnoise_0004.bin.toml"))
+
+
 def test_a_run_takes_the_path_of_a_file(tmp_path):
     """In single precision, of files in either precision and byte order."""
     written = noise("f8", (4, 4, 4))
@@ -119,3 +149,21 @@ def test_a_run_takes_the_path_of_a_file(tmp_path):
         sim.lpt(white_noise=tmp_path / "none", a=0.1)
     with pytest.raises(ValueError, match="white_noise is float64, it must be float32: use tf.cast"):
         sim.lpt(white_noise=tf.constant(written), a=0.1)
+
+
+def test_music_makes_the_same_particles_of_its_noise():
+    """By first-order LPT: with the same sign and axes, and shifted by half a cell.
+
+    The amplitudes of the power and of growth are computed by each code on its own.
+    """
+    folder = DATA / "music_16"
+    cosmology = fpm.Cosmology(Omega_m=0.305, Omega_b=0.045, h=0.6777, n_s=0.961, sigma8=0.811)
+    units = {"UnitLength_in_cm": MPC, "UnitVelocity_in_cm_per_s": KMS}
+    theirs = fpm.State.from_snapshot(folder / "ics_music", cosmology=cosmology, units=units)
+    sim = fpm.Simulation(cosmology, 16, 100.0, [theirs.a, 1.0], lpt_order=1, precision="float64")
+    ours = sim.lpt(white_noise=folder / "wnoise_0004.bin", a=theirs.a)
+    assert theirs.a == 1 / 51 and theirs.box.size == (100.0,) * 3
+    moved = theirs.displacement.numpy() - 100 / 16 / 2
+    for found, expected in ((moved, ours.displacement), (theirs.velocity.numpy(), ours.velocity)):
+        error = np.sqrt(np.mean((found - expected.numpy()) ** 2) / np.mean(expected.numpy() ** 2))
+        assert error < 3e-4
