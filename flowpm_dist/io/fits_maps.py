@@ -82,6 +82,7 @@ def write_fits_maps(
 
     Raises:
         FileExistsError: there is a file, and `overwrite` is False.
+        ValueError: maps of the full sky with another number of pixels than HEALPix has.
         WriteError: the file cannot be written.
     """
     from astropy.io import fits
@@ -119,6 +120,9 @@ def _healpix(name: str, array: LabelledArray) -> fits.BinTableHDU:
     from astropy.io import fits
 
     maps, count = array.values, array.values.shape[-1]
+    nside = round((count / 12) ** 0.5)
+    if 12 * nside**2 != count:
+        raise ValueError(f"{name} has {count} pixels: a full sky has 12 nside^2")
     code = "E" if maps.dtype == np.float32 else "D"
     columns = [
         fits.Column(f"{name}_{n + 1}".upper(), code, array.units, array=one)
@@ -130,7 +134,7 @@ def _healpix(name: str, array: LabelledArray) -> fits.BinTableHDU:
             "PIXTYPE": ("HEALPIX", "HEALPix pixels"),
             "ORDERING": ("RING", "order of the pixels"),
             "COORDSYS": ("C", "equatorial: z of the box is north, x RA = 0"),
-            "NSIDE": (round((count / 12) ** 0.5), "resolution"),
+            "NSIDE": (nside, "resolution"),
             "FIRSTPIX": (0, "first pixel"),
             "LASTPIX": (count - 1, "last pixel"),
             "INDXSCHM": ("IMPLICIT", "rows are pixels"),

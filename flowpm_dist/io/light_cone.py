@@ -52,7 +52,7 @@ MEANINGS = {
     "planes": "overdensity of the matter of slabs",
     "shells": "overdensity of the matter of shells",
 }
-"""What the maps are, for headers of FITS."""
+"""The maps in their order in FITS files, and what they are."""
 
 MOST_OF_CHUNK = 2**24
 """Values along a side of a chunk: compressors take no more than 2^31 bytes."""
@@ -99,7 +99,7 @@ class LightConeMaps:
 
         Raises:
             FileExistsError: there is a file, and `overwrite` is False.
-            UserError: the attributes tell neither a cosmology nor a sky.
+            UserError: the attributes lack a cosmology or a sky.
             WriteError: the file cannot be written.
         """
         about = self.attributes
@@ -110,16 +110,22 @@ class LightConeMaps:
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the attributes of the maps are damaged: {error}") from error
         maps, shells = {}, {}
-        for name, values in self.arrays.items():
+        for name, meaning in MEANINGS.items():  # zarr lists arrays in any order
+            if name not in self.arrays:
+                continue
+            values = self.arrays[name]
             if values.ndim != (3 if flat else 2):
-                continue  # edges and centres
+                raise UserError(f"{name} of the light cone has shape {values.shape}: no maps")
             kind = {"planes": "plane", "shells": "shell"}.get(name, "source")
             units = "rad" if name == "rotation" else "1"
             axes = (kind, "y", "x") if flat else (kind, "pixel")
-            maps[name] = LabelledArray(values, axes, units, MEANINGS.get(name, name))
+            maps[name] = LabelledArray(values, axes, units, meaning)
             if kind != "source":
                 shells[name] = Shells(self[f"{kind}_edges"], cosmology)
-        facts = cosmology_header(cosmology) | {"SEED": about.get("seed"), "Z_MAX": about["z_max"]}
+        facts = cosmology_header(cosmology) | {
+            "SEED": about.get("seed"),
+            "Z_MAX": about.get("z_max"),
+        }
         write_fits_maps(
             path, maps, field_of_view=field_of_view, shells=shells, about=facts, overwrite=overwrite
         )

@@ -143,7 +143,7 @@ def test_maps_of_a_run(tmp_path):
     """All arrays of lightcone.zarr, with what its attributes tell."""
     about = {"cosmology": PLANCK.numbers(), "z_max": 0.2, "seed": 42}
     kappa = RNG.normal(size=(2, 12 * NSIDE**2)).astype("f4")
-    arrays = {"kappa": kappa, "shells": SHELLS, "shell_edges": EDGES}
+    arrays = {"shells": SHELLS, "shell_edges": EDGES, "kappa": kappa}
     path = tmp_path / "maps.fits"
     LightConeMaps(arrays, about | {"nside": NSIDE, "ordering": "RING"}).write_fits(path)
     np.testing.assert_array_equal(read_with_healpy(path)[0], kappa)
@@ -162,6 +162,10 @@ def test_maps_of_a_run(tmp_path):
         assert "X" not in file and len(file["PLANES_EDGES"].data) == 3
     with pytest.raises(UserError, match="attributes of the maps are damaged: 'field_of_view'"):
         LightConeMaps(flat, about).write_fits(path, overwrite=True)
+    with pytest.raises(UserError, match=r"kappa of the light cone has shape \(2, 8, 8\): no maps"):
+        LightConeMaps(flat, about | {"nside": 8}).write_fits(path, overwrite=True)
+    with pytest.raises(ValueError, match="kappa has 767 pixels: a full sky has 12 nside"):
+        LightConeMaps({"kappa": kappa[:, 1:]}, about | {"nside": 8}).write_fits(tmp_path / "x.fits")
 
 
 def test_rank_0_alone_writes(tmp_path, monkeypatch):
