@@ -205,7 +205,7 @@ class ParticleSnapshot:
         """Returns a density for each shift, for which the files are read once; see `density`."""
         if weights not in ("mass", "number"):
             raise ValueError(f"weights {weights!r}: must be 'mass' or 'number'")
-        grid = in_unit("grid", grid)
+        grid, shifts = in_unit("grid", grid), in_unit("shifts", shifts)
         if not isinstance(grid, Box):
             x, y, z = np.broadcast_to(grid, 3).tolist()
             grid = Box((x, y, z), self.box_size, self.mesh, tf.float64)

@@ -258,7 +258,8 @@ def public_arguments() -> Iterator[tuple[str, str]]:
 
 RESULTS = """AngularPower Bispectrum Calibration Catalogue Catalogue.of Catalogue.with_columns
 Comparison CorrelationFunction CorrelationMultipoles FeatureDensity Histogram Iteration
-Jacobian Multipoles Peaks Posterior PowerSpectrum State State.of State.leaving Wedges"""
+Jacobian Multipoles ParticleSnapshot Peaks Posterior PowerSpectrum State State.of
+State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response
 ConvergenceModel.run_and_observe ForwardModel.at_times ForwardModel.linear_response
@@ -273,8 +274,8 @@ UniverseModel.run_and_observe Universe.of Unknowns.plus Unknowns.times"""
 COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot
 ConvergenceMaps.write_fits DensityPlanes.plot DensityPlanes.write_fits Growth.ratio Growth.factor
 PointCheckpoints Progress Simulation.box_of StructureFormation TabulatedDistribution.from_file
-calibration_of convergence_power default_mesh default_stages first_points mode_means run
-warm_up Universe.mock Universe.unit_normal"""
+calibration_of convergence_power default_mesh default_stages first_points mode_means
+read_particles run warm_up Universe.mock Universe.unit_normal"""
 """Whole numbers that count or choose, besides the arguments of the family."""
 HANDED_ON = """AdjustedMicrocanonical.options Box.block_of.shape Chains.draws Chains.every
 Cosmology.from_astropy.cosmology Cosmology.from_astropy.parameters Cosmology.replace.changes

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import drawn
 import numpy as np
+import snapshots
 import tensorflow as tf
 
 import flowpm_dist as fpm
@@ -241,6 +244,42 @@ def of_grids_and_runs() -> Iterator[Argument]:
     of_grid = drawn.catalogue().density
     yield from arguments("Catalogue.density", lambda grid: of_grid(grid).block, grid=("", 8))
     yield from arguments("Catalogue.shot_noise", drawn.catalogue().shot_noise, weights=weights)
+
+
+@functools.cache
+def particles() -> fpm.ParticleSnapshot:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "snap.hdf5"
+        snapshots.write_snapshot(path, snapshots.points())
+        found = fpm.read_particles(path)
+        rows = {kind: found.files.read(kind, 0, n) for kind, n in found.files.counts.items()}
+
+    def read(kind: int, begin: int, end: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        return {name: rows[kind][name][begin:end] for name in names}
+
+    object.__setattr__(found.files, "read", read)
+    return found
+
+
+def of_points() -> Iterator[Argument]:
+    places = np.random.default_rng(4).uniform(0, 50, (20, 3))
+
+    def paint(positions: Any = places, **given: Any) -> Any:
+        return fpm.paint(positions, BOX, **given)
+
+    points = dict(positions=("Mpc/h", places), weights=("", np.ones(20)), shift=("", 0.5))
+    yield from arguments("paint", paint, **points)
+    mesh = dict(grid=("", 8), shift=("", 0.5))
+
+    def density(grid: Any = 8, **given: Any) -> Any:
+        return particles().density(grid, **given).block
+
+    def densities(grid: Any = 8, **given: Any) -> Any:
+        return [field.block for field in particles().densities(grid, **given)]
+
+    yield from arguments("ParticleSnapshot.density", density, **mesh)
+    mesh = dict(grid=("", 8), shifts=("", [0.0, 0.5]))
+    yield from arguments("ParticleSnapshot.densities", densities, **mesh)
 
 
 def of_surveys() -> Iterator[Argument]:
@@ -503,6 +542,7 @@ FAMILY = [
     *of_cosmology(),
     *of_grids_and_runs(),
     *of_statistics(),
+    *of_points(),
     *of_surveys(),
     *of_lensing(),
     *of_inference(),
