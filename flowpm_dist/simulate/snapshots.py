@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -114,37 +113,40 @@ class Source:
     grid: Grid
 
 
-def sources_of(paths: Sequence[Path], choices: Choices, *, named: bool = True) -> list[Source]:
+def sources_of(paths: Sequence[Path], choices: Choices) -> list[Source]:
     """Returns the snapshots at some paths, after all checks that need no particles.
 
-    Args:
-        paths: of the snapshots.
-        choices: how they are measured.
-        named: whether each must have a name of its own, for a folder of results.
-
     Raises:
-        UserError: one cannot be opened, lacks particles of a type, or two have the same name.
+        UserError: one cannot be opened, or lacks particles of a type, or is given twice.
     """
     found = []
-    for path in paths:
+    for path, name in zip(paths, _names(paths), strict=True):
         files = open_particles(path, choices.units)
         if missing := [kind for kind in choices.types if kind not in files.counts]:
             there = ", ".join(f"{n:,} of type {kind}" for kind, n in files.counts.items())
             raise UserError(f"{path} has no particles of type {missing[0]}; it has {there}")
-        found.append(Source(path, _name_of(path), files, choices.cells(files)))
-    names = Counter(source.name for source in found)
-    if named and (twice := [source for source in found if names[source.name] > 1]):
-        first, second = (str(source.path) for source in twice[:2])
-        raise UserError(f"{first} and {second} would share the folder {twice[0].name}: measure "
-                        "them one after the other, with another --output")  # fmt: skip
+        found.append(Source(path, name, files, choices.cells(files)))
     return found
 
 
-def _name_of(path: Path) -> str:
-    """Returns a name without the number of a file and its ending."""
-    absolute = Path(os.path.abspath(path))
-    name = re.sub(r"(\.\d+)?\.(hdf5|h5)$", "", absolute.name)
-    return name or absolute.name
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Returns a name for each path: its last part, or as many parts as make them differ.
+
+    Numbers of files and endings are left out.
+
+    Raises:
+        UserError: two paths are the same snapshot.
+    """
+    parts = [Path(os.path.abspath(path)).parts[1:] for path in paths]
+    for place, of_path in enumerate(parts):
+        stem = re.sub(r"(\.\d+)?(\.hdf5|\.h5)?$", "", of_path[-1] if of_path else "")
+        parts[place] = (*of_path[:-1], stem or of_path[-1]) if of_path else ("root",)
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(of_path[-depth:]) for of_path in parts]
+        if len({*names}) == len(names):
+            return names
+    twice = next(name for name in names if names.count(name) > 1)
+    raise UserError(f"/{twice} is given twice: give each snapshot once")
 
 
 def demand_of(

@@ -82,7 +82,7 @@ def test_what_is_measured_is_kept_unless_other_things_are_asked(here):
         (["one.hdf5", "--grid", "15"], "--grid 15: must be an even number"),
         (["one.hdf5", "--statistic", "pwer"], "--statistic: "),
         (["one.hdf5", "--unit", "UnitLength_in_cm"], "must be a name and a number"),
-        (["one.hdf5", "./one.hdf5"], "would share the folder one"),
+        (["one.hdf5", "./one.hdf5"], "/one is given twice"),
         (["one.hdf5", "--mesh", "row:3"], "mesh row:3"),
     ],
 )
@@ -98,6 +98,16 @@ def test_the_plan_is_shown_without_tensorflow(here):
     assert "700 of type 0, 1,000 of type 1; 16 x 16 x 16 cells" in done.stdout
     assert "memory: about" in done.stdout and "tensorflow" not in loaded
     assert not (here / "measured").exists()
+
+
+def test_snapshots_of_one_name_have_the_folders_of_their_simulations(here):
+    for run in ("a", "b"):
+        write_snapshot(here / run / "snapdir_004" / "snap_004.0.hdf5", points(1))
+    paths = ["a/snapdir_004", "b/snapdir_004", "one.hdf5"]
+    assert flowpm_here("measure", *paths, "--grid", "16").returncode == 0
+    found = {str(path.parent) for path in here.glob("measured/**/power.csv")}
+    folders = (f"{here}/measured/{name}" for name in ("a/snapdir_004", "b/snapdir_004"))
+    assert found == {*folders, f"{here}/measured/{here.name}/one"}
 
 
 def test_files_from_elsewhere_are_kept(here):

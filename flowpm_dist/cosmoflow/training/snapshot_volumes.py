@@ -114,7 +114,7 @@ def plan_volumes(
         )
     if len(paths) < LEAST:
         raise UserError(f"{len(paths)} snapshots: at least {LEAST} are needed, to train and judge")
-    sources = sources_of(paths, choices, named=False)
+    sources = sources_of(paths, choices)
     first = sources[0]
     for source in sources:
         if source.grid != first.grid or not np.allclose(
