@@ -303,6 +303,14 @@ def test_powers_of_a_and_h_of_swift(tmp_path):
         open_particles(path)
 
 
+def test_types_of_swift_have_the_same_powers(tmp_path):
+    path = swift(tmp_path / "snap", [{0: particles(9), 1: particles(9)}])
+    with h5py.File(path, "r+") as file:
+        file["PartType1/Velocities"].attrs["a-scale exponent"] = 0.5
+    with pytest.raises(SnapshotError, match="types of particles have their velocity times differ"):
+        open_particles(path)
+
+
 def test_neutrinos_of_swift(tmp_path):
     """Its Omega_m is cold dark matter and baryons; there is a mass of each species."""
     path = swift(tmp_path / "snap", [{6: particles(9)}])
