@@ -84,8 +84,11 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
             check_blocks(file, name, counts, BLOCKS)
             a = _scale_factor(Attributes(name, header))
             for quantity, power in _powers(file, name, counts, a):
-                if powers.setdefault(quantity, power) != power:
-                    raise UnreadableError(f"{name}: data sets have other units than each other")
+                if not np.allclose(powers.setdefault(quantity, power), power):
+                    raise UnreadableError(
+                        f"{name}: types of particles have their {quantity} times different powers "
+                        "of the scale factor or of h; must be the same for all"
+                    )
         read = functools.partial(read_part, name, BLOCKS, mass_table(header))
         parts.append(Part(counts, read))
     check_number_of_files(header, names)

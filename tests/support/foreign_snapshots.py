@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,6 +14,8 @@ A, BOX, H = 0.25, 50.0, 0.7
 MPC, KPC, KMS, MASS = 3.085678e24, 3.085678e21, 1e5, 1.989e43
 """A megaparsec, a kiloparsec, km/s and 1e10 solar masses in cgs units, as Gadget writes them."""
 UNITS = {"UnitLength_in_cm": MPC, "UnitVelocity_in_cm_per_s": KMS, "UnitMass_in_g": MASS}
+PARTS = (3, 0, 7, 1, 0, 2, 5, 1, 1, 4, 0, 6, 0)
+"""Particles in each of 13 files, some of which are empty."""
 Particles = dict[str, np.ndarray]
 
 
@@ -236,3 +239,41 @@ def grafic(path: Path, noise: np.ndarray, marker: str = "<u4") -> Path:
                 record((-noise[:, :, z]).T.astype(noise.dtype.newbyteorder(order)).tobytes())
             )
     return path
+
+
+def check(
+    found: Any,
+    written: Mapping[int, Particles],
+    *,
+    length: float = 1.0,
+    speed: float = 1.0,
+    mass: float = 1.0,
+    table: Mapping[int, float] | None = None,
+    exact: bool = True,
+) -> None:
+    """Compares what is read with what was written, in one range and in ranges of 13 particles.
+
+    Args:
+        length, speed, mass: what the values in the files are multiplied by to be in our units.
+        exact: whether nothing is rounded, as every unit is ours.
+    """
+    assert found.counts == {kind: len(each["id"]) for kind, each in sorted(written.items())}
+    for kind, each in written.items():
+        count, own = len(each["id"]), each
+        read = found.read(kind, 0, count)
+        factors = {"position": length, "velocity": speed, "mass": mass}
+        for name, factor in factors.items():
+            values = own[name]
+            if name == "mass" and table and kind in table:
+                values = np.full(count, table[kind])
+            assert read[name].dtype == values.dtype.newbyteorder("=")
+            limit = 0 if exact and factor == 1 else 1.01 * np.finfo(values.dtype).eps
+            np.testing.assert_allclose(read[name], values.astype("f8") * factor, rtol=limit)
+        np.testing.assert_array_equal(read["id"], own["id"].astype("u8"))
+        assert read["id"].dtype == np.uint64
+        for name, whole in read.items():
+            ranges = [(b, min(b + 13, count)) for b in range(0, count, 13)]
+            pieces = [found.read(kind, b, e, [name])[name] for b, e in ranges]
+            np.testing.assert_array_equal(np.concatenate(pieces), whole)
+            none = found.read(kind, 2, 2, [name])[name]
+            assert none.shape == (0, *whole.shape[1:]) and none.dtype == whole.dtype
