@@ -50,6 +50,8 @@ def calls(displacement: np.ndarray) -> Callable[[Any], dict[str, functools.parti
     field = tf.random.stateless_normal([1, grid, grid, grid], seed=[1, 2])
     vector = tf.stack([field] * 3, axis=-1)
     factors = tf.constant([[0.9, 0.1]])
+    places = tf.random.stateless_uniform([grid**3, 3], [3, 4], 1, grid + 1, tf.float64)
+    mesh = tf.zeros([grid + 3] * 3, tf.float64)
     call = functools.partial
     return lambda k: {
         "paint": call(k.paint, g, s),
@@ -60,6 +62,8 @@ def calls(displacement: np.ndarray) -> Callable[[Any], dict[str, functools.parti
         "kick_vjp, spectral": call(k.kick_vjp, g, vector, s, v, dv, ds, factors),
         "linear": call(k.linear, s, v, factors[:, 0]),
         "drift_vjp": call(k.drift_vjp, s, v, dv, ds, factors[:, 0]),
+        "points anywhere, cic": call(k.paint_points, mesh, places, None, 2),
+        "points anywhere, pcs": call(k.paint_points, mesh, places, None, 4),
     }
 
 

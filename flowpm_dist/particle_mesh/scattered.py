@@ -116,7 +116,9 @@ class Painting:
 
     def _send(self, positions: np.ndarray, weights: np.ndarray | None) -> None:
         """Brings some points to their ranks, and paints when there are enough of them."""
-        places = self._space.places(positions + self._shift * np.array(self._box.cell))
+        if self._shift:
+            positions = positions + self._shift * np.array(self._box.cell)
+        places = self._space.places(positions)
         if weights is not None:
             weights = weights.astype(np.float64)
         if self._box.mesh.size > 1:
@@ -136,8 +138,11 @@ class Painting:
             chosen = [(x, w) for x, w in waiting if (w is not None) == weighted and len(x)]
             if not chosen:
                 continue
-            at = np.concatenate([x for x, _ in chosen]) * self._box.grid - self._box.offset
-            at = np.clip(at, 0, np.nextafter(np.array(self._box.block, float), 0)) + below
+            at = np.concatenate([x for x, _ in chosen])
+            at *= self._box.grid
+            at -= self._box.offset
+            np.clip(at, 0, np.nextafter(np.array(self._box.block, float), 0), out=at)
+            at += below
             weights = np.concatenate([w for _, w in chosen]) if weighted else None
             self._sums = kernels().paint_points(
                 self._sums, tf.constant(at), None if weights is None else tf.constant(weights),

@@ -10,7 +10,6 @@ Points paint_points(Arguments& a) {
   call.order = a.attribute<int64_t>("order");
   if (call.order < 2 || call.order > 4) a.fail("order ", call.order, " is not 2, 3 or 4");
   call.count = a.shape("x", 2).dim_size(0);
-  if (call.count >= int64_t{1} << 31) a.fail(call.count, " points are too many: at most 2^31 - 1");
   for (int axis = 0; axis < 3; ++axis) {
     call.shape[axis] = block.dim_size(axis);
     if (call.shape[axis] < call.order) a.fail(call.shape[axis], " cells are too few");

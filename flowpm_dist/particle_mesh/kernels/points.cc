@@ -4,8 +4,8 @@
 // other strip can be painted at once, and within a strip into tiles along y that stay in cache.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "common.h"
@@ -18,56 +18,71 @@ constexpr int64_t kStrip = 4;        // planes; at least the order less one
 constexpr int64_t kTile = 32;        // rows
 constexpr int64_t kBlock = 1 << 14;  // points or cells that one thread handles at a time
 
-// The cells along an axis that a coordinate reaches: the first, and the weight of each.
+// The first cell that a coordinate reaches along an axis; a coordinate is at least 0.
 template <int order>
-struct Reach {
-  int64_t first;
-  double weight[order];
+FLOWPM_INLINE int64_t first_of(double x, int64_t cells) {
+  const int64_t below = int64_t(order == 3 ? x + 0.5 : x);
+  return std::max(int64_t{0}, std::min(below - int64_t(order > 2), cells - order));
+}
 
-  FLOWPM_INLINE Reach(double x, int64_t cells) {
-    const double below = std::floor(order == 3 ? x + 0.5 : x), d = x - below;
-    const double last = double(cells - order), start = below - double(order > 2);
-    first = int64_t(std::max(0.0, std::min(start, last)));
-    if (order == 2) {
-      weight[0] = 1 - d;
-      weight[1] = d;
-    } else if (order == 3) {
-      weight[0] = 0.5 * (0.5 - d) * (0.5 - d);
-      weight[1] = 0.75 - d * d;
-      weight[2] = 0.5 * (0.5 + d) * (0.5 + d);
-    } else {
-      const double e = 1 - d;
-      weight[0] = e * e * e / 6;
-      weight[1] = (4 - 6 * d * d + 3 * d * d * d) / 6;
-      weight[2] = (4 - 6 * e * e + 3 * e * e * e) / 6;
-      weight[3] = d * d * d / 6;
-    }
+// The weights of the cells that it reaches.
+template <int order>
+FLOWPM_INLINE void weights_of(double x, double* weight) {
+  const double d = x - double(int64_t(order == 3 ? x + 0.5 : x)), e = 1 - d;
+  if (order == 2) {
+    weight[0] = e;
+    weight[1] = d;
+  } else if (order == 3) {
+    weight[0] = 0.5 * (0.5 - d) * (0.5 - d);
+    weight[1] = 0.75 - d * d;
+    weight[2] = 0.5 * (0.5 + d) * (0.5 + d);
+  } else {
+    weight[0] = e * e * e / 6;
+    weight[1] = (4 - 6 * d * d + 3 * d * d * d) / 6;
+    weight[2] = (4 - 6 * e * e + 3 * e * e * e) / 6;
+    weight[3] = d * d * d / 6;
   }
-};
+}
 
 int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
+struct Point {
+  double x[3], weight;
+};
+
 // The points in the order of their strips and tiles, and where the points of each strip begin.
 struct Order {
-  std::vector<int32_t> points;
+  std::unique_ptr<Point[]> points;
   std::vector<int64_t> begin;
 };
 
 template <int order>
+FLOWPM_INLINE void keys_of(const Points& call, int64_t begin, int64_t end, int64_t tiles,
+                           int32_t* key) {
+  for (int64_t m = begin; m < end; ++m) {
+    const int64_t x = first_of<order>(call.x[3 * m], call.shape[0]);
+    const int64_t y = first_of<order>(call.x[3 * m + 1], call.shape[1]);
+    key[m - begin] = int32_t((x / kStrip) * tiles + y / kTile);
+  }
+}
+
 Order in_strips(const Points& call, const Parallel& parallel) {
   const int64_t strips = parts_of(call.shape[0], kStrip), tiles = parts_of(call.shape[1], kTile);
   const int64_t keys = strips * tiles, blocks = parts_of(call.count, kBlock);
-  const auto key = [&](int64_t m) {
-    const int64_t x = Reach<order>(call.x[3 * m], call.shape[0]).first;
-    const int64_t y = Reach<order>(call.x[3 * m + 1], call.shape[1]).first;
-    return (x / kStrip) * tiles + y / kTile;
-  };
   std::vector<int64_t> place(blocks * keys, 0);
+  // Calls work(m, key) for the points of a block.
+  const auto each = [&](int64_t b, const auto& work) {
+    int32_t key[kBlock];
+    const int64_t begin = b * kBlock, end = std::min(call.count, begin + kBlock);
+    if (call.order == 2) keys_of<2>(call, begin, end, tiles, key);
+    if (call.order == 3) keys_of<3>(call, begin, end, tiles, key);
+    if (call.order == 4) keys_of<4>(call, begin, end, tiles, key);
+    for (int64_t m = begin; m < end; ++m) work(m, key[m - begin]);
+  };
   parallel(blocks, [&](int64_t b) {
-    const int64_t end = std::min(call.count, (b + 1) * kBlock);
-    for (int64_t m = b * kBlock; m < end; ++m) ++place[b * keys + key(m)];
+    each(b, [&](int64_t, int32_t key) { ++place[b * keys + key]; });
   });
-  Order sorted{std::vector<int32_t>(call.count), std::vector<int64_t>(strips + 1, call.count)};
+  Order sorted{std::unique_ptr<Point[]>(new Point[call.count]), std::vector<int64_t>(strips + 1)};
   int64_t next = 0;
   for (int64_t k = 0; k < keys; ++k) {
     if (k % tiles == 0) sorted.begin[k / tiles] = next;
@@ -77,35 +92,39 @@ Order in_strips(const Points& call, const Parallel& parallel) {
       next += here;
     }
   }
+  sorted.begin[strips] = next;
   parallel(blocks, [&](int64_t b) {
-    const int64_t end = std::min(call.count, (b + 1) * kBlock);
-    for (int64_t m = b * kBlock; m < end; ++m) {
-      sorted.points[place[b * keys + key(m)]++] = int32_t(m);
-    }
+    each(b, [&](int64_t m, int32_t key) {
+      const double* x = call.x + 3 * m;
+      sorted.points[place[b * keys + key]++] = {
+          {x[0], x[1], x[2]}, call.weights == nullptr ? 1.0 : call.weights[m]};
+    });
   });
   return sorted;
 }
 
 template <int order>
-FLOWPM_INLINE void paint_strip(const Points& call, const int32_t* begin, const int32_t* end) {
-  const int64_t plane = call.shape[1] * call.shape[2], row = call.shape[2];
-  for (const int32_t* point = begin; point < end; ++point) {
-    const double* at = call.x + 3 * int64_t(*point);
-    const Reach<order> x(at[0], call.shape[0]), y(at[1], call.shape[1]), z(at[2], call.shape[2]);
-    const double weight = call.weights == nullptr ? 1.0 : call.weights[*point];
-    double* corner = call.mesh + x.first * plane + y.first * row + z.first;
+FLOWPM_INLINE void paint_strip(const Points& call, const Point* begin, const Point* end) {
+  const int64_t row = call.shape[2], plane = call.shape[1] * row;
+  for (const Point* point = begin; point < end; ++point) {
+    double weight[3][order];
+    int64_t first[3];
+    for (int a = 0; a < 3; ++a) {
+      first[a] = first_of<order>(point->x[a], call.shape[a]);
+      weights_of<order>(point->x[a], weight[a]);
+    }
+    double* corner = call.mesh + first[0] * plane + first[1] * row + first[2];
     for (int i = 0; i < order; ++i) {
       for (int j = 0; j < order; ++j) {
-        const double share = weight * x.weight[i] * y.weight[j];
+        const double share = point->weight * weight[0][i] * weight[1][j];
         double* cells = corner + i * plane + j * row;
-        for (int k = 0; k < order; ++k) cells[k] += share * z.weight[k];
+        for (int k = 0; k < order; ++k) cells[k] += share * weight[2][k];
       }
     }
   }
 }
 
-FLOWPM_CLONES void paint_strip_clone(const Points& call, const int32_t* begin,
-                                     const int32_t* end) {
+FLOWPM_CLONES void paint_strip_clone(const Points& call, const Point* begin, const Point* end) {
   if (call.order == 2) paint_strip<2>(call, begin, end);
   if (call.order == 3) paint_strip<3>(call, begin, end);
   if (call.order == 4) paint_strip<4>(call, begin, end);
@@ -121,14 +140,12 @@ void Points::run(const Parallel& parallel) const {
     });
   }
   if (count == 0) return;
-  const Order sorted = order == 2   ? in_strips<2>(*this, parallel)
-                       : order == 3 ? in_strips<3>(*this, parallel)
-                                    : in_strips<4>(*this, parallel);
+  const Order sorted = in_strips(*this, parallel);
   const int64_t strips = int64_t(sorted.begin.size()) - 1;
   for (const int64_t odd : {0, 1}) {
     parallel((strips + 1 - odd) / 2, [&](int64_t pair) {
       const int64_t strip = 2 * pair + odd;
-      const int32_t* points = sorted.points.data();
+      const Point* points = sorted.points.get();
       paint_strip_clone(*this, points + sorted.begin[strip], points + sorted.begin[strip + 1]);
     });
   }
