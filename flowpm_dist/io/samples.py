@@ -120,7 +120,7 @@ class Samples(Labelled):
         Args:
             **settings: further arguments of `getdist.MCSamples`, such as `label`.
         """
-        from getdist import MCSamples
+        from getdist import MCSamples  # takes most of a second
 
         return MCSamples(
             samples=list(self.values),

@@ -26,6 +26,7 @@ from flowpm_dist.io.figures import (
     style_axes,
     symbol,
 )
+from flowpm_dist.io.samples import Samples
 from flowpm_dist.posteriors.calibration import Calibration, band
 
 BINS = 10
@@ -156,17 +157,15 @@ def _densities(samples: np.ndarray, priors: UniformPriors) -> dict[tuple[int, ..
 
     Where samples are all equal or lie on a line, the density is None or missing.
     """
-    from getdist.mcsamples import MCSamples  # takes most of a second
-
     names, densities = list(priors.names), dict[tuple[int, ...], Any]()
     before = logging.root.manager.disable
     # It reports the burn-in that it did not remove, and each bandwidth that is a fallback.
     with contextlib.redirect_stdout(None):
         logging.disable(max(before, logging.WARNING))
         try:
-            drawn = MCSamples(
-                samples=samples, names=names, ranges=priors.ranges, sampler="uncorrelated"
-            )
+            drawn = Samples(
+                samples[np.newaxis], names, priors.ranges, is_independent=True
+            ).to_getdist()
             for i, name in enumerate(names):
                 densities[i,] = drawn.get1DDensity(name)
                 for j in range(i):

@@ -77,10 +77,10 @@ class LogDensity:
             CollectiveError: it differs between ranks.
         """
         point = self._point(vector)
-        found = attempt(self.posterior if self._even is None else self._even, point)
-        if found is None or not np.isfinite(loss := float(found.loss)):
+        evaluation = attempt(self.posterior if self._even is None else self._even, point)
+        if evaluation is None or not np.isfinite(loss := float(evaluation.loss)):
             return -math.inf, np.zeros(self.dimension)
-        return -loss, -self._whole(found.gradient)
+        return -loss, -self._whole(evaluation.gradient)
 
     def start(self, seed: int = 0) -> np.ndarray:
         """Returns a vector to begin at: a draw of the prior, the same on any number of ranks.

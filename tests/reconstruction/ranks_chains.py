@@ -17,6 +17,7 @@ from ranks import SHAPES, SIZE, by_rank_zero, process_mesh, shared_folder
 from scipy import optimize, stats
 
 from flowpm_dist import Simulation
+from flowpm_dist.io import Samples
 from flowpm_dist.jobs.job import Request, StopError
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ForwardModel
@@ -444,6 +445,11 @@ def test_chains_after_the_search(structure, tmp_path_factory):
     drawn = [row for row in rows if int(row["drawn"])]
     columns = [name for name in rows[0] if name.startswith(("re(", "im("))]
     modes = np.array([[float(row[name]) for name in columns] for row in drawn])
+    read = Samples.load(folder / "found", modes=True)
+    assert read.names == (*names, *columns)
+    np.testing.assert_array_equal(
+        read.values[..., len(names) :], modes.reshape(-1, 2, len(columns)).swapaxes(0, 1)
+    )
     known = convergence(modes.reshape(-1, 2, len(columns))).rhat
     losses = np.array([float(row["loss"]) for row in drawn]).reshape(-1, 2, 1)
     assert of_chains["loss"]["rhat"] == pytest.approx(convergence(losses).rhat[0], rel=1e-4)

@@ -145,6 +145,14 @@ def test_maps_and_spectra_are_those_of_python(done):
     assert message == pytest.approx(last["C_ell"] / last["limber_halofit"], rel=1e-7)
 
 
+def test_healpy_reads_the_maps_of_a_run(done, tmp_path):
+    maps = load_light_cone(done)
+    maps.write_fits(tmp_path / "maps.fits")
+    for hdu, name in ((1, "kappa"), ("SHELLS", "shells")):
+        read = healpy.read_map(tmp_path / "maps.fits", field=None, dtype=None, hdu=hdu)
+        np.testing.assert_array_equal(read, maps[name])
+
+
 def test_a_run_that_goes_on_has_the_same_maps(here, done, monkeypatch):
     """To the bit, from a checkpoint before the observed light, and one after some of it."""
     stopped(monkeypatch, 3)

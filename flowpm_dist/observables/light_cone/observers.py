@@ -210,9 +210,9 @@ def _maps(
 
 def _of_universe(maps: LabelledArray, universe: int, sky: SkyOptions) -> LabelledArray:
     """Returns the maps of one universe [map, x, y] or [map, pixel]."""
-    own = 1 + len(sky.map_shape)
-    values = maps.values.reshape(-1, *maps.values.shape[-own:])
-    return replace(maps, values=values[universe], dimensions=maps.dimensions[-own:])
+    axes = 1 + len(sky.map_shape)
+    values = maps.values.reshape(-1, *maps.values.shape[-axes:])
+    return replace(maps, values=values[universe], dimensions=maps.dimensions[-axes:])
 
 
 def _side(sky: SkyOptions) -> float | None:
