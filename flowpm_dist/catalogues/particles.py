@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ from meshimpl.process_mesh import MeshShape, ProcessMesh
 
 Quantity = Literal["position", "velocity", "mass", "id"]
 Axis = Literal["x", "y", "z"]
+LARGEST = 15000.0
+"""A longer side [Mpc/h] is a mistake of units."""
 FAR = 1e3
 """Positions further away than this, in sides of the box, are no positions in it."""
 
@@ -83,6 +86,15 @@ class ParticleSnapshot:
     mesh: ProcessMesh
     types: tuple[int, ...]
     numbers: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        longest = max(self.box_size)
+        if longest > LARGEST and self.mesh.rank == 0:
+            warnings.warn(
+                f"{self.files.path} has a box of {longest:g} Mpc/h, which is larger than what can be "
+                "observed: are its lengths in kpc/h?",
+                stacklevel=3,
+            )
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{self.files.counts[kind]:,} of type {kind}" for kind in self.types)
@@ -214,7 +226,7 @@ class ParticleSnapshot:
         names: list[Quantity] = ["position"]
         names += ["velocity"] if along is not None else []
         names += ["mass"] if weights == "mass" and self._has_masses else []
-        for piece in self.pieces(*names):
+        for piece in self._weighed.pieces(*names):
             positions = piece["position"].astype(np.float64)
             if along is not None:
                 positions[:, along] += piece["velocity"][:, along] / self._rate
@@ -223,15 +235,35 @@ class ParticleSnapshot:
         return [painting.density() for painting in paintings]
 
     @functools.cached_property
+    def _weighed(self) -> ParticleSnapshot:
+        """The same particles with masses in any unit, where the files lack it."""
+        try:
+            self.files.factor("mass")
+        except SnapshotError:
+            factor = self.files.factor
+            plain = replace(self.files, factor=lambda x: 1.0 if x == "mass" else factor(x))
+            return replace(self, files=plain)
+        return self
+
+    @functools.cached_property
     def _has_masses(self) -> bool:
         """Whether masses are needed, and there: particles of one type without any count as one."""
         if len(self.types) > 1:
             return True
         try:
-            self.files.read(self.types[0], 0, 1, ["mass"])
+            self._weighed.files.read(self.types[0], 0, 1, ["mass"])
         except SnapshotError:
             return False
         return True
+
+    def check_redshift_space(self) -> None:
+        """Checks that there is what redshift space needs, before positions are read.
+
+        Raises:
+            SnapshotError: Omega_m or the unit of velocities is missing.
+        """
+        self.files.factor("velocity")
+        assert self._rate > 0
 
     @functools.cached_property
     def _rate(self) -> float:
@@ -242,7 +274,8 @@ class ParticleSnapshot:
         """
         if "Omega_m" not in self.numbers:
             raise SnapshotError(
-                f"{self.files.path} has no Omega_m, which redshift space needs: give cosmology=..."
+                f"{self.files.path} has no Omega_m, which redshift space needs: give "
+                "read_particles(..., cosmology=...)"
             )
         return HUBBLE * self.a * float(Background(self.numbers).e(self.a))
 
@@ -254,7 +287,7 @@ class ParticleSnapshot:
         if weights == "number" or not self._has_masses:
             return math.prod(self.box_size) / len(self)
         sums = np.zeros(2)
-        for piece in self.pieces("mass"):
+        for piece in self._weighed.pieces("mass"):
             mass = piece["mass"].astype(np.float64)
             sums += mass.sum(), (mass**2).sum()
         first, second = self.mesh.world.allreduce(tf.constant(sums)).numpy()

@@ -240,6 +240,7 @@ class Cosmology:
                 "exactly one of A_s and sigma8 must be given, got "
                 + ("both" if amplitudes else "neither")
             )
+        self._take_masses()
         if self.power is not None:
             object.__setattr__(self, "power", power_table(self.power, vars(self)))
         if self.transfer not in get_args(Transfer):
@@ -247,7 +248,6 @@ class Cosmology:
             raise ValueError(f"transfer must be one of {choices}, got {self.transfer!r}")
         if not isinstance(self.radiation, bool | np.bool_):
             raise TypeError(f"radiation must be True or False, got {self.radiation!r}")
-        self._take_masses()
         names = [n for n in PARAMETERS if n not in AMPLITUDES or getattr(self, n) is not None]
         for name in names:
             object.__setattr__(self, name, _scalar(name, getattr(self, name)))

@@ -12,6 +12,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.arrays import is_tensor, known
 from flowpm_dist.cosmology.camb_tables import PART
+from flowpm_dist.cosmology.neutrinos import SPECIES
 from flowpm_dist.options import in_unit
 from flowpm_dist.options.regular_files import read_numbers
 
@@ -192,12 +193,36 @@ def _of_camb(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
     matter = (of.ombh2 + of.omch2 + of.omnuh2) / of.h**2
     there = {"h": of.h, "Omega_m": matter, "Omega_b": of.omegab, "Omega_k": of.omk}
     there |= {"w0": of.DarkEnergy.w, "wa": of.DarkEnergy.wa, "n_s": of.InitPower.ns}
+    if parameters is not None and parameters["radiation"]:
+        there |= {"T_cmb": of.TCMB, "N_eff": of.N_eff}
     _compare("camb", {**there, "m_nu": of.omnuh2 * _EV}, parameters)
+    _compare_shares(of, parameters)
     try:
         k, redshifts, power = value.get_linear_matter_power_spectrum(PART, PART)
     except Exception as error:
         raise ValueError(f"power: the object of camb has no matter power: {error}") from error
     return PowerTable(k, power[0], redshifts[0], of="cb")
+
+
+def _compare_shares(of: Any, parameters: Mapping[str, Any] | None) -> None:
+    """Checks that neutrinos share their mass in CAMB's parameters as in the cosmology.
+
+    Raises:
+        ValueError: they do not. CAMB gives all the mass to one of them, unless told otherwise.
+    """
+    total = None if parameters is None else known(parameters["m_nu"])
+    if parameters is None or not total:
+        return
+    each = zip(of.nu_mass_numbers, of.nu_mass_fractions, strict=False)
+    species = [fraction / count for count, fraction in each for _ in range(count)]
+    there = sorted([*species, 0.0, 0.0, 0.0][:SPECIES])
+    here = sorted(parameters["m_nu_shares"] or [1 / SPECIES] * SPECIES)
+    if not np.allclose(there, here, atol=_SAME_MASS):
+        shown = (", ".join(f"{share * total:.3g}" for share in s) for s in (there, here))
+        raise ValueError(
+            "power: the object of camb has neutrinos of {} eV, the cosmology of {}: set "
+            "num_massive_neutrinos in camb, or m_nu = [...] here".format(*shown)
+        )
 
 
 def _of_classy(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:

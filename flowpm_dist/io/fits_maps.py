@@ -125,7 +125,7 @@ def _healpix(name: str, array: LabelledArray) -> fits.BinTableHDU:
         raise ValueError(f"{name} has {count} pixels: a full sky has 12 nside^2")
     code = "E" if maps.dtype == np.float32 else "D"
     columns = [
-        fits.Column(f"{name}_{n + 1}".upper(), code, array.units, array=one)
+        fits.Column(f"{name}_{n + 1}".upper(), code, _unit(array), array=one)
         for n, one in enumerate(maps)
     ]
     table = fits.BinTableHDU.from_columns(columns, name=name.upper())
@@ -143,6 +143,11 @@ def _healpix(name: str, array: LabelledArray) -> fits.BinTableHDU:
         }
     )
     return table
+
+
+def _unit(array: LabelledArray) -> str:
+    """Returns the unit of an array in FITS, which has no text for numbers without one."""
+    return "" if array.units == "1" else array.units
 
 
 def _image(name: str, array: LabelledArray, field_of_view: float) -> fits.ImageHDU:
@@ -167,5 +172,5 @@ def _image(name: str, array: LabelledArray, field_of_view: float) -> fits.ImageH
         )
     image.header.update({"CTYPE3": array.dimensions[0].upper(), "CRPIX3": 1.0, "CRVAL3": 1.0})
     image.header.update({"CDELT3": 1.0, "RADESYS": "ICRS"})
-    image.header.update({"BUNIT": array.units, "MEANING": array.meaning, "FOV": field_of_view})
+    image.header.update({"BUNIT": _unit(array), "MEANING": array.meaning, "FOV": field_of_view})
     return image

@@ -61,12 +61,13 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         UnreadableError: a file is damaged.
     """
     header: dict[str, Any] = {}
-    parts = []
+    parts, tracers = [], set[int]()
     for name in names:
         with open_hdf5(name) as file:
             header |= attributes_of(file)
-            counts = counts_here(header)
-            check_blocks(file, name, counts, BLOCKS)
+            here = counts_here(header)
+            counts = checked_counts(file, name, here, BLOCKS)
+        tracers |= {*here} - {*counts}
         read = functools.partial(read_part, name, BLOCKS, mass_table(header))
         parts.append(Part(counts, read))
     check_number_of_files(header, names)
@@ -74,7 +75,8 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
     a = scale_factor(known)
     factor = gadget_factor(known, math.sqrt(a))
     files = ParticleFiles(path, known, parts, factor, a, box_sides(known, factor("position")))
-    return check_whole(files, totals(header))
+    expected = [0 if kind in tracers else n for kind, n in enumerate(totals(header))]
+    return check_whole(files, expected)
 
 
 def attributes_of(file: h5py.File) -> dict[str, Any]:
@@ -103,27 +105,38 @@ def first_of(group: h5py.Group, names: Sequence[str]) -> h5py.Dataset | None:
     return next((group[name] for name in names if name in group), None)
 
 
-def check_blocks(
+def checked_counts(
     file: h5py.File,
     name: Path,
     counts: Mapping[int, int],
     blocks: Mapping[str, Sequence[str]],
-) -> None:
+) -> dict[int, int]:
     """Checks dtypes, shapes and sizes of all data sets before their values are read.
 
+    Returns:
+        The number of particles by type; types without positions, such as tracers, are left out.
+
     Raises:
-        UnreadableError: one is wrong, or there are no positions.
+        UnreadableError: one is wrong, or particles of a type are not there at all.
     """
     whole: dict[str, h5py.Dataset] = {}
+    placed: dict[int, int] = {}
     for kind, count in counts.items():
+        group = file.get(f"PartType{kind}", {})
+        if not len(group):
+            raise UnreadableError(f"{name}:PartType{kind} is missing; must hold {count} particles")
+        if first_of(group, blocks["position"]) is None:
+            continue
+        placed[kind] = count
         for quantity, names in blocks.items():
-            data = first_of(file.get(f"PartType{kind}", {}), names)
+            data = first_of(group, names)
             where = f"{name}:PartType{kind}/{names[0]}"
-            if data is not None or quantity == "position":
+            if data is not None:
                 check_numbers(data, where, KINDS[quantity], (count, *SHAPES[quantity]))
                 whole[where] = data
     for where, data in whole.items():
         check_stored(data, where)
+    return placed
 
 
 def check_stored(data: h5py.Dataset, where: str) -> None:

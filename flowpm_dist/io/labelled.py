@@ -99,7 +99,7 @@ class Labelled(abc.ABC):
             add_column(table, name, values, arrays.get(name))
         return table
 
-    def write_csv(self, path: Path) -> None:
+    def write_csv(self, path: str | Path) -> None:
         """Writes the table of `to_pandas` as comma-separated values, without pandas.
 
         The first line has the names and, in brackets, the units of the columns. Columns that number
@@ -113,7 +113,7 @@ class Labelled(abc.ABC):
         index, columns = _table(arrays)
         units = {name: each.units for name, each in arrays.items() if each.units not in ("", "1")}
         table = index | columns
-        with written_whole(path) as aside, aside.open("w", newline="") as file:
+        with written_whole(Path(path)) as aside, aside.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(f"{x} [{units[x]}]" if x in units else x for x in table)
             kinds = ["d" if x.dtype.kind in "iu" else ".8e" for x in table.values()]

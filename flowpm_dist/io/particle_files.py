@@ -67,7 +67,10 @@ class Attributes(Mapping[str, Any]):
             SnapshotError: there is no such attribute, or it is no number.
         """
         if name not in self:
-            remedy = f'; give units={{"{name}": ...}}, {EXAMPLES[name]}' if name in EXAMPLES else ""
+            remedy = ""
+            if name in EXAMPLES:
+                given = f'units={{"{name}": ...}}, in a shell --unit {name}=...'
+                remedy = f"; give {given}, {EXAMPLES[name]}"
             raise SnapshotError(
                 f"{self.path} has no attribute {name}, which is needed here{remedy}"
             )

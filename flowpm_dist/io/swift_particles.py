@@ -12,7 +12,13 @@ import numpy as np
 
 from flowpm_dist.io import hdf5_particles
 from flowpm_dist.io.files import UnreadableError
-from flowpm_dist.io.hdf5_particles import check_blocks, counts_here, first_of, mass_table, read_part
+from flowpm_dist.io.hdf5_particles import (
+    checked_counts,
+    counts_here,
+    first_of,
+    mass_table,
+    read_part,
+)
 from flowpm_dist.io.opening import open_hdf5
 from flowpm_dist.io.particle_files import (
     PARAMETER_TOLERANCE,
@@ -80,8 +86,7 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         with open_hdf5(name) as file:
             groups = [file[group] for group in GROUPS if group in file]
             header |= {key: value for group in groups for key, value in group.attrs.items()}
-            counts = counts_here(header)
-            check_blocks(file, name, counts, BLOCKS)
+            counts = checked_counts(file, name, counts_here(header), BLOCKS)
             a = _scale_factor(Attributes(name, header))
             for quantity, power in _powers(file, name, counts, a):
                 if not np.allclose(powers.setdefault(quantity, power), power):

@@ -58,11 +58,13 @@ def measure_snapshot(
     check_statistics(choices.statistics)
     particles = particles_of(source, choices, mesh)
     box = Box(source.grid, particles.box_size, mesh, tf.float64)
+    statistics = {name: statistic_named(name) for name in choices.statistics}
+    if any(statistic.takes("axis") for statistic in statistics.values()):
+        particles.check_redshift_space()
     if mesh.rank == 0:
         _begin(folder)
     shifts = (0.0, 0.5) if choices.interlaced else (0.0,)
     noise = particles.shot_noise(choices.weights)
-    statistics = {name: statistic_named(name) for name in choices.statistics}
     plain, *moved = particles.densities(box, shifts, weights=choices.weights, scheme=choices.scheme)
     seen: list[Field] | None = None
     for name, statistic in statistics.items():

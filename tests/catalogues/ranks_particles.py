@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -118,15 +119,36 @@ def test_redshift_space_needs_omega_m(mesh, tmp_path):
     types = points()
     path = tmp_path / "snap.hdf5"
     write_snapshot(path, types)
-    import h5py
-
     with h5py.File(path, "r+") as file:
         del file["Header"].attrs["Omega0"]
     found = fpm.read_particles(path)
-    with pytest.raises(SnapshotError, match="no Omega_m, which redshift space needs: give cosmol"):
+    with pytest.raises(
+        SnapshotError, match="no Omega_m, which redshift space needs: give .*cosmol"
+    ):
         found.density(8, redshift_space="z")
     universe = fpm.Cosmology(Omega_m=OMEGA_M, Omega_b=0.05, h=H, n_s=0.96, sigma8=0.8)
     given = fpm.read_particles(path, cosmology=universe).density(8, redshift_space="z")
     write_snapshot(path, types)
     same = fpm.read_particles(path).density(8, redshift_space="z")
     np.testing.assert_allclose(given.numpy(), same.numpy(), atol=1e-12)
+
+
+@pytest.mark.ranks(1)
+def test_a_density_needs_no_unit_of_mass(mesh, tmp_path):
+    path = tmp_path / "snap.hdf5"
+    write_snapshot(path, points())
+    expected = fpm.read_particles(path)
+    with h5py.File(path, "r+") as file:
+        del file["Header"].attrs["UnitMass_in_g"]
+    found = fpm.read_particles(path)
+    np.testing.assert_array_equal(found.density(8).numpy(), expected.density(8).numpy())
+    assert found.shot_noise() == pytest.approx(expected.shot_noise())
+    with pytest.raises(SnapshotError, match="no attribute UnitMass_in_g"):
+        found.read("mass")
+
+
+@pytest.mark.ranks(1)
+def test_a_box_beyond_the_horizon_is_doubted(mesh, tmp_path):
+    write_snapshot(tmp_path / "snap.hdf5", points(), UnitLength_in_cm=3.085678e24)
+    with pytest.warns(UserWarning, match="box of 20000 Mpc/h, .*: are its lengths in kpc/h"):
+        fpm.read_particles(tmp_path / "snap.hdf5")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.volumes.arrays import read_table
+from flowpm_dist.cosmoflow.volumes.arrays import TableError, read_table
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json, write_json, write_text
 from flowpm_dist.io.particle_readers import find_particles
@@ -102,7 +102,12 @@ def plan_volumes(
         UserError: there are more or fewer snapshots than rows, one cannot be opened, or their boxes
             differ.
     """
-    names, parameters = read_table(table, columns)
+    try:
+        names, parameters = read_table(table, columns)
+    except TableError as error:
+        raise UserError(
+            str(error).replace("data.columns, a list of names", "--columns A,B")
+        ) from error
     if "{}" in snapshots:
         paths = [Path(snapshots.replace("{}", str(row))) for row in range(len(parameters))]
     else:

@@ -291,7 +291,8 @@ def read_table(
     Args:
         path: the path of the table.
         columns: names of all columns, if the first line does not name them.
-        wanted: names of the columns to return, in order; all by default.
+        wanted: names of the columns to return, in order; by default all, but for columns of texts
+            alone, such as names of simulations.
 
     Returns:
         The names, and float64 [row, column].
@@ -320,8 +321,11 @@ def read_table(
         )
     if missing := [name for name in wanted or () if name not in names]:
         raise TableError(f"{path} has no column {missing[0]!r}; those it has: {', '.join(names)}")
-    chosen = [names.index(name) for name in wanted or names]
     body = [(n, _cells(line)) for n, line in lines[named:] if not line.lstrip().startswith("#")]
+    wanted = wanted or [name for n, name in enumerate(names) if not _is_of_texts(body, n)]
+    if not wanted:
+        raise TableError(f"{path} has no column of numbers; those it has: {', '.join(names)}")
+    chosen = [names.index(name) for name in wanted]
     rows = []
     for number, cells in body:
         if len(cells) != len(names):
@@ -334,7 +338,21 @@ def read_table(
         rows.append([float(cells[place]) for place in chosen])
     if not rows:
         raise TableError(f"the table {path} has no rows")
-    return tuple(wanted or names), np.array(rows)
+    return tuple(wanted), np.array(rows)
+
+
+def _is_of_texts(body: Sequence[tuple[int, Sequence[str]]], column: int) -> bool:
+    """Returns whether no row of a column is a number, not even one that is not finite."""
+    there = [cells[column] for _, cells in body if len(cells) > column]
+    return bool(there) and not any(map(_is_float, there))
+
+
+def _is_float(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _cells(line: str) -> list[str]:
@@ -342,7 +360,4 @@ def _cells(line: str) -> list[str]:
 
 
 def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+    return _is_float(text) and math.isfinite(float(text))
