@@ -18,7 +18,7 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.options import Scheme
-from flowpm_dist.io.particle_files import ParticleFiles
+from flowpm_dist.io.particle_files import NoQuantityError, ParticleFiles, parameters_of
 from flowpm_dist.io.particle_readers import open_particles
 from flowpm_dist.io.particles import HUBBLE, SLAB
 from flowpm_dist.io.snapshot import SnapshotError
@@ -62,13 +62,25 @@ def read_particles(
     """
     ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
     files = open_particles(path, units)
-    chosen = tuple(files.counts) if types is None else tuple(np.atleast_1d(types).tolist())
+    chosen = tuple(files.counts) if types is None else _whole_numbers(types)
     if missing := [kind for kind in chosen if kind not in files.counts]:
         there = ", ".join(f"{n:,} of type {kind}" for kind, n in files.counts.items())
         raise SnapshotError(f"{files.path} has no particles of type {missing[0]}; it has {there}")
     ranks.check_equal("particles", path=files.path, counts=files.counts, types=chosen)
-    numbers = files.cosmology_facts if cosmology is None else cosmology.numbers()
+    numbers = parameters_of(files) if cosmology is None else cosmology.numbers()
     return ParticleSnapshot(files, ranks, chosen, numbers)
+
+
+def _whole_numbers(types: int | Sequence[int]) -> tuple[int, ...]:
+    """Returns the numbers of types.
+
+    Raises:
+        ValueError: there are none, one is no whole number, or is given twice.
+    """
+    chosen = np.atleast_1d(types)
+    if not chosen.size or chosen.dtype.kind not in "iu" or len({*chosen.tolist()}) < chosen.size:
+        raise ValueError(f"types {types!r}: must be different whole numbers")
+    return tuple(chosen.tolist())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,8 +103,8 @@ class ParticleSnapshot:
         longest = max(self.box_size)
         if longest > LARGEST and self.mesh.rank == 0:
             warnings.warn(
-                f"{self.files.path} has a box of {longest:g} Mpc/h, which is larger than what can be "
-                "observed: are its lengths in kpc/h?",
+                f"{self.files.path} has a box of {longest:g} Mpc/h, which is larger than what can "
+                "be observed: are its lengths in kpc/h?",
                 stacklevel=3,
             )
 
@@ -252,7 +264,7 @@ class ParticleSnapshot:
             return True
         try:
             self._weighed.files.read(self.types[0], 0, 1, ["mass"])
-        except SnapshotError:
+        except NoQuantityError:
             return False
         return True
 
@@ -272,7 +284,7 @@ class ParticleSnapshot:
         Raises:
             SnapshotError: Omega_m is not known.
         """
-        if "Omega_m" not in self.numbers:
+        if not self.numbers.get("Omega_m"):
             raise SnapshotError(
                 f"{self.files.path} has no Omega_m, which redshift space needs: give "
                 "read_particles(..., cosmology=...)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,10 +32,15 @@ from meshimpl import launch
 
 EXAMPLE = "flowpm-dist dataset run.toml --output volumes --split train"
 
+OF_SNAPSHOTS = ("table", "columns", "grid", "scheme", "type", "unit", "weights")
+OF_SIMULATIONS = ("run_file", "split", "dtype", "compressed", "samples_per_file", "changes")
+"""Arguments that go with --from, and those that go with a run file."""
+
 Split = StrEnum("Split", ["train", "validation", "test"])
 
 
 def dataset(
+    context: typer.Context,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the files.")],
     run_file: Annotated[
         Path | None, typer.Argument(metavar="[RUN.TOML]", help="What to simulate.")
@@ -84,10 +90,12 @@ def dataset(
     Or, with --from, paint snapshots of any code: volumes with a table of parameters and a run file
     to train on them. The volumes that are there already are kept.
     """
+    with common.planning():
+        _check_given(context, OF_SNAPSHOTS if snapshots is None else OF_SIMULATIONS)
     if snapshots is not None:
         with common.planning():
-            if run_file is not None or table is None:
-                raise UserError("--from FOLDER needs --table FILE, and no RUN.TOML")
+            if table is None:
+                raise UserError("--from FOLDER needs --table FILE")
             choices = Choices(grid, scheme, tuple(type or ()), units_of(unit), weights)
         _paint(
             snapshots, table, columns.split(",") if columns else None, output, choices, ranks, mesh,
@@ -97,8 +105,6 @@ def dataset(
     with common.planning():
         if run_file is None:
             raise UserError("give a RUN.TOML to simulate, or --from FOLDER with snapshots")
-        if table is not None or columns is not None or grid is not None or type or unit:
-            raise UserError("--table, --columns, --grid, --type and --unit go with --from FOLDER")
     splits = [chosen.value for chosen in split or Split]
     options: dict[str, Any] = {"dtype": dtype, "compressed": compressed, "overwrite": overwrite}
     with common.planning():
@@ -134,6 +140,20 @@ Dataset in {output}: {written}.
 To train on it, in the run file: [data] source = "files", folder = "{output}".""")
 
 
+def _check_given(context: typer.Context, others: Sequence[str]) -> None:
+    """Checks that no argument of the other kind of dataset was given.
+
+    Raises:
+        UserError: one was.
+    """
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in others and source is not None and source.name == "COMMANDLINE":
+            what = parameter.opts[0] if parameter.param_type_name == "option" else "a run file"
+            rule = "goes with" if others is OF_SNAPSHOTS else "does not go with"
+            raise UserError(f"{what} {rule} --from FOLDER")
+
+
 def _paint(
     snapshots: str,
     table: Path,
@@ -157,13 +177,27 @@ def _paint(
         volume = 4 * math.prod(plan.sources[0].grid)
         disk = volume * len(plan.sources if overwrite else plan.missing)
         check_room(output, disk, "the volumes need")
-        work = common.Preview(described(plan.sources), demand, demand.estimate(disk), output)
+        times = sorted({source.files.a for source in plan.sources})
+        warnings = (
+            (f"the snapshots are of scale factors from {times[0]:g} to {times[-1]:g}",)
+            if times[-1] > times[0] * (1 + 1e-3)
+            else ()
+        )
+        work = common.Preview(
+            described(plan.sources), demand, demand.estimate(disk), output, warnings=warnings
+        )
         work.check_memory(ignore=ignore_memory)
     with work.begun(ranks, check=check) as progress:
         from meshimpl.process_mesh import ProcessMesh
 
+        for warning in warnings:
+            progress.warn(warning)
         write_volumes(plan, ProcessMesh(demand.mesh), progress, overwrite=overwrite)
     if launch.detect().rank == 0:
         print(f"""
 {len(plan.sources)} volumes in {output}, parameters: {", ".join(plan.names)}.
 To train on them: flowpm-dist train {output / RUN_FILE}""")
+        try:
+            TrainingPlan.load(output / RUN_FILE)
+        except UserError as error:
+            print(f"Change the run file first: {error}")

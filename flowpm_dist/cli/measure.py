@@ -20,7 +20,9 @@ EXAMPLE = "flowpm-dist measure snapdir_004 --statistic power --statistic multipo
 
 Grid = Annotated[
     int | None,
-    typer.Option(min=4, help="Cells along the longest side; by default as many as particles."),
+    typer.Option(
+        min=4, max=2**20, help="Cells along the longest side; by default as many as particles."
+    ),
 ]
 SchemeOption = Annotated[
     Scheme,
@@ -134,6 +136,7 @@ def measure(
             from meshimpl.process_mesh import ProcessMesh
 
             ours = ProcessMesh(demand.mesh)
+            ours.check_equal("measure", snapshots=[source.name for source in left])
             for number, source in enumerate(left):
                 measure_snapshot(
                     source, choices, ours, output / source.name, progress.warn, density=density

@@ -19,7 +19,7 @@ from flowpm_dist.cosmology.parameters import HEADERS, Cosmology
 from flowpm_dist.io.files import snapshot_attributes
 from flowpm_dist.io.formats import DARK_MATTER
 from flowpm_dist.io.numbering import Numbering, best_numbering, spreads
-from flowpm_dist.io.particle_files import PARAMETER_TOLERANCE, ParticleFiles
+from flowpm_dist.io.particle_files import LAMBDA_TOLERANCE, PARAMETER_TOLERANCE, ParticleFiles
 from flowpm_dist.io.particle_readers import find_particles
 from flowpm_dist.io.particles import HUBBLE, SLAB
 from flowpm_dist.io.snapshot import SnapshotError, check_attributes
@@ -27,8 +27,6 @@ from flowpm_dist.io.snapshot import SnapshotError, check_attributes
 if TYPE_CHECKING:
     from flowpm_dist.grid.box import Box
 
-LAMBDA_TOLERANCE = 0.005
-"""Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
 SAMPLE = 2**16
 """How many particles of each rank find the order."""
 

@@ -37,6 +37,8 @@ EXAMPLES = {
 PARAMETER_TOLERANCE = 1e-4
 """Relative difference up to which numbers of a file and numbers that are given are the same."""
 
+LAMBDA_TOLERANCE = 0.005
+"""Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
 TIME_TOLERANCE = 1e-3
 """Relative difference up to which a scale factor and a redshift are the same time."""
 
@@ -247,9 +249,23 @@ def _converted(values: np.ndarray, factor: float | None) -> np.ndarray:
     return (values.astype(np.float64) * factor).astype(dtype)
 
 
-def missing(where: str, name: str, present: Sequence[str]) -> SnapshotError:
+class NoQuantityError(SnapshotError):
+    """Particles of a type do not have a quantity."""
+
+
+def parameters_of(files: ParticleFiles) -> dict[str, float]:
+    """Returns the parameters of the cosmology that files have, with their curvature."""
+    numbers = dict(files.cosmology_facts)
+    if "Omega_m" in numbers and "OmegaLambda" in files.header and "Omega_k" not in numbers:
+        rest = 1 - numbers["Omega_m"] - files.header.number("OmegaLambda")
+        if abs(rest) > LAMBDA_TOLERANCE:
+            numbers["Omega_k"] = rest
+    return numbers
+
+
+def missing(where: str, name: str, present: Sequence[str]) -> NoQuantityError:
     """Returns the error of a quantity that the particles of a type do not have."""
-    return SnapshotError(f"{where} has no {name}; it has {', '.join(present) or 'nothing'}")
+    return NoQuantityError(f"{where} has no {name}; it has {', '.join(present) or 'nothing'}")
 
 
 def gadget_factor(header: Attributes, to_peculiar: float) -> Callable[[str], float]:

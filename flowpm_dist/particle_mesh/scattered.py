@@ -14,8 +14,8 @@ from flowpm_dist.particle_mesh.kernels import kernels
 
 BEYOND = {2: (0, 1), 3: (1, 2), 4: (1, 2)}
 """Cells that a point of a block reaches below and above the block, by the order of the scheme."""
-ROUND = 2**19
-"""So many points at most move between ranks at once."""
+ROUND, LEAST = 2**19, 2**12
+"""So many points of all ranks move at once, or so many of each."""
 PIECE = 2**20
 """Points are added to the mesh when there are this many, or one for every `CELLS` cells."""
 CELLS = 8
@@ -70,6 +70,24 @@ def paint_points(
     return painting.sums()
 
 
+def _problem(positions: np.ndarray, weights: np.ndarray | None) -> str:
+    """Returns what is wrong with points, or an empty text."""
+    if positions.ndim != 2 or positions.shape[1] != 3:
+        return f"positions of shape {list(positions.shape)}: must be [n, 3]"
+    if not np.isfinite(np.sum(positions, dtype=np.float64)):
+        row = int(np.flatnonzero(~np.isfinite(positions).all(axis=1))[0])
+        return f"the position of point {row} is {positions[row]}: must be finite"
+    if weights is None:
+        return ""
+    if np.shape(weights) != (len(positions),):
+        shape = list(np.shape(weights))
+        return f"weights of shape {shape} for {len(positions)} points: must be one for each"
+    if not np.isfinite(weights).all():
+        row = int(np.flatnonzero(~np.isfinite(weights))[0])
+        return f"the weight of point {row} is {weights[row]}: must be finite"
+    return ""
+
+
 class Painting:
     """Sums of the weights of points on a mesh, to which points are added piece by piece.
 
@@ -99,20 +117,21 @@ class Painting:
 
     def add(self, positions: np.ndarray, weights: np.ndarray | None = None) -> None:
         """Adds points of this rank; see `paint`. On all ranks together, as often on each."""
-        positions = np.asarray(positions).reshape(-1, 3)
-        if weights is not None and np.shape(weights) != (len(positions),):
-            raise ValueError(
-                f"weights of shape {list(np.shape(weights))} for {len(positions)} points: "
-                "must be one for each"
-            )
-        weighted = int(weights is not None)
-        here = tf.constant([-(-len(positions) // ROUND), weighted, -weighted])
+        positions = np.asarray(positions)
+        self._box.mesh.raise_together(_problem(positions, weights), ValueError)
+        weighted, each = int(weights is not None), self._each
+        here = tf.constant([-(-len(positions) // each), weighted, -weighted])
         rounds, some_have, all_have = self._box.mesh.world.allreduce(here, "max").numpy()
         if some_have != -all_have:
             raise ValueError("weights are given on some ranks alone: give them on all, or on none")
         for number in range(rounds):
-            some = slice(number * ROUND, (number + 1) * ROUND)
+            some = slice(number * each, (number + 1) * each)
             self._send(positions[some], None if weights is None else np.asarray(weights)[some])
+
+    @property
+    def _each(self) -> int:
+        """The points that a rank sends in a round: all together are no more than one can take."""
+        return max(LEAST, ROUND // self._box.mesh.size)
 
     def _send(self, positions: np.ndarray, weights: np.ndarray | None) -> None:
         """Brings some points to their ranks, and paints when there are enough of them."""

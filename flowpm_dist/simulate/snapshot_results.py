@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,9 +17,25 @@ from flowpm_dist.catalogues.particles import ParticleSnapshot
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.io.drawing import drawing
-from flowpm_dist.io.files import GENERATOR, WriteError, versions, write_json
+from flowpm_dist.io.files import (
+    GENERATOR,
+    WriteError,
+    read_json,
+    remove_unfinished,
+    versions,
+    write_json,
+)
+from flowpm_dist.io.particle_files import parameters_of
 from flowpm_dist.simulate.measured import check_statistics, write_statistic
-from flowpm_dist.simulate.snapshots import DENSITY, RECORD, SLAB, Choices, Source, asked
+from flowpm_dist.simulate.snapshots import (
+    DENSITY,
+    RECORD,
+    SLAB,
+    Choices,
+    Source,
+    asked,
+    planned_files,
+)
 from flowpm_dist.statistics.register import short_name, statistic_named
 from meshimpl.process_mesh import ProcessMesh
 
@@ -30,7 +47,7 @@ VALUES = np.dtype("<f4")
 def particles_of(source: Source, choices: Choices, mesh: ProcessMesh) -> ParticleSnapshot:
     """Returns the particles of a snapshot, of the types that were chosen."""
     types = choices.types or tuple(source.files.counts)
-    return ParticleSnapshot(source.files, mesh, types, source.files.cosmology_facts)
+    return ParticleSnapshot(source.files, mesh, types, parameters_of(source.files))
 
 
 def measure_snapshot(
@@ -47,7 +64,7 @@ def measure_snapshot(
     Args:
         source, choices: what to measure.
         mesh: the ranks.
-        folder: folder of the results; an older record in it is removed first.
+        folder: folder of the results; older ones in it are removed first.
         warn: shows a warning, about a figure that cannot be drawn.
         density: whether to write the density, in real space.
 
@@ -61,10 +78,19 @@ def measure_snapshot(
     statistics = {name: statistic_named(name) for name in choices.statistics}
     if any(statistic.takes("axis") for statistic in statistics.values()):
         particles.check_redshift_space()
-    if mesh.rank == 0:
-        _begin(folder)
     shifts = (0.0, 0.5) if choices.interlaced else (0.0,)
     noise = particles.shot_noise(choices.weights)
+    record = {
+        "generator": GENERATOR,
+        "files": planned_files(choices, density=density),
+        "asked": asked(source, choices, density=density),
+        "shot_noise": noise,
+        "units": {"box_size": "Mpc/h", "shot_noise": "(Mpc/h)^3"},
+        "versions": versions(),
+    }
+    if mesh.rank == 0:
+        _begin(folder, record)
+    mesh.barrier()
     plain, *moved = particles.densities(box, shifts, weights=choices.weights, scheme=choices.scheme)
     seen: list[Field] | None = None
     for name, statistic in statistics.items():
@@ -83,51 +109,38 @@ def measure_snapshot(
         )
         if mesh.rank == 0:
             write_statistic(folder / short_name(name), result, warn)
+            if choices.subtract_shot_noise and not statistic.takes("shot_noise"):
+                warn(f"{name} of {source.path} keeps its shot noise: it cannot be subtracted")
     if density:
         write_volume(folder / DENSITY, plain)
-    _finish(source, choices, particles, plain, noise, folder, warn, density=density)
+    _draw(folder, plain, particles.a, warn)
+    if mesh.rank == 0:
+        write_json(folder / RECORD, {**record, "complete": True})
 
 
-def _begin(folder: Path) -> None:
-    """Makes the folder of results, without the record of older ones."""
+def _begin(folder: Path, record: Mapping[str, Any]) -> None:
+    """Makes the folder of results, without the files of older ones, and begins their record."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECORD).unlink(missing_ok=True)
+        for name in read_json(folder / RECORD).get("files", []):
+            if Path(str(name)).name == name:
+                (folder / name).unlink(missing_ok=True)
+        remove_unfinished(folder)
     except OSError as error:
         raise WriteError.of(folder, error) from error
+    write_json(folder / RECORD, {**record, "complete": False})
 
 
-def _finish(
-    source: Source,
-    choices: Choices,
-    particles: ParticleSnapshot,
-    field: Field,
-    noise: float,
-    folder: Path,
-    warn: Warn,
-    *,
-    density: bool,
-) -> None:
-    """Writes the record, then draws a slab of the density. On all ranks."""
+def _draw(folder: Path, field: Field, a: float, warn: Warn) -> None:
+    """Draws a slab of the density. On all ranks together."""
     layers = max(1, field.box.grid[2] // 8)
     slab = project(field, layers)
     if slab is None:
         return
-    about = {
-        "generator": GENERATOR,
-        "asked": asked(source, choices, density=density),
-        "box_size": list(particles.box_size),
-        "shot_noise": noise,
-        "cosmology": dict(particles.numbers),
-        "units": {"box_size": "Mpc/h", "shot_noise": "(Mpc/h)^3"},
-        "versions": versions(),
-    }
-    write_json(folder / RECORD, about)
     with drawing(folder / SLAB, warn) as save:
         from flowpm_dist.io.figures import density_figure
 
-        thickness = layers * field.box.cell[2]
-        save(density_figure(slab, particles.box_size, thickness, particles.a))
+        save(density_figure(slab, field.box.size, layers * field.box.cell[2], a))
 
 
 def write_volume(path: Path, field: Field) -> None:

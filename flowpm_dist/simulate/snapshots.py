@@ -17,17 +17,18 @@ from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_me
 from flowpm_dist.grid.options import SCHEMES, Scheme
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json
-from flowpm_dist.io.particle_files import ParticleFiles
+from flowpm_dist.io.particle_files import ParticleFiles, parameters_of
 from flowpm_dist.io.particle_readers import open_particles
-from flowpm_dist.jobs.folder import check_ground
+from flowpm_dist.jobs.folder import check_foreign, check_ground
 from flowpm_dist.observables.tracers import LineOfSight
 from flowpm_dist.simulation.cost import field_bytes, process_bytes, statistics_values
 from flowpm_dist.simulation.demand import Demand
-from flowpm_dist.statistics.register import checked_statistic, twice_named
+from flowpm_dist.statistics.register import checked_statistic, short_name, twice_named
 
 RECORD = "measured.json"
-"""Written last, into the folder of each snapshot."""
+"""Written first, into the folder of each snapshot, and marked as complete at the end."""
 DENSITY, SLAB = "density.npy", "density.png"
+IN_REDSHIFT_SPACE = {"multipoles", "wedges"}
 STEP, SMALLEST, LARGEST = 16, 16, 512
 """A mesh that is not given has as many cells as there are particles: a multiple of `STEP` along the
 longest side, within these limits."""
@@ -69,8 +70,14 @@ class Choices:
                 checked_statistic(name)
             except ValueError as error:
                 raise UserError(f"--statistic: {error}") from error
-        if twice := twice_named(self.statistics):
-            raise UserError(f"--statistic: several are called {twice[0]}, and would share a file")
+        short = [short_name(name) for name in self.statistics]
+        taken = twice_named(self.statistics) or [
+            n for n in short if n in (Path(SLAB).stem, "measured")
+        ]
+        if taken:
+            raise UserError(f"--statistic: {taken[0]}: two results would share a file")
+        if len({*self.types}) < len(self.types):
+            raise UserError(f"--type {self.types[0]}: give each type once")
         if self.scheme not in SCHEMES:
             raise UserError(f"--scheme {self.scheme}: must be one of {', '.join(SCHEMES)}")
 
@@ -116,37 +123,49 @@ class Source:
 def sources_of(paths: Sequence[Path], choices: Choices) -> list[Source]:
     """Returns the snapshots at some paths, after all checks that need no particles.
 
+    Several files of one snapshot are one source.
+
     Raises:
-        UserError: one cannot be opened, or lacks particles of a type, or is given twice.
+        UserError: one cannot be opened, or lacks particles of a type or what redshift space needs.
     """
-    found = []
-    for path, name in zip(paths, _names(paths), strict=True):
+    found: dict[Path, tuple[Path, ParticleFiles]] = {}
+    for path in paths:
         files = open_particles(path, choices.units)
         if missing := [kind for kind in choices.types if kind not in files.counts]:
             there = ", ".join(f"{n:,} of type {kind}" for kind, n in files.counts.items())
             raise UserError(f"{path} has no particles of type {missing[0]}; it has {there}")
-        found.append(Source(path, name, files, choices.cells(files)))
-    return found
+        if {*choices.statistics} & IN_REDSHIFT_SPACE:
+            files.factor("velocity")
+            if not parameters_of(files).get("Omega_m"):
+                raise UserError(
+                    f"{path} has no Omega_m, which redshift space needs: measure it in Python, "
+                    "with fpm.read_particles(..., cosmology=...)"
+                )
+        found.setdefault(place_of(path, files), (path, files))
+    names = _names([*found])
+    return [
+        Source(path, name, files, choices.cells(files))
+        for name, (path, files) in zip(names, found.values(), strict=True)
+    ]
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """Returns a name for each path: its last part, or as many parts as make them differ.
+def place_of(path: Path, files: ParticleFiles) -> Path:
+    """Returns the path of a snapshot without endings and, of several files, without the number."""
+    absolute = Path(os.path.abspath(path))
+    if absolute.is_dir():
+        return absolute
+    number = r"(\.\d+)?" if len(files.parts) > 1 else ""
+    return absolute.with_name(re.sub(rf"{number}(\.hdf5|\.h5)?$", "", absolute.name))
 
-    Numbers of files and endings are left out.
 
-    Raises:
-        UserError: two paths are the same snapshot.
-    """
-    parts = [Path(os.path.abspath(path)).parts[1:] for path in paths]
-    for place, of_path in enumerate(parts):
-        stem = re.sub(r"(\.\d+)?(\.hdf5|\.h5)?$", "", of_path[-1] if of_path else "")
-        parts[place] = (*of_path[:-1], stem or of_path[-1]) if of_path else ("root",)
+def _names(places: Sequence[Path]) -> list[str]:
+    """Returns a name for each path: its last part, or as many parts as make them differ."""
+    parts = [place.parts[1:] or ("root",) for place in places]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(of_path[-depth:]) for of_path in parts]
         if len({*names}) == len(names):
-            return names
-    twice = next(name for name in names if names.count(name) > 1)
-    raise UserError(f"/{twice} is given twice: give each snapshot once")
+            break
+    return names
 
 
 def demand_of(
@@ -189,42 +208,58 @@ def unfinished(
     left = []
     for source in sources:
         folder = output / source.name
-        done = _record_in(folder)
-        if overwrite and done is not None:
+        for part in (folder, *folder.parents[: source.name.count("/")]):
+            if part.is_symlink():
+                raise UserError(f"{part} is a symbolic link: give another --output, or remove it")
+        record = _record_in(folder)
+        if not record:
+            check_foreign(folder, planned_files(choices, density=density))
+        if overwrite or not record.get("complete"):
             left.append(source)
-        elif done is None:
-            if not overwrite and folder.exists() and _foreign(folder):
-                raise UserError(
-                    f"{folder} holds {_foreign(folder)[0]} from elsewhere: give another --output"
-                )
-            left.append(source)
-        elif done.get("asked") != asked(source, choices, density=density):
+        elif record.get("asked") != asked(source, choices, density=density):
             raise UserError(
-                f"{folder} has results of other options, or of another snapshot: add --overwrite "
-                "to replace them, or give another --output"
+                f"{folder} has results of other options, or the snapshot has changed since: add "
+                "--overwrite to replace them, or give another --output"
             )
     return left
 
 
+def planned_files(choices: Choices, *, density: bool) -> list[str]:
+    """Returns the names of the files that measuring writes."""
+    tables = [f"{short_name(name)}{end}" for name in choices.statistics for end in (".csv", ".png")]
+    return [*tables, SLAB, RECORD, *([DENSITY] if density else [])]
+
+
 def asked(source: Source, choices: Choices, *, density: bool) -> dict[str, Any]:
     """Returns what tells whether results are the ones that are asked for; JSON can take it."""
-    counts = {str(kind): count for kind, count in source.files.counts.items()}
-    about = {"snapshot": os.path.abspath(source.path), "particles": counts, "a": source.files.a}
-    cells = {"cells": list(source.grid), "density": density}
-    plain: dict[str, Any] = json.loads(json.dumps({**about, **cells, **choices.record()}))
+    files = source.files
+    about = {
+        "snapshot": os.path.abspath(source.path),
+        "files": _stamps(source),
+        "particles": {str(kind): count for kind, count in files.counts.items()},
+        "a": files.a,
+        "box_size": list(files.box_size),
+        "cosmology": parameters_of(files),
+        "cells": list(source.grid),
+        "density": density,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps({**about, **choices.record()}))
     return plain
 
 
-def _record_in(folder: Path) -> dict[str, Any] | None:
-    """Returns the record of the results in a folder; None if there are none that are complete."""
+def _stamps(source: Source) -> list[list[Any]]:
+    """Returns name, size and time of change of the files of a snapshot."""
+    path = Path(os.path.abspath(source.path))
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+    else:
+        name = place_of(path, source.files).name
+        numbered = re.compile(rf"{re.escape(name)}(\.\d+)?(\.hdf5|\.h5)?")
+        files = sorted(file for file in path.parent.iterdir() if numbered.fullmatch(file.name))
+    return [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def _record_in(folder: Path) -> dict[str, Any]:
+    """Returns the record of the results in a folder; an empty one if they are not ours."""
     record = read_json(folder / RECORD)
-    return record if record.get("generator") == GENERATOR else None
-
-
-def _foreign(folder: Path) -> list[str]:
-    """Returns names of files in a folder that are no results of ours."""
-    if not folder.is_dir():
-        return [folder.name]
-    ours = {".csv", ".png"}
-    there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    return [name for name in there if Path(name).suffix not in ours and name != DENSITY]
+    return record if record.get("generator") == GENERATOR else {}

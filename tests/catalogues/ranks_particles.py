@@ -98,6 +98,9 @@ def test_a_particle_nowhere_ends_the_work_on_all_ranks(mesh, path, tmp_path_fact
 def test_what_is_asked_for_must_be_there(mesh, path):
     with pytest.raises(SnapshotError, match="no particles of type 4; it has 700 of type 0"):
         fpm.read_particles(path, mesh=mesh, types=4)
+    for types in ([1, 1], [], 1.0):
+        with pytest.raises(ValueError, match="must be different whole numbers"):
+            fpm.read_particles(path, mesh=mesh, types=types)
     found = fpm.read_particles(path, mesh=mesh)
     with pytest.raises(ValueError, match="weights 'volume': must be 'mass' or 'number'"):
         found.density(8, weights="volume")
@@ -152,3 +155,26 @@ def test_a_box_beyond_the_horizon_is_doubted(mesh, tmp_path):
     write_snapshot(tmp_path / "snap.hdf5", points(), UnitLength_in_cm=3.085678e24)
     with pytest.warns(UserWarning, match="box of 20000 Mpc/h, .*: are its lengths in kpc/h"):
         fpm.read_particles(tmp_path / "snap.hdf5")
+
+
+@pytest.mark.ranks(1)
+def test_redshift_space_of_a_curved_universe(mesh, tmp_path):
+    write_snapshot(tmp_path / "snap.hdf5", points(), OmegaLambda=0.0)
+    found = fpm.read_particles(tmp_path / "snap.hdf5", types=1)
+    own = points()[1]
+    seen = own["position"].copy()
+    seen[:, 2] += own["velocity"][:, 2] / (100 * TIME * np.sqrt(0.3 / TIME**3 + 0.7 / TIME**2))
+    expected = painted(mesh, seen, own["mass"])
+    np.testing.assert_allclose(found.density(8, redshift_space="z").numpy(), expected, atol=1e-10)
+
+
+@pytest.mark.ranks(1)
+def test_particles_without_masses_count_as_one(mesh, tmp_path):
+    types = {1: points()[1]}
+    write_snapshot(tmp_path / "snap.hdf5", types)
+    with h5py.File(tmp_path / "snap.hdf5", "r+") as file:
+        del file["PartType1/Masses"]
+    found = fpm.read_particles(tmp_path / "snap.hdf5")
+    expected = painted(mesh, types[1]["position"], None)
+    np.testing.assert_allclose(found.density(8).numpy(), expected, atol=1e-12)
+    assert found.shot_noise() == pytest.approx(SIDE**3 / 1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,12 +13,14 @@ from snapshots import SIDE, TIME, joined, points, write_snapshot
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.training.snapshot_volumes import RECORD as OF_VOLUMES
+from flowpm_dist.cosmoflow.volumes.arrays import read_table
 from meshimpl.process_mesh import ProcessMesh
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def density(field):\n    return field\n")
     for name, seed in (("one", 1), ("two", 2)):
         write_snapshot(tmp_path / f"{name}.hdf5", points(seed))
     return tmp_path
@@ -56,7 +59,7 @@ def test_spectra_of_snapshots(here):
         np.testing.assert_allclose(found, poles.power, rtol=1e-5, atol=1e-5)
         record = json.loads((folder / "measured.json").read_text())
         np.testing.assert_allclose(record["shot_noise"], noise)
-        assert record["cosmology"]["Omega_m"] == 0.3
+        assert record["asked"]["cosmology"]["Omega_m"] == 0.3
         assert {"power.png", "multipoles.png", "density.png"} <= {p.name for p in folder.iterdir()}
 
 
@@ -82,7 +85,8 @@ def test_what_is_measured_is_kept_unless_other_things_are_asked(here):
         (["one.hdf5", "--grid", "15"], "--grid 15: must be an even number"),
         (["one.hdf5", "--statistic", "pwer"], "--statistic: "),
         (["one.hdf5", "--unit", "UnitLength_in_cm"], "must be a name and a number"),
-        (["one.hdf5", "./one.hdf5"], "/one is given twice"),
+        (["one.hdf5", "--type", "1", "--type", "1"], "give each type once"),
+        (["one.hdf5", "--statistic", "mine:density"], "density: two results would share a file"),
         (["one.hdf5", "--mesh", "row:3"], "mesh row:3"),
     ],
 )
@@ -110,11 +114,63 @@ def test_snapshots_of_one_name_have_the_folders_of_their_simulations(here):
     assert found == {*folders, f"{here}/measured/{here.name}/one"}
 
 
-def test_files_from_elsewhere_are_kept(here):
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+def test_files_from_elsewhere_are_kept(here, more):
     (here / "measured" / "one").mkdir(parents=True)
-    (here / "measured" / "one" / "thesis.tex").write_text("")
-    done = flowpm_here("measure", "one.hdf5", "--grid", "16")
-    assert done.returncode == 2 and "holds thesis.tex from elsewhere" in done.stderr
+    (here / "measured" / "one" / "power.csv").write_text("mine")
+    done = flowpm_here("measure", "one.hdf5", "--grid", "16", *more)
+    assert done.returncode == 2 and "holds power.csv from elsewhere" in done.stderr
+    assert (here / "measured" / "one" / "power.csv").read_text() == "mine"
+    (here / "measured" / "one" / "power.csv").unlink()
+    (here / "measured" / "one").rmdir()
+    (here / "measured" / "one").symlink_to(here)
+    done = flowpm_here("measure", "one.hdf5", "--grid", "16", *more)
+    assert done.returncode == 2 and "is a symbolic link" in done.stderr
+
+
+def test_a_snapshot_that_was_replaced_is_no_longer_measured(here):
+    words = ["measure", "one.hdf5", "--grid", "16"]
+    assert flowpm_here(*words).returncode == 0
+    write_snapshot(here / "one.hdf5", points(7))
+    done = flowpm_here(*words)
+    assert done.returncode == 2 and "or the snapshot has changed since" in done.stderr
+
+
+def test_old_results_do_not_stay_beside_new_ones(here):
+    """Of other options, or of work that was interrupted, with its temporary files."""
+    words, folder = ["measure", "one.hdf5", "--grid", "16"], here / "measured" / "one"
+    assert flowpm_here(*words, "--density", "--statistic", "histograms").returncode == 0
+    (folder / "notes.txt").write_text("mine")
+    assert flowpm_here(*words, "--overwrite").returncode == 0
+    ours = {"measured.json", "power.csv", "power.png", "density.png"}
+    assert {path.name for path in folder.iterdir()} == {*ours, "notes.txt"}
+    record = json.loads((folder / "measured.json").read_text())
+    (folder / "measured.json").write_text(json.dumps({**record, "complete": False}))
+    (folder / ".density.npy.0123abcd.partial").write_text("")
+    again = flowpm_here(*words, "--statistic", "histograms")
+    assert again.returncode == 0, again.stderr
+    ours = {"measured.json", "histograms.csv", "histograms.png", "density.png"}
+    assert {path.name for path in folder.iterdir()} == {*ours, "notes.txt"}
+
+
+def test_several_files_are_one_snapshot(here):
+    half = {kind: {n: x[::2] for n, x in columns.items()} for kind, columns in points().items()}
+    for number in range(2):
+        write_snapshot(here / "s" / f"snap.{number}.hdf5", half, NumFilesPerSnapshot=2)
+    totals = np.array([700, 1000, 0, 0, 0, 0])
+    for path in (here / "s").iterdir():
+        with h5py.File(path, "r+") as file:
+            file["Header"].attrs["NumPart_Total"] = totals
+    done = flowpm_here("measure", "s/snap.0.hdf5", "s/snap.1.hdf5", "--grid", "16")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (here / "measured").iterdir()] == ["snap"]
+
+
+def test_statistics_that_keep_their_shot_noise_say_so(here):
+    words = ["measure", "one.hdf5", "--grid", "16", "--subtract-shot-noise"]
+    done = flowpm_here(*words, "--statistic", "histograms", "--statistic", "power")
+    assert done.returncode == 0 and "histograms of one.hdf5 keeps its shot noise" in done.stderr
+    assert "power of one.hdf5" not in done.stderr
 
 
 @pytest.fixture
@@ -123,6 +179,7 @@ def simulations(here):
         write_snapshot(here / "runs" / str(number) / "snap.hdf5", points(number, 300, 900))
     rows = [f"{0.25 + 0.01 * n} {0.7 + 0.02 * n}" for n in range(12)]
     (here / "parameters.txt").write_text("\n".join(["Omega_m sigma8", *rows]))
+    (here / "bare.txt").write_text("\n".join(rows))
     return here
 
 
@@ -130,7 +187,7 @@ DATASET = ["dataset", "--from", "runs", "--table", "parameters.txt", "--output",
 
 
 def test_volumes_to_train_on(simulations):
-    """In the order of numbers, not of letters; a training begins on them as they are."""
+    """In the order of numbers, not of letters; their run file is a training's."""
     done = flowpm_here(*DATASET, "--grid", "32")
     assert done.returncode == 0, done.stderr
     for number in (2, 10):
@@ -139,8 +196,11 @@ def test_volumes_to_train_on(simulations):
         np.testing.assert_allclose(found, own, rtol=1e-5)
         other = density(points(number, 300, 900), cells=32).numpy()
         assert np.corrcoef(found.ravel(), other.ravel())[0, 1] > 0.8
-    table = np.loadtxt(simulations / "volumes" / "parameters.txt")
+    names, table = read_table(simulations / "volumes" / "parameters.csv")
+    assert names == ("Omega_m", "sigma8")
     np.testing.assert_allclose(table[10], [0.35, 0.9])
+    rows = (simulations / "volumes" / "parameters.csv").read_text().splitlines()
+    assert rows[11].startswith(f"{simulations}/runs/10,0.35,")
     check = flowpm_here("train", "volumes/run.toml", "--check")
     assert check.returncode == 0 and '"sigma8"' in check.stdout, check.stderr
 
@@ -165,7 +225,12 @@ def test_volumes_that_are_there_are_kept(simulations):
     [
         (["--from", "runs"], "--from FOLDER needs --table FILE"),
         ([], "give a RUN.TOML to simulate, or --from FOLDER"),
-        (["--table", "parameters.txt", "run.toml"], "go with --from FOLDER"),
+        (["--table", "parameters.txt", "run.toml"], "--table goes with --from FOLDER"),
+        (["--scheme", "pcs", "run.toml"], "--scheme goes with --from FOLDER"),
+        (["--from", "runs", "run.toml"], "a run file does not go with --from FOLDER"),
+        (["--from", "runs", "--dtype", "int16"], "--dtype does not go with --from FOLDER"),
+        (["--from", "runs", "--table", "none.txt"], "error: cannot read the table none.txt"),
+        (["--from", "runs", "--table", "bare.txt"], "does not name its 2 columns: give --columns"),
         (["--from", "none", "--table", "parameters.txt"], "none is no folder"),
         (["--from", "runs/{}/snap_9", "--table", "parameters.txt"], "snap_9"),
     ],
@@ -187,6 +252,19 @@ def test_a_row_for_each_snapshot_and_boxes_alike(simulations):
     write_snapshot(simulations / "runs" / "11" / "snap.hdf5", points(1))
     template = ["--from", "runs/{}/snap.hdf5", "--table", "parameters.txt"]
     assert flowpm_here("dataset", *template, "--output", "v", "--grid", "16").returncode == 0
+
+
+def test_names_with_decimals_and_folders_that_end_in_digits(here):
+    values = ["0.1", "0.25", "0.3", "0.35"]
+    for number, value in enumerate(values):
+        write_snapshot(here / "om" / f"om_{value}" / "snap.hdf5", points(number, 100, 300))
+    (here / "t.csv").write_text("Name,om\n" + "\n".join(f"LH_{v},{v}" for v in values))
+    words = ["dataset", "--from", "om", "--table", "t.csv", "--output", "v", "--grid", "16"]
+    done = flowpm_here(*words)
+    assert done.returncode == 0, done.stderr
+    rows = (here / "v" / "parameters.csv").read_text().splitlines()
+    assert rows == ["# snapshot,om", *(f"{here}/om/om_{value},{value}" for value in values)]
+    assert "nothing is left of a volume of 16 cells" in done.stdout
 
 
 @pytest.mark.parametrize("ranks", ["2"])

@@ -118,12 +118,23 @@ def test_what_cannot_be_painted(mesh):
     x = np.ones((3, 3))
     with pytest.raises(ValueError, match="scheme 'ngp': must be one of 'cic', 'tsc', 'pcs'"):
         fpm.paint(x, box, scheme="ngp")
-    with pytest.raises(ValueError, match=r"weights of shape \[2\] for 3 points"):
-        fpm.paint(x, box, np.ones(2))
-    with pytest.raises(ValueError, match="position of point 1 is .*nan.*: must be finite"):
-        fpm.paint(np.array([[1.0, 1, 1], [1, np.nan, 1]]), box)
+    for wrong in (x[:, :2], np.ones(3), np.ones((2, 3, 3))):
+        with pytest.raises(ValueError, match=r"positions of shape .*: must be \[n, 3\]"):
+            fpm.paint(wrong, box)
     with pytest.raises(ValueError, match="weights of all points sum to 0"):
         fpm.paint(x, box, np.zeros(3))
+
+
+def test_wrong_points_of_one_rank_are_named_on_all(mesh):
+    box, x = fpm.Box((8, 8, 8), (8.0,) * 3, mesh, tf.float64), np.ones((3, 3))
+    last = mesh.rank == mesh.size - 1
+    nowhere = np.array([[1.0, 1, 1], [1, np.nan, 1]])
+    with pytest.raises(ValueError, match="position of point 1 is .*nan.*: must be finite"):
+        fpm.paint(nowhere if last else x, box)
+    with pytest.raises(ValueError, match=r"weights of shape \[2\] for 3 points"):
+        fpm.paint(x, box, np.ones(2 if last else 3))
+    with pytest.raises(ValueError, match="weight of point 2 is inf: must be finite"):
+        fpm.paint(x, box, np.array([1, 1, np.inf]) if last else np.ones(3))
 
 
 @pytest.mark.ranks(2)

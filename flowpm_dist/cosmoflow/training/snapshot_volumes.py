@@ -16,16 +16,18 @@ import numpy as np
 
 from flowpm_dist.cosmoflow.volumes.arrays import TableError, read_table
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import GENERATOR, read_json, write_json, write_text
+from flowpm_dist.io.files import GENERATOR, read_json, remove_unfinished, write_json, write_text
 from flowpm_dist.io.particle_readers import find_particles
 from flowpm_dist.jobs.folder import check_foreign, check_ground
-from flowpm_dist.simulate.snapshots import Choices, Source, asked, sources_of
+from flowpm_dist.simulate.snapshots import Choices, Source, asked, place_of, sources_of
 
 if TYPE_CHECKING:
     from flowpm_dist.jobs.progress import Progress
     from meshimpl.process_mesh import ProcessMesh
 
-VOLUMES, TABLE, RUN_FILE, RECORD = "volumes", "parameters.txt", "run.toml", "snapshots.json"
+VOLUMES, TABLE, RUN_FILE, RECORD = "volumes", "parameters.csv", "run.toml", "snapshots.json"
+TEXTS = (".txt", ".csv", ".dat", ".toml", ".json")
+"""Endings of files that are no snapshots, such as the table."""
 SHARE = 8
 """One of so many volumes is for validation, and one for the test."""
 LEAST = 4
@@ -142,24 +144,23 @@ def _snapshots_in(folder: Path, choices: Choices) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f'{folder} is no folder: give one, or a path with "{{}}" for the row')
     there, found = sorted(folder.iterdir(), key=_natural), []
-    seen: set[str] = set()
+    seen: set[Path] = set()
     for path in there:
+        if path.name.startswith(".") or path.suffix in TEXTS:
+            continue
+        if (files := find_particles(path, choices.units)) is None:
+            continue
         # One of several files stands for all of them.
-        stem = re.sub(r"\.\d+(\.hdf5|\.h5)?$", "", path.name)
-        if path.name.startswith(".") or stem in seen:
-            continue
-        if path.suffix in (".txt", ".csv", ".dat", ".toml", ".json"):
-            continue
-        if find_particles(path, choices.units) is not None:
-            seen.add(stem)
+        if (place := place_of(path, files)) not in seen:
+            seen.add(place)
             found.append(path)
     return found
 
 
-def _natural(path: Path) -> list[tuple[int, int | str]]:
-    """Returns a key in which numbers count as numbers, so that 2 is before 10."""
-    parts = re.split(r"(\d+)", path.name)
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
+def _natural(path: Path) -> list[tuple[int, float | str]]:
+    """Returns a key in which numbers count as numbers: 2 is before 10, and 0.25 before 0.3."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", path.name)
+    return [(n % 2, float(part) if n % 2 else part) for n, part in enumerate(parts)]
 
 
 def check_volumes(plan: SnapshotVolumes, *, overwrite: bool) -> None:
@@ -170,6 +171,9 @@ def check_volumes(plan: SnapshotVolumes, *, overwrite: bool) -> None:
     """
     folder = plan.folder
     check_ground(folder)
+    for path in (folder, folder / VOLUMES):
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link: give another --output, or remove it")
     older = read_json(folder / RECORD)
     if not older:
         check_foreign(folder, [VOLUMES, TABLE, RUN_FILE])
@@ -195,11 +199,12 @@ def write_volumes(
     from flowpm_dist.grid.box import Box
     from flowpm_dist.simulate.snapshot_results import particles_of, write_volume
 
-    if mesh.rank == 0 and overwrite:
-        for number in range(len(plan.sources)):
-            plan.path(number).unlink(missing_ok=True)
     if mesh.rank == 0:
-        (plan.folder / VOLUMES).mkdir(parents=True, exist_ok=True)
+        folder = plan.folder / VOLUMES
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        for path in folder.glob("*.npy") if overwrite else ():
+            path.unlink()
         write_json(plan.folder / RECORD, plan.record)
     missing = mesh.array_from_root(np.array(plan.missing, np.int64)).tolist()
     for done, number in enumerate(missing):
@@ -216,8 +221,12 @@ def write_volumes(
 
 def _write_texts(plan: SnapshotVolumes, *, overwrite: bool) -> None:
     """Writes the table of parameters, with their names, and a run file to train on the volumes."""
-    rows = [" ".join(map(repr, row)) for row in plan.parameters.tolist()]
-    write_text(plan.folder / TABLE, "\n".join(["# " + " ".join(plan.names), *rows]) + "\n")
+    rows = [
+        ",".join([os.path.abspath(source.path).replace(",", "_"), *map(repr, row)])
+        for source, row in zip(plan.sources, plan.parameters.tolist(), strict=True)
+    ]
+    names = ",".join(["snapshot", *plan.names])
+    write_text(plan.folder / TABLE, "\n".join([f"# {names}", *rows]) + "\n")
     count, source = len(plan.sources), plan.sources[0]
     held = max(1, count // SHARE)
     batch = max(n for n in (1, 2, 4, 8) if n <= min(held, (count - 2 * held)))
