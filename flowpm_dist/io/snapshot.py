@@ -53,7 +53,10 @@ CONVENTIONS = {
 }
 FIELDS = {
     "white_noise": ("1", "unit normal noise in real space that the universe grew from"),
-    "linear_delta": ("1", "linear overdensity, extrapolated to a = 1"),
+    "linear_delta": (
+        "1",
+        "linear overdensity of cold matter and baryons, extrapolated to a = 1",
+    ),
     "displacement": ("Mpc/h", "displacement of each particle from its cell"),
     "velocity": ("Mpc/h H0", "canonical velocity a^2 dx/dt of each particle"),
     "density": ("mean density", "particle density by cloud-in-cell, with mean 1"),

@@ -74,7 +74,7 @@ class Statistic:
             - `axis`: "x", "y" or "z", the line of sight of a density in redshift space;
             - `interlaced`: a density of the same particles half a cell away, or None;
             - `shot_noise`: the shot noise to subtract from the power [(Mpc/h)^3];
-            - `window`: the window to divide the modes by, "cic" or None.
+            - `window`: the scheme of painting whose window the modes are divided by, or None.
         features: makes of a result the vectors [value] or [universe, value] that parameters are
             inferred from. None if `measure` returns them.
     """

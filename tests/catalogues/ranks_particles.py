@@ -178,3 +178,21 @@ def test_particles_without_masses_count_as_one(mesh, tmp_path):
     expected = painted(mesh, types[1]["position"], None)
     np.testing.assert_allclose(found.density(8).numpy(), expected, atol=1e-12)
     assert found.shot_noise() == pytest.approx(SIDE**3 / 1000)
+
+
+@pytest.mark.ranks(1)
+def test_tracers_without_positions_are_left_out(mesh, tmp_path):
+    path = tmp_path / "snap.hdf5"
+    write_snapshot(path, {**points(), 3: points(2)[1]})
+    with h5py.File(path, "r+") as file:
+        for name in ("Coordinates", "Velocities", "Masses"):
+            del file[f"PartType3/{name}"]
+    found = fpm.read_particles(path)
+    assert found.types == (0, 1)
+    write_snapshot(tmp_path / "same.hdf5", points())
+    same = fpm.read_particles(tmp_path / "same.hdf5")
+    np.testing.assert_array_equal(found.density(8).numpy(), same.density(8).numpy())
+    with h5py.File(path, "r+") as file:
+        del file["PartType1"]
+    with pytest.raises(SnapshotError, match="PartType1 is missing; must hold 1000 particles"):
+        fpm.read_particles(path)

@@ -93,7 +93,7 @@ def test_the_result_is_a_table_and_a_picture(tmp_path):
     found = survey_multipoles(SurveyCatalogue(small()), SurveyCatalogue(small(2, 500)), 16)
     k, power = found
     assert power.shape == (3, len(k)) and found.alpha == pytest.approx(0.1)
-    found.write_csv(tmp_path / "poles.csv")
+    found.write_csv(str(tmp_path / "poles.csv"))
     first = (tmp_path / "poles.csv").read_text().splitlines()
     assert first[0] == "order,k [h/Mpc],modes,power [(Mpc/h)^3]" and len(first) == 1 + 3 * len(k)
     curves = [line.get_ydata() for line in found.plot().lines]

@@ -267,11 +267,20 @@ def test_names_with_decimals_and_folders_that_end_in_digits(here):
     assert "nothing is left of a volume of 16 cells" in done.stdout
 
 
-@pytest.mark.parametrize("ranks", ["2"])
-def test_on_several_ranks(here, ranks):
-    words = ["measure", "one.hdf5", "--grid", "16", "--density"]
-    assert flowpm(*words, "--output", "alone").returncode == 0
-    done = flowpm(*words, "--ranks", ranks)
+@pytest.mark.parametrize("ranks", ["1", "2", "4"])
+def test_power_is_the_direct_sum_over_the_particles(here, ranks):
+    done = flowpm(
+        *("measure", "one.hdf5", "--grid", "64", "--scheme", "pcs", "--density"), "--ranks", ranks
+    )
     assert done.returncode == 0, done.stderr
-    alone, together = (here / name / "one" / "density.npy" for name in ("alone", "measured"))
-    np.testing.assert_allclose(np.load(alone), np.load(together), rtol=1e-6)
+    types = points(1)
+    x, mass = joined(types, "position"), joined(types, "mass")
+    n = np.arange(-5, 6)
+    modes = np.stack(np.meshgrid(n, n, n, indexing="ij"), axis=-1).reshape(-1, 3)
+    sums = np.exp(-2j * np.pi / SIDE * modes @ x.T) @ mass / mass.sum()
+    length = np.sqrt((modes**2).sum(axis=1))
+    inside = [(length >= i + 0.5) & (length < i + 1.5) for i in range(4)]
+    expected = [SIDE**3 * np.mean(np.abs(sums[i]) ** 2) for i in inside]
+    power = column(here / "measured" / "one" / "power.csv", "power")
+    np.testing.assert_allclose(power[:4], expected, rtol=1e-5)
+    assert np.load(here / "measured" / "one" / "density.npy").shape == (64, 64, 64)

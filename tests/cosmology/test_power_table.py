@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 import types
@@ -121,6 +122,37 @@ def test_pairs_functions_and_numbers(fit, table):
     assert pickle.loads(pickle.dumps(universe)) == universe
     assert again != Cosmology(**UNIVERSE, power=(K, 1.01 * table.power))
     assert len(repr(universe)) < 400 and universe.facts()["power"] == repr(table)
+
+
+@functools.cache
+def with_neutrinos(number: int):
+    """Results of camb with 0.15 eV in a number of neutrinos."""
+    import camb
+
+    p, h2 = UNIVERSE, UNIVERSE["h"] ** 2
+    ombh2, omnuh2 = p["Omega_b"] * h2, 0.15 / 93.14
+    run = camb.set_params(
+        H0=100 * p["h"], ombh2=ombh2, omch2=p["Omega_m"] * h2 - ombh2 - omnuh2, mnu=0.15, nnu=3.046,
+        num_massive_neutrinos=number, As=2e-9, ns=p["n_s"], redshifts=[0.0], kmax=2.0,
+    )  # fmt: skip
+    run.WantCls = False
+    return camb.get_results(run)
+
+
+@pytest.mark.parametrize("number, masses", [(3, 0.15), (3, [0.05, 0.05, 0.05]), (1, [0.15, 0, 0])])
+def test_masses_of_neutrinos_are_those_of_camb(number, masses):
+    made = Cosmology(**UNIVERSE, radiation=True, m_nu=masses, power=with_neutrinos(number))
+    assert made.power.of == "cb"
+
+
+def test_one_heavy_neutrino_is_not_three():
+    """Which is camb's default."""
+    with pytest.raises(ValueError, match="neutrinos of 0, 0, 0.15 eV, the cosmology of 0.05, 0.05"):
+        Cosmology(**UNIVERSE, radiation=True, m_nu=0.15, power=with_neutrinos(1))
+    for name, value in (("N_eff", 2.0), ("T_cmb", 2.6)):
+        others = {"m_nu": 0.15, name: value}
+        with pytest.raises(ValueError, match=f"object of camb has {name} = "):
+            Cosmology(**UNIVERSE, radiation=True, **others, power=with_neutrinos(3))
 
 
 def test_what_camb_has_computed(monkeypatch):
