@@ -221,6 +221,8 @@ def _fields(line: str, comma: bool) -> list[str]:
 
 def _without_comment(line: str) -> str:
     """Returns a line up to the first # that is not in quotation marks."""
+    if "#" not in line:
+        return line
     return "".join(re.findall(r'\A(?:"[^"]*"|[^#])*', line))
 
 

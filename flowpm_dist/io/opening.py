@@ -134,7 +134,7 @@ def files_of(data: h5py.Dataset, where: str) -> dict[str, Path]:
     """
     itself = Path(data.file.filename)
     named = {name: [Path(name)] for name, *_ in data.external or ()}  # of the current folder
-    for source in data.virtual_sources() if data.is_virtual else ():
+    for source in _sources(data):
         name = source.file_name
         named[name] = [itself] if name == "." else _places(itself, name)
     found = {}
@@ -148,6 +148,12 @@ def files_of(data: h5py.Dataset, where: str) -> dict[str, Path]:
     return found
 
 
+def _sources(data: h5py.Dataset) -> list[Any]:
+    """Returns the sources of a virtual data set that have any values; none if it is not virtual."""
+    sources = data.virtual_sources() if data.is_virtual else ()
+    return [source for source in sources if source.vspace.get_select_npoints()]
+
+
 def _check_parts(data: h5py.Dataset, where: str, files: Mapping[str, Path], depth: int) -> None:
     """Checks the parts of a virtual data set; see `check_stored`."""
     import h5py
@@ -155,7 +161,7 @@ def _check_parts(data: h5py.Dataset, where: str, files: Mapping[str, Path], dept
     if depth == NESTED:
         raise UnreadableError(f"{where} is virtual as all it is made of, {NESTED} times or more")
     mapped = 0
-    for source in data.virtual_sources():
+    for source in _sources(data):
         count, chosen = source.vspace.get_select_npoints(), source.src_space
         mapped += count
         place = f"{files[source.file_name]}:{source.dset_name}"

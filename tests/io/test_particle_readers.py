@@ -196,7 +196,7 @@ def test_values_that_are_missing_in_hdf5_are_named(tmp_path):
 
 
 def parts_of_a_whole(folder: Path) -> Path:
-    """A file whose positions are those of other files: 40 in rows of chunks, 60 as they come."""
+    """A file whose positions are in others: 40 in chunks, 60 in one piece; a third has none."""
     whole = gadget_hdf5(folder / "whole", [{1: particles(100)}])
     layout = h5py.VirtualLayout((100, 3), "f4")
     for number, (low, high) in enumerate([(0, 40), (40, 100)]):
@@ -204,6 +204,7 @@ def parts_of_a_whole(folder: Path) -> Path:
             chunks = (10, 3) if number == 0 else None
             file.create_dataset("x", data=np.ones((high - low, 3), "f4"), chunks=chunks)
         layout[low:high] = h5py.VirtualSource(f"part{number}.h5", "x", (high - low, 3))
+    layout[100:100] = h5py.VirtualSource("part2.h5", "x", (0, 3))
     with h5py.File(whole, "r+") as file:
         del file["PartType1/Coordinates"]
         file.create_virtual_dataset("PartType1/Coordinates", layout)
