@@ -38,6 +38,8 @@ NORM_CELL = 10.0
 """The cell in which densities are multiplied for the normalisation [Mpc/h], pypower's default."""
 NORM_PADDING = 1.1
 """How much longer the sides of these cells' box are than the catalogues, pypower's default."""
+ROUNDING = 1e-14
+"""How far objects may be outside the box, relative to their coordinates and its sides."""
 SHELLS = 50
 """The number of shells of distance in which a density is estimated from the randoms."""
 
@@ -140,6 +142,8 @@ def survey_multipoles(
             weights without a density or an area, or a box that does not hold all objects.
     """
     orders, grid, mesh = checked_orders(orders), in_unit("grid", grid), _shared_mesh(data, randoms)
+    given = {"P0": P0, "area": area, "box_size": box_size, "center": center, "padding": padding}
+    mesh.check_equal("survey multipoles", **given, interlaced=interlaced)
     data, randoms = _with_fkp_weights(data, randoms, P0, area)
     (sum_d, squares_d), (sum_r, squares_r) = (_total(mesh, c.weights) for c in (data, randoms))
     alpha = sum_d / sum_r
@@ -209,7 +213,8 @@ def _with_density(
     """Returns the catalogues with their densities, from the randoms if they have none.
 
     Raises:
-        ValueError: one of them has no density, and there is no area.
+        ValueError: one of them has no density, and there is no area, or the randoms are all at one
+            distance.
     """
     if data.density is not None and randoms.density is not None:
         return [data, randoms]
@@ -226,6 +231,11 @@ def _with_density(
         near = np.array([distances[1].min(), -distances[1].max()])
     low, high = mesh.world.allreduce(tf.constant(near), "min").numpy() * [1, -1]
     edges = np.linspace(low, high, SHELLS + 1)
+    if not (np.diff(edges**3) > 0).all():
+        raise ValueError(
+            f"all randoms are at {low:g} Mpc/h, from which no number density follows: give "
+            "`density` of both catalogues, or P0 = 0"
+        )
     counts, _ = np.histogram(distances[1], edges, weights=randoms.weights)
     counts = mesh.world.allreduce(tf.constant(counts, tf.float64)).numpy()
     alpha = _total(mesh, data.weights)[0] / counts.sum()
@@ -272,7 +282,8 @@ def _box(
     middle = in_unit("center", center, "Mpc/h")
     middle = (low + high) / 2 if middle is None else np.asarray(middle, np.float64)
     corner = middle - sides / 2
-    if (low < corner).any() or (high > corner + sides).any():
+    rounding = ROUNDING * (np.maximum(np.abs(low), np.abs(high)) + sides)
+    if (low < corner - rounding).any() or (high > corner + sides + rounding).any():
         raise ValueError(
             f"the objects lie between {low.round(3).tolist()} and {high.round(3).tolist()} Mpc/h, "
             f"the box between {corner.round(3).tolist()} and {(corner + sides).round(3).tolist()}: "

@@ -39,8 +39,9 @@ class SurveyCatalogue:
         total: the number of objects on all ranks.
 
     Raises:
-        ValueError: arrays of different lengths, a number that is not finite, or a weight or density
-            below 0. If they are wrong on one rank, all ranks raise it.
+        ValueError: arrays of different lengths, a number that is not finite, a weight or density
+            below 0, or weights or a density on some ranks alone. If they are wrong on one rank, all
+            ranks raise it.
     """
 
     positions: np.ndarray
@@ -57,6 +58,11 @@ class SurveyCatalogue:
         arrays = {n: np.asarray(x, np.float64) for n, x in optional.items() if x is not None}
         arrays = {"positions": positions, **arrays}
         mesh.raise_together(_problem(arrays), ValueError)
+        here = [int(sign * (name in arrays)) for name in optional for sign in (1, -1)]
+        most = mesh.world.allreduce(tf.constant(here), "max").numpy().reshape(-1, 2)
+        for name, (some_have, all_have) in zip(optional, most, strict=True):
+            if some_have != -all_have:
+                raise ValueError(f"{name} is given on some ranks alone: give it on all, or on none")
         count = int(mesh.world.allreduce(tf.constant(len(positions), tf.int64)))
         arrays.setdefault("weights", np.ones(len(positions)))
         for name, value in {**arrays, "mesh": mesh, "total": count}.items():
@@ -92,8 +98,8 @@ class SurveyCatalogue:
             weights, density, mesh: see `SurveyCatalogue`.
 
         Raises:
-            ValueError: a redshift that is not above 0, a declination beyond 90 degrees, or a curved
-                universe; see also `SurveyCatalogue`.
+            ValueError: a redshift that is not above 0, a declination beyond 90 degrees, a right
+                ascension beyond 360 degrees, or a curved universe; see also `SurveyCatalogue`.
         """
         ra, dec = in_unit("ra", ra, "deg"), in_unit("dec", dec, "deg")
         redshift = in_unit("redshift", redshift, "redshift")
@@ -174,16 +180,18 @@ def _problem(arrays: dict[str, np.ndarray], where: str = "") -> str:
 
 def _problem_on_sky(sky: dict[str, np.ndarray], where: str = "") -> str:
     """Returns what is wrong with right ascensions, declinations and redshifts, in this order."""
-    (_, ra), (dec_name, dec), (z_name, redshift) = sky.items()
+    (ra_name, ra), (dec_name, dec), (z_name, redshift) = sky.items()
     if not ra.shape == dec.shape == redshift.shape or ra.ndim != 1:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in sky.items())
         return f"{where}the shapes {shapes} must be equal, [n]"
     for name, values in sky.items():
         if (place := not_finite(values)) is not None:
             return f"{where}{name} {values[*place]} of row {place[0]} is not finite"
-    if (np.abs(dec) > 90).any():
-        row = int(np.argmax(np.abs(dec) > 90))
-        return f"{where}{dec_name} {dec[row]:g} of row {row} must lie from -90 to 90 degrees"
+    for name, angles, most in ((ra_name, ra, 360), (dec_name, dec, 90)):
+        if (np.abs(angles) > most).any():
+            row = int(np.argmax(np.abs(angles) > most))
+            angle = f"{angles[row]:g} of row {row}"
+            return f"{where}{name} {angle} must lie from -{most} to {most} degrees"
     if not (redshift > 0).all():
         row = int(np.argmax(redshift <= 0))
         return f"{where}{z_name} {redshift[row]:g} of row {row} must be a redshift above 0"

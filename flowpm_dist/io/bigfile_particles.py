@@ -39,6 +39,11 @@ def recognises(path: Path) -> bool:
     return (path / "Header" / "attr-v2").is_file()
 
 
+def is_alone(path: Path) -> bool:
+    """Returns whether a folder holds a whole snapshot, as it must."""
+    return True
+
+
 def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> ParticleFiles:
     """Returns a snapshot in bigfile (Feng and others 2016, arXiv:1603.00476).
 
@@ -61,9 +66,12 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         header.setdefault("Time", header["ScalingFactor"])
     masses = np.ravel(np.asarray(header.get("MassTable", 0.0), float))
     parts = []
-    folders = [each for each in snapshot.iterdir() if re.fullmatch("[0-9]+", each.name)]
-    for folder in sorted(folders):
+    folders = sorted(each for each in snapshot.iterdir() if re.fullmatch("[0-9]+", each.name))
+    kinds: dict[int, Path] = {}
+    for folder in folders:
         kind = int(folder.name)
+        if (same := kinds.setdefault(kind, folder)) != folder:
+            raise ValueError(f"folders {same.name} and {folder.name} are both of type {kind}")
         blocks = {
             q: folder / b for q, b in BLOCKS.items() if q == "position" or (folder / b).is_dir()
         }
@@ -151,7 +159,7 @@ def block_files(folder: Path, kinds: str, members: int) -> Iterator[Mapped]:
         UnreadableError: the block has other values, or a data file has another size.
     """
     header = folder / "header"
-    lines = read_text(header).splitlines()
+    lines, seen = read_text(header).splitlines(), set[str]()
     text, count, _ = (line.split(":")[1].strip() for line in lines[:3])
     dtype = number_type(text, f"{header}: DTYPE", kinds)
     if count != str(members):
@@ -163,6 +171,9 @@ def block_files(folder: Path, kinds: str, members: int) -> Iterator[Mapped]:
                 f"{header}: {line!r}; must be the name of a data file, such as 000000, and the "
                 "number of its items"
             )
+        if name in seen:
+            raise UnreadableError(f"{header} names the data file {name} twice")
+        seen.add(name)
         check_regular(folder / name)
         shape, size = (int(items), members), (folder / name).stat().st_size
         if size != (wanted := int(items) * members * dtype.itemsize):

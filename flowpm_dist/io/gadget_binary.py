@@ -25,9 +25,11 @@ from flowpm_dist.io.particle_files import (
     ParticleFiles,
     box_sides,
     check_number_of_files,
+    check_same,
     check_whole,
     gadget_factor,
     missing,
+    number_of_files,
     scale_factor,
 )
 from flowpm_dist.options.regular_files import check_regular, first_bytes
@@ -58,6 +60,12 @@ class _Block:
 def recognises(path: Path) -> bool:
     """Returns whether a file begins with the record of a header, or with the name of one."""
     return path.is_file() and _byte_order(first_bytes(path, 8)) is not None
+
+
+def is_alone(path: Path) -> bool:
+    """Returns whether a file says that it is the only one of its snapshot."""
+    header, _ = _blocks_of(path)
+    return number_of_files(header) == 1
 
 
 def _byte_order(first: bytes) -> str | None:
@@ -91,10 +99,8 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         parts.append(Part({kind: n for kind, n in enumerate(counts) if n}, read))
         headers.append(header)
     first = headers[0]
-    for name, header in zip(names, headers, strict=True):
-        if (header["Time"], header["BoxSize"]) != (first["Time"], first["BoxSize"]):
-            raise UnreadableError(f"{name} has another Time or BoxSize than {names[0]}")
     check_number_of_files(first, names)
+    check_same(headers, names)
     known = Attributes(path, first).with_units(units)
     a = scale_factor(known)
     factor = gadget_factor(known, math.sqrt(a))

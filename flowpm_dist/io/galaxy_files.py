@@ -5,8 +5,8 @@ Each rank reads its part of the rows. The kind of a file follows from its first 
 
 from __future__ import annotations
 
+import csv
 import io
-import itertools
 import math
 import re
 import warnings
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.io.files import UnreadableError, reading
-from flowpm_dist.io.opening import number_type, open_hdf5
+from flowpm_dist.io.opening import check_stored, number_type, open_hdf5
 from flowpm_dist.options.regular_files import check_regular
 
 HEADER = 2**16
@@ -40,13 +40,15 @@ def read_columns(
     Args:
         path: a file in FITS (the table that has most of the columns), HDF5 (data sets, such as
             "galaxies/RA", or fields of a table, such as "table/RA") or text, with commas or blanks
-            between the columns and their names in the first line.
+            between the columns and their names in the first line. Text in quotation marks is one
+            column.
         names: the columns. If there is none of a name, one that differs in its case is taken.
         part, parts: which part of the rows is read, and of how many.
 
     Raises:
-        UnreadableError: the file is missing, damaged or shorter than it says, or lacks a column, or
-            one does not hold one number for each row.
+        UnreadableError: the file is missing, damaged or shorter than it says, or lacks a column,
+            one does not hold one number for each row, or a line of text has more or fewer columns
+            than the first line names.
     """
     with reading(path):
         check_regular(path)
@@ -105,7 +107,17 @@ def _read_fits(path: Path, names: Sequence[str], part: int, parts: int) -> dict[
                 f"{path} is truncated: its table of {count} rows ends at byte {end}, the file at "
                 f"byte {size}"
             )
-        rows = table.data[_rows(count, part, parts)]
+        here = _rows(count, part, parts)
+        rows = table.data[here]
+        stored = rows.view(np.ndarray)
+        for column in chosen.values():
+            null = table.columns[column].null
+            empty = np.flatnonzero(stored[column] == null if isinstance(null, int) else False)
+            if empty.size:
+                raise UnreadableError(
+                    f"{path}: column {column} has no value (TNULL = {null}) in row "
+                    f"{here.start + empty[0]}"
+                )
         return {name: np.array(rows[column], np.float64) for name, column in chosen.items()}
 
 
@@ -146,10 +158,12 @@ def _hdf5_column(path: Path, file: Any, name: str) -> tuple[Any, str | None]:
         shape = [*column.shape, *kind.shape]
         raise UnreadableError(f"{path}: column {name} has the shape {shape}; must be [rows]")
     stored = column.id.get_storage_size()
-    if math.prod(column.shape) * column.dtype.itemsize > COMPRESSION * stored:
+    size = math.prod(column.shape) * column.dtype.itemsize
+    if not column.is_virtual and size > COMPRESSION * stored:
         raise UnreadableError(
             f"{path}: column {name} has {column.shape[0]} rows, but only {stored} bytes of values"
         )
+    check_stored(column, f"{path}: column {name}")
     return column, field
 
 
@@ -163,6 +177,7 @@ def _read_text(path: Path, names: Sequence[str], part: int, parts: int) -> dict[
         for first in range(low, high, BLOCK):
             text = _lines(file, begin, first, min(first + BLOCK, high))
             blocks.append(_parsed(text, comma, chosen, path))
+            _check_fields(text, comma, len(present), path)
     whole = np.concatenate([np.zeros((0, len(chosen))), *blocks])
     return dict(zip(chosen, whole.T, strict=True))
 
@@ -180,7 +195,7 @@ def _text_header(path: Path, beginning: bytes) -> tuple[list[str], bool, int]:
             break
         comment, position = line if line else comment, position + len(raw)
     comma = "," in comment
-    words = comment.lstrip("# ").split("," if comma else None)
+    words = _fields(comment.lstrip("# "), comma)
     present = [re.sub(r"\s*\[.*\]$", "", word.strip()).strip("\"'") for word in words]
     if not any(present) or not comment.replace("\t", " ").isprintable():
         raise UnreadableError(
@@ -195,6 +210,45 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _fields(line: str, comma: bool) -> list[str]:
+    """Returns the fields of a line, between commas or blanks that are not in quotation marks."""
+    if comma:
+        return next(csv.reader([line]), [])
+    return re.findall(r'"[^"]*"\S*|\S+', line)
+
+
+def _without_comment(line: str) -> str:
+    """Returns a line up to the first # that is not in quotation marks."""
+    if "#" not in line:
+        return line
+    return "".join(re.findall(r'\A(?:"[^"]*"|[^#])*', line))
+
+
+def _check_fields(text: bytes, comma: bool, count: int, path: Path) -> None:
+    """Checks that each line has a field for each name of a column, so that none is another's.
+
+    Raises:
+        UnreadableError: one has more or fewer.
+    """
+    data = np.frombuffer(text + b"\n", np.uint8)
+    ends = np.flatnonzero(data == ord("\n"))
+    blank = np.isin(data, np.frombuffer(b" \t\r\n\v\f", np.uint8))
+    starts = ~blank & np.concatenate([[True], blank[:-1]])  # of words
+    marks = (np.flatnonzero(each) for each in (starts, data == ord(",")))
+    words, commas = (np.diff(np.searchsorted(each, ends), prepend=0) for each in marks)
+    fields = np.where(words > 0, commas + 1, 0) if comma else words
+    # Lines with comments and quotation marks are looked at one by one.
+    if b"#" not in text and b'"' not in text and np.isin(fields, (0, count)).all():
+        return
+    for line in text.decode("utf-8", errors="replace").split("\n"):
+        held = _without_comment(line)
+        if held.strip() and (here := len(_fields(held, comma))) != count:
+            raise UnreadableError(
+                f"{path}: the line {line[:80]!r} has {here} columns, and the first line names "
+                f"{count}"
+            )
 
 
 def _lines(file: Any, begin: int, low: int, high: int) -> bytes:
@@ -221,14 +275,19 @@ def _parsed(text: bytes, comma: bool, chosen: Mapping[str, int], path: Path) -> 
     try:
         with warnings.catch_warnings(action="ignore"):  # of nothing but comments
             table = np.loadtxt(
-                io.BytesIO(text), delimiter=separator, usecols=columns, ndmin=2, encoding="utf-8"
+                io.BytesIO(text),
+                delimiter=separator,
+                usecols=columns,
+                ndmin=2,
+                encoding="utf-8",
+                quotechar='"',
             )
         return table.reshape(-1, len(chosen))
     except ValueError as error:
-        lines = (line for line in text.decode("utf-8", errors="replace").splitlines())
-        for line in itertools.filterfalse(lambda x: not x.partition("#")[0].strip(), lines):
-            words = line.partition("#")[0].split(separator)
-            for name, column in chosen.items():
+        for line in text.decode("utf-8", errors="replace").split("\n"):
+            held = _without_comment(line)
+            words = _fields(held, comma)
+            for name, column in chosen.items() if held.strip() else ():
                 if column >= len(words) or not _is_number(words[column]):
                     raise UnreadableError(
                         f"{path}: the line {line[:80]!r} has no number in column {name}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flowpm_dist.io.files import UnreadableError
-from flowpm_dist.io.opening import check_numbers, open_hdf5
+from flowpm_dist.io.opening import check_numbers, check_stored, files_of, open_hdf5
 from flowpm_dist.io.particle_files import (
     KINDS,
     SHAPES,
@@ -20,9 +20,11 @@ from flowpm_dist.io.particle_files import (
     ParticleFiles,
     box_sides,
     check_number_of_files,
+    check_same,
     check_whole,
     gadget_factor,
     missing,
+    number_of_files,
     scale_factor,
     totals,
 )
@@ -46,6 +48,13 @@ def recognises(path: Path) -> bool:
     return path.is_file() and (path.suffix in (".hdf5", ".h5") or first_bytes(path, 8) == SIGNATURE)
 
 
+def is_alone(path: Path) -> bool:
+    """Returns whether a file says that it is the only one of its snapshot."""
+    with open_hdf5(path) as file:
+        header = attributes_of(file, HEADERS)
+    return "NumFilesPerSnapshot" in header and number_of_files(header) == 1
+
+
 def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> ParticleFiles:
     """Returns a snapshot in Gadget's HDF5 (Springel and others 2021, arXiv:2010.03567).
 
@@ -60,17 +69,19 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         SnapshotError: a file is missing, or a unit.
         UnreadableError: a file is damaged.
     """
-    header: dict[str, Any] = {}
-    parts, tracers = [], set[int]()
+    headers, parts, tracers = [], [], set[int]()
     for name in names:
         with open_hdf5(name) as file:
-            header |= attributes_of(file)
+            header = attributes_of(file, HEADERS)
             here = counts_here(header)
             counts = checked_counts(file, name, here, BLOCKS)
         tracers |= {*here} - {*counts}
         read = functools.partial(read_part, name, BLOCKS, mass_table(header))
         parts.append(Part(counts, read))
+        headers.append(header)
+    header = headers[0]
     check_number_of_files(header, names)
+    check_same(headers, names)
     known = Attributes(path, header).with_units(units)
     a = scale_factor(known)
     factor = gadget_factor(known, math.sqrt(a))
@@ -79,10 +90,10 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
     return check_whole(files, expected)
 
 
-def attributes_of(file: h5py.File) -> dict[str, Any]:
-    """Returns the attributes of the groups `HEADERS`."""
-    groups = [file[group] for group in HEADERS if group in file]
-    return {key: value for group in groups for key, value in group.attrs.items()}
+def attributes_of(file: h5py.File, groups: Sequence[str]) -> dict[str, Any]:
+    """Returns the attributes of groups of a file, those that it has."""
+    there = [file[group] for group in groups if group in file]
+    return {key: value for group in there for key, value in group.attrs.items()}
 
 
 def counts_here(header: Mapping[str, Any]) -> dict[int, int]:
@@ -139,23 +150,6 @@ def checked_counts(
     return placed
 
 
-def check_stored(data: h5py.Dataset, where: str) -> None:
-    """Checks that a data set has all its values in the file: HDF5 reads zeros in their place.
-
-    Raises:
-        UnreadableError: values are missing.
-    """
-    if data.external or data.is_virtual:
-        return
-    if data.chunks is None:
-        here, wanted, unit = data.id.get_storage_size(), data.nbytes, "bytes"
-    else:
-        sides = [-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True)]
-        here, wanted, unit = data.id.get_num_chunks(), math.prod(sides), "chunks"
-    if here < wanted:
-        raise UnreadableError(f"{where} has {here} of {wanted} {unit}: copy it again")
-
-
 def read_part(
     path: Path,
     blocks: Mapping[str, Sequence[str]],
@@ -175,6 +169,7 @@ def read_part(
 
     Raises:
         SnapshotError: the file lacks a quantity.
+        UnreadableError: a file that holds values of it is missing.
     """
     arrays = []
     with open_hdf5(path, again=True) as file:
@@ -183,6 +178,7 @@ def read_part(
             data = first_of(group, blocks[name])
             if data is not None:
                 arrays.append(data[begin:end])
+                files_of(data, f"{path}:{data.name}")  # since it was opened, one may have gone
             elif name == "mass" and any(masses[kind : kind + 1]):
                 arrays.append(np.full(end - begin, masses[kind]))
             else:

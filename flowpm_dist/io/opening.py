@@ -6,6 +6,7 @@ names the file in one sentence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     import zarr
 
 T = TypeVar("T")
+NESTED = 4
+"""How often a data set may be made of others that are made of others; HDF5 follows circles."""
 
 
 def hdf5_file(path: Path, *, again: bool = False) -> h5py.File:
@@ -70,9 +73,16 @@ def _check_named(path: Path, seen: set[Path]) -> None:
         file.visititems_links(note_link)
         file.visititems(note_item)  # by hard links alone
     for other in others - {"."}:  # the file itself
-        # HDF5 looks for it in the folder of the file, and in the current one.
-        for place in {path.parent / other, Path(other)}:
+        for place in _places(path, other):
             _check_named(place, seen)
+
+
+def _places(path: Path, other: str) -> list[Path]:
+    """Returns where HDF5 looks for a file that the file at a path names, in this order."""
+    named = Path(other)
+    name = named.name if named.is_absolute() else other
+    places = [path.parent / name, Path(name), path.resolve().parent / name]
+    return [named, *places] if named.is_absolute() else places
 
 
 @contextmanager
@@ -89,6 +99,102 @@ def open_hdf5(path: Path, *, again: bool = False) -> Iterator[h5py.File]:
     """
     with reading(path), hdf5_file(path, again=again) as file:
         yield file
+
+
+def check_stored(data: h5py.Dataset, where: str, depth: int = 0) -> None:
+    """Checks that a data set has all its values: HDF5 reads zeros in place of the others.
+
+    Args:
+        data: the data set. If it is virtual, its parts are checked as well.
+        where: file and name, for the message.
+        depth: how many data sets are made of it, one of another.
+
+    Raises:
+        UnreadableError: values are missing, or a file that holds them.
+    """
+    if data.is_virtual or data.external:
+        files = files_of(data, where)
+        check = _check_parts if data.is_virtual else _check_raw
+        check(data, where, files, depth)
+        return
+    if data.chunks is None:
+        here, wanted, unit = data.id.get_storage_size(), data.nbytes, "bytes"
+    else:
+        sides = [-(-n // c) for n, c in zip(data.shape, data.chunks, strict=True)]
+        here, wanted, unit = data.id.get_num_chunks(), math.prod(sides), "chunks"
+    if here < wanted:
+        raise UnreadableError(f"{where} has {here} of {wanted} {unit}: copy it again")
+
+
+def files_of(data: h5py.Dataset, where: str) -> dict[str, Path]:
+    """Returns the other files that hold the values of a data set, by their names in it.
+
+    Raises:
+        UnreadableError: one is missing.
+    """
+    itself = Path(data.file.filename)
+    named = {name: [Path(name)] for name, *_ in data.external or ()}  # of the current folder
+    for source in _sources(data):
+        name = source.file_name
+        named[name] = [itself] if name == "." else _places(itself, name)
+    found = {}
+    for name, places in named.items():
+        there = next((place for place in places if place.is_file()), None)
+        if there is None:
+            raise UnreadableError(
+                f"{where} has values in the file {name}, which is missing: copy it as well"
+            )
+        found[name] = there
+    return found
+
+
+def _sources(data: h5py.Dataset) -> list[Any]:
+    """Returns the sources of a virtual data set that have any values; none if it is not virtual."""
+    sources = data.virtual_sources() if data.is_virtual else ()
+    return [source for source in sources if source.vspace.get_select_npoints()]
+
+
+def _check_parts(data: h5py.Dataset, where: str, files: Mapping[str, Path], depth: int) -> None:
+    """Checks the parts of a virtual data set; see `check_stored`."""
+    import h5py
+
+    if depth == NESTED:
+        raise UnreadableError(f"{where} is virtual as all it is made of, {NESTED} times or more")
+    mapped = 0
+    for source in _sources(data):
+        count, chosen = source.vspace.get_select_npoints(), source.src_space
+        mapped += count
+        place = f"{files[source.file_name]}:{source.dset_name}"
+        with open_hdf5(files[source.file_name], again=True) as file:
+            part = file.get(source.dset_name)
+            if not isinstance(part, h5py.Dataset):
+                raise UnreadableError(f"{where} has values in {place}, which is missing")
+            if chosen.get_select_type() == h5py.h5s.SEL_ALL:
+                inside = part.size == count
+            else:
+                ends = chosen.get_select_bounds()[1]
+                inside = len(ends) == part.ndim and all(np.less(ends, part.shape))
+            if not inside:
+                raise UnreadableError(
+                    f"{where} has values in {place}, whose shape {list(part.shape)} does not have "
+                    "them all: copy it again"
+                )
+            check_stored(part, place, depth + 1)
+    if mapped < data.size:
+        raise UnreadableError(f"{where} is virtual and has {mapped} of {data.size} values")
+
+
+def _check_raw(data: h5py.Dataset, where: str, files: Mapping[str, Path], depth: int) -> None:
+    """Checks the sizes of files with raw values; see `check_stored`."""
+    left = data.nbytes
+    for name, offset, size in data.external:
+        wanted = offset + min(size, left)
+        left = max(left - size, 0)
+        if (here := files[name].stat().st_size) < wanted:
+            raise UnreadableError(
+                f"{where} has values in the file {name} of {here} bytes; it must have {wanted}: "
+                "copy it again"
+            )
 
 
 def open_arrays(path: Path) -> dict[str, zarr.Array[Any]]:

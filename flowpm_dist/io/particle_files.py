@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from flowpm_dist.cosmology.parameters import HEADERS
-from flowpm_dist.io.files import reading
+from flowpm_dist.io.files import UnreadableError, reading
 from flowpm_dist.io.formats import UNITS
 from flowpm_dist.io.snapshot import SnapshotError
 from flowpm_dist.options import in_unit
@@ -39,6 +39,9 @@ PARAMETER_TOLERANCE = 1e-4
 
 LAMBDA_TOLERANCE = 0.005
 """Difference of OmegaLambda that radiation and neutrinos, which are left out, may explain."""
+SAME = ("Time", "Redshift", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total", *UNITS,
+        *HEADERS.values())  # fmt: skip
+"""Attributes that all files of a snapshot have the same, by Gadget's names."""
 TIME_TOLERANCE = 1e-3
 """Relative difference up to which a scale factor and a redshift are the same time."""
 
@@ -338,16 +341,49 @@ def totals(header: Mapping[str, Any]) -> list[int]:
     return numbers
 
 
+def number_of_files(header: Mapping[str, Any]) -> int:
+    """Returns the number of files of a snapshot, at least 1.
+
+    Raises:
+        KeyError, TypeError, ValueError: the header lacks it, or has other values.
+    """
+    (number,) = np.ravel(header["NumFilesPerSnapshot"])  # some codes write it as an array
+    return max(1, int(number))
+
+
 def check_number_of_files(header: Mapping[str, Any], names: Sequence[Path]) -> None:
     """Checks that there are as many files as the header says.
 
     Raises:
         ValueError: there are more or fewer.
     """
-    (number,) = np.ravel(header["NumFilesPerSnapshot"])  # some codes write it as an array
-    expected = max(1, int(number))
+    expected = number_of_files(header)
     if len(names) != expected:
         raise ValueError(f"{len(names)} files, and the snapshot has {expected}")
+
+
+def check_same(
+    headers: Sequence[Mapping[str, Any]], names: Sequence[Path], attributes: Sequence[str] = SAME
+) -> None:
+    """Checks that files are of one snapshot.
+
+    Args:
+        headers: the attributes of each file.
+        names: the files.
+        attributes: the attributes that must be the same.
+
+    Raises:
+        UnreadableError: one is another in some file, or is missing there alone.
+    """
+    for name, header in zip(names[1:], headers[1:], strict=True):
+        for key in attributes:
+            here, there = (np.ravel(each.get(key, "no value")) for each in (header, headers[0]))
+            if not np.array_equal(here, there):
+                shown = [", ".join(map(str, values[:9])) for values in (here, there)]
+                raise UnreadableError(
+                    f"{name} has {key} = {shown[0]}, and {names[0]} {shown[1]}: must be files of "
+                    "one snapshot"
+                )
 
 
 def check_whole(files: ParticleFiles, expected: Sequence[int]) -> ParticleFiles:

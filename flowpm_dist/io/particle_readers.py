@@ -4,6 +4,7 @@ A format is a module with these names, and an entry of `READERS`:
 
     WORDS = "bigfile"  # the format, in messages
     def recognises(path) -> bool: ...  # whether a file, or a folder, is of this format
+    def is_alone(path) -> bool: ...  # whether it says that it holds a whole snapshot
     def open_files(path, names, units) -> ParticleFiles: ...
 
 `open_files` gets the path that was given, for messages; the files, in order; and the units that
@@ -13,6 +14,8 @@ no particles. It raises SnapshotError, or whatever a damaged file makes a librar
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +45,9 @@ class Reader(Protocol):
 
     def recognises(self, path: Path) -> bool:
         """Returns whether a path is of this format."""
+
+    def is_alone(self, path: Path) -> bool:
+        """Returns whether a file of this format says that it holds a whole snapshot."""
 
     def open_files(
         self, path: Path, names: Sequence[Path], units: Mapping[str, Any]
@@ -73,6 +79,8 @@ def open_particles(path: str | Path, units: Mapping[str, Any] | None = None) -> 
             of no known format; or a unit is missing.
     """
     files = find_particles(Path(path), units)
+    if files is None and not os.path.lexists(path):
+        raise SnapshotError(f"{path}: there is no such file or folder")
     if files is None:
         known = ", ".join(reader.WORDS for reader in READERS)
         raise SnapshotError(f"{path} holds no particles of a known format: must be {known}")
@@ -112,17 +120,37 @@ def _snapshots_in(path: Path) -> Iterator[tuple[Path, Reader, list[Path]]]:
         if file.is_file():
             series.setdefault(_SUFFIX.sub("", file.name), []).append(file)
     if not path.is_dir():
-        alone = path.is_file() and not _NUMBER.search(path.name)
         name = _SUFFIX.sub("", path.name) if path.is_file() else path.name
-        series = {path.name: [path] if alone else series.get(name, [])}
+        series = {path.name: [path] if _stands_alone(path) else series.get(name, [])}
+    series = {name: files for stem in series for name, files in _divided(stem, series[stem])}
     known = {
         name: (reader, files)
         for name, files in series.items()
         if files and (reader := _reader_of(files[0]))
     }
     for name, (reader, files) in known.items():
-        where = path / name if path.is_dir() and len(known) > 1 else path
+        where = folder / name if len(known) > 1 else path
         yield where, reader, _in_order(files)
+
+
+def _stands_alone(path: Path) -> bool:
+    """Returns whether a path is a file that is no part of a snapshot in several files.
+
+    A number at the end of its name may be a decimal, as in `snap_z0.5.hdf5`.
+    """
+    if not path.is_file():
+        return False
+    reader = _reader_of(path)
+    return not _NUMBER.search(path.name) or (reader is not None and reader.is_alone(path))
+
+
+def _divided(stem: str, files: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:
+    """Yields the snapshots in files whose names begin with a stem: their names and their files."""
+    numbered = [file for file in files if _NUMBER.search(file.name)]
+    if len(files) > 1 and numbered and _stands_alone(numbered[0]):
+        yield from ((file.name, [file]) for file in numbered)
+        files = [file for file in files if file not in numbered]
+    yield stem, [*files]
 
 
 def _reader_of(path: Path) -> Reader | None:
@@ -130,7 +158,15 @@ def _reader_of(path: Path) -> Reader | None:
 
 
 def _in_order(files: Sequence[Path]) -> list[Path]:
-    """Returns the numbered files by number; those without a number if there are no others."""
+    """Returns the numbered files by number; those without a number if there are no others.
+
+    Raises:
+        SnapshotError: two have the same number.
+    """
     ends = {file: _NUMBER.search(file.name) for file in files}
     numbered = {file: int(end[1]) for file, end in ends.items() if end}
-    return sorted(numbered, key=lambda file: numbered[file]) or [*files]
+    ordered = sorted(numbered, key=lambda file: numbered[file])
+    for one, other in itertools.pairwise(ordered):
+        if numbered[one] == numbered[other]:
+            raise SnapshotError(f"{one} and {other} have the same number: must be files of one")
+    return ordered or [*files]

@@ -13,6 +13,7 @@ import numpy as np
 from flowpm_dist.io import hdf5_particles
 from flowpm_dist.io.files import UnreadableError
 from flowpm_dist.io.hdf5_particles import (
+    attributes_of,
     checked_counts,
     counts_here,
     first_of,
@@ -27,6 +28,7 @@ from flowpm_dist.io.particle_files import (
     ParticleFiles,
     box_sides,
     check_number_of_files,
+    check_same,
     check_whole,
     totals,
 )
@@ -47,6 +49,9 @@ GROUPS = ("Cosmology", "Units", "Header")
 PARAMETERS = {"Omega_m": "Omega_m", "Omega_b": "Omega_b", "h": "h", "w0": "w_0", "wa": "w_a",
               "T_cmb": "T_CMB_0 [K]", "N_eff": "N_eff"}  # fmt: skip
 """Our names of parameters, and the names in the group Cosmology."""
+SAME = ("Scale-factor", "Redshift", "BoxSize", "NumFilesPerSnapshot", "NumPart_Total",
+        *UNITS.values(), *PARAMETERS.values())  # fmt: skip
+"""Attributes that all files of a snapshot have the same."""
 CONVERSIONS = (
     "Conversion factor to CGS (not including cosmological corrections)",
     "Conversion factor to physical CGS (including cosmological corrections)",
@@ -64,6 +69,9 @@ def recognises(path: Path) -> bool:
         return "Units" in file and UNITS["L"] in file["Units"].attrs
 
 
+is_alone = hdf5_particles.is_alone
+
+
 def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> ParticleFiles:
     """Returns a snapshot of SWIFT (Schaller and others 2024, arXiv:2305.13380).
 
@@ -79,13 +87,12 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
         SnapshotError: a file is missing, or h.
         UnreadableError: a file is damaged.
     """
-    header: dict[str, Any] = {}
+    headers: list[dict[str, Any]] = []
     parts: list[Part] = []
     powers: dict[str, tuple[float, float]] = {}
     for name in names:
         with open_hdf5(name) as file:
-            groups = [file[group] for group in GROUPS if group in file]
-            header |= {key: value for group in groups for key, value in group.attrs.items()}
+            header = attributes_of(file, GROUPS)
             counts = checked_counts(file, name, counts_here(header), BLOCKS)
             a = _scale_factor(Attributes(name, header))
             for quantity, power in _powers(file, name, counts, a):
@@ -96,7 +103,10 @@ def open_files(path: Path, names: Sequence[Path], units: Mapping[str, Any]) -> P
                     )
         read = functools.partial(read_part, name, BLOCKS, mass_table(header))
         parts.append(Part(counts, read))
+        headers.append(header)
+    header = headers[0]
     check_number_of_files(header, names)
+    check_same(headers, names, SAME)
     if "h" in header:
         header["HubbleParam"] = header["h"]
     known = Attributes(path, header).with_units(units, ["HubbleParam"])

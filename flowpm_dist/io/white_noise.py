@@ -19,6 +19,8 @@ from flowpm_dist.options.regular_files import first_bytes
 from meshimpl import launch
 
 FORMATS = "a .npy file, a file wnoise_XXXX.bin of MUSIC, or white noise in GRAFIC's format"
+LARGEST = 2**16
+"""Sides of a file of another size are below this if it is taken for a cache of MUSIC."""
 _HEADER = 16
 """Size of the header in GRAFIC's format: three sides and the seed, int32 [bytes]."""
 
@@ -106,6 +108,14 @@ def _of_music(path: Path, first: bytes) -> np.ndarray | GraficNoise | None:
                 nx, ny, nz = (_number(first[marker + 4 * i :][:4], order) for i in range(3))
                 if 0 < min(nx, ny, nz) and max(nx, ny, nz) < 2**31:
                     return _grafic(path, order, marker, (nx, ny, nz))
+    for order in "<>":
+        nx, ny, nz = (_number(first[4 * i :][:4], order) for i in range(3))
+        if 0 < min(nx, ny, nz) and max(nx, ny, nz) < LARGEST:
+            if nx == ny == nz or path.name.startswith("wnoise"):
+                raise WhiteNoiseError(
+                    f"{size - 12:,} bytes of noise after its header; {nx} x {ny} x {nz} values "
+                    f"need {4 * nx * ny * nz:,} or {8 * nx * ny * nz:,}"
+                )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -514,6 +515,8 @@ def _complete_snapshot(
     path: str | Path, units: Mapping[str, Any] | None, cosmology: Cosmology | None
 ) -> Snapshot:
     """Returns a snapshot of this package, which holds the particles, units and cosmology."""
+    if not os.path.lexists(path):
+        raise SnapshotError(f"{path}: there is no such file or folder")
     snapshot = load_snapshot(path)
     check_particles(path, snapshot)
     if units is not None:

@@ -122,6 +122,8 @@ def correlation_function(
         bins: increasing edges from 0 on [Mpc/h], or a number of equal bins from half a cell to half
             the shortest side. Each holds the separations with low <= r < high, of the nearest
             periodic images. By default each bin is one cell wide and centred on a multiple of it.
+            A cell is its longest side, or its shortest if the longest does not fit into half the
+            shortest side of the box.
         window: the window of painting that each mode is divided by, see `power_spectrum`.
         interlaced: a second density of the same particles, which were moved by half a cell along
             each axis, see `power_spectrum`.
@@ -209,7 +211,8 @@ def _measured(
 def _edges(bins: int | Sequence[float] | None, box: Box) -> np.ndarray:
     """Returns the edges of bins of distance [Mpc/h]; see `correlation_function`."""
     bins = in_unit("bins", bins, "Mpc/h")
-    cell, most = max(box.cell), min(box.size) / 2
+    most = min(box.size) / 2
+    cell = max(box.cell) if max(box.cell) <= most * (1 + _TIE) else min(box.cell)
     if bins is None:
         return cell * (np.arange(int(most / cell + 1e-6) + 1) + 0.5)
     if isinstance(bins, Integral):

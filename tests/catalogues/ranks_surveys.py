@@ -13,6 +13,7 @@ import flowpm_dist as fpm
 from flowpm_dist import SurveyCatalogue, survey_multipoles
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.particle_mesh.scattered import paint_points
+from meshimpl.engine import CollectiveError
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 ORDERS = (0, 2, 4)
@@ -153,6 +154,19 @@ def test_densities_by_area_are_those_of_shells(mesh):
     assert found.shot_noise == pytest.approx(known.shot_noise, rel=1e-12)
 
 
+def test_a_box_without_padding_is_that_of_the_objects(mesh):
+    """Those that rounding leaves outside are at the opposite face, as in a periodic box."""
+    (data, w, _), (randoms, v, _) = points(2, 300), points(52, 2000)
+    both = np.concatenate([data, randoms])
+    data, randoms = dealt(mesh, data, w), dealt(mesh, randoms, v)
+    found = survey_multipoles(data, randoms, GRID, padding=0)
+    size = np.ptp(both, axis=0) * (1 + 1e-12)
+    wider = survey_multipoles(data, randoms, GRID, box_size=size, bins=[0.1, 0.3, 0.5])
+    same = survey_multipoles(data, randoms, GRID, padding=0, bins=[0.1, 0.3, 0.5])
+    np.testing.assert_allclose(same.power, wider.power, rtol=0, atol=1e-7 * wider.power[0].max())
+    np.testing.assert_array_equal(found.box_size, np.ptp(both, axis=0))
+
+
 def test_a_file_of_any_kind_on_any_ranks(mesh, tmp_path_factory):
     """All rows are read once, and give what arrays give."""
     cosmology = fpm.Cosmology(Omega_m=0.3, Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8)
@@ -187,3 +201,22 @@ def test_arrays_that_are_wrong_on_one_rank_are_refused_on_all(mesh):
     weights[3] = -1.0
     with pytest.raises(ValueError, match=r"weights -1 of row \d+ must be at least 0"):
         dealt(mesh, places, weights)
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("name", ["weights", "density"])
+def test_arrays_of_some_ranks_alone_are_refused_on_all(mesh, name):
+    places, weights, _ = points(1, 40)
+    given = {name: weights[mesh.rank :: mesh.size]} if mesh.rank == 0 else {}
+    with pytest.raises(ValueError, match=f"{name} is given on some ranks alone: give it on all"):
+        SurveyCatalogue(places[mesh.rank :: mesh.size], **given, mesh=mesh)
+
+
+@pytest.mark.ranks(2, 4)
+def test_options_that_differ_between_ranks_are_named(mesh):
+    (data, w, n), (randoms, v, m) = points(1, 300), points(2, 2000)
+    catalogues = dealt(mesh, data, w, n), dealt(mesh, randoms, v, m)
+    for given in (dict(P0=2000.0 * mesh.rank), dict(area=None if mesh.rank else 500.0)):
+        (name,) = given
+        with pytest.raises(CollectiveError, match=f"{name} differs between ranks"):
+            survey_multipoles(*catalogues, GRID, **given)

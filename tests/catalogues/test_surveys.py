@@ -100,6 +100,28 @@ def test_the_result_is_a_table_and_a_picture(tmp_path):
     np.testing.assert_array_equal(curves, k * power)
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+def test_a_box_without_padding_holds_all_objects(seed):
+    """Also if half its sides, added to its middle, are rounded to less than the last object."""
+    data, randoms = SurveyCatalogue(small(seed)), SurveyCatalogue(small(seed + 50, 500))
+    both = np.concatenate([data.positions, randoms.positions])
+    longest = both.max(axis=0) - both.min(axis=0)
+    for given in (dict(padding=0), dict(box_size=longest)):
+        found = survey_multipoles(data, randoms, 16, **given)
+        np.testing.assert_array_equal(found.box_size, longest)
+        assert np.isfinite(found.power[:, 1:4]).all()
+
+
+def test_no_density_follows_from_randoms_at_one_distance():
+    places = small(2, 500)
+    sphere = 400 * places / np.linalg.norm(places, axis=1)[:, None]
+    data, randoms = SurveyCatalogue(sphere[:50]), SurveyCatalogue(sphere)
+    message = "all randoms are at 400 Mpc/h, from which no number density follows: give `density`"
+    with pytest.raises(ValueError, match=message):
+        survey_multipoles(data, randoms, 16, P0=5000.0, area=500.0)
+    assert survey_multipoles(data, randoms, 16).alpha == pytest.approx(0.1)
+
+
 def test_what_is_refused():
     data, randoms = SurveyCatalogue(small()), SurveyCatalogue(small(2, 500))
     for given, message in {
@@ -132,6 +154,7 @@ def test_arrays_that_are_refused():
     for sky, message in [
         ((angles, angles + 91, angles + 1), "DEC 91 of row 0 must lie from -90 to 90 degrees"),
         ((angles, angles, np.array([1, 0.5, 0])), "Z 0 of row 2 must be a redshift above 0"),
+        ((angles + 361, angles, angles + 1), "RA 361 of row 0 must lie from -360 to 360 degrees"),
         ((angles + np.inf, angles, angles + 1), "RA inf of row 0 is not finite"),
         ((angles, angles, np.ones(2)), "shapes RA [3], DEC [3], Z [2] must be equal"),
     ]:

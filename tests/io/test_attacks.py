@@ -478,7 +478,7 @@ def test_a_shape_of_more_chunks_than_files_is_refused_at_once(tmp_path):
         read_snapshot(path)
 
 
-@pytest.mark.parametrize("kind", ["link", "raw", "virtual"])
+@pytest.mark.parametrize("kind", ["link", "raw", "virtual", "elsewhere"])
 def test_an_hdf5_file_that_names_a_pipe_is_refused(tmp_path, kind):
     os.mkfifo(tmp_path / "pipe")
     with h5py.File(tmp_path / "volume.hdf5", "w") as file:
@@ -488,7 +488,9 @@ def test_an_hdf5_file_that_names_a_pipe_is_refused(tmp_path, kind):
             file.create_dataset("density", GRID, "f8", external=[("pipe", 0, 512)])
         else:
             layout = h5py.VirtualLayout(GRID, "f8")
-            layout[...] = h5py.VirtualSource("pipe", "density", GRID)
+            # HDF5 looks in the folder of the file for what is not elsewhere.
+            name = "pipe" if kind == "virtual" else "/nowhere/pipe"
+            layout[...] = h5py.VirtualSource(name, "density", GRID)
             file.create_virtual_dataset("density", layout)
     with bounded(), pytest.raises(VolumeError, match=r"volume.hdf5 .*regular file: .*pipe"):
         read_volume(tmp_path / "volume.hdf5")

@@ -114,6 +114,8 @@ def test_other_readers_find_the_particles(state, expected, tmp_path, format):
     state.save(tmp_path / "zarr")
     with pytest.raises(SnapshotError, match="is in units of its own: leave units out"):
         fpm.State.from_snapshot(tmp_path / "zarr", units={"UnitLength_in_cm": 1.0})
+    with pytest.raises(SnapshotError, match="nowhere: there is no such file or folder"):
+        fpm.State.from_snapshot(tmp_path / "nowhere")
 
 
 CUBIC = (16.0, 24.0, 32.0)

@@ -111,6 +111,78 @@ def test_scaled_and_unsigned_columns_of_fits(tmp_path):
     np.testing.assert_array_equal(found["N"], np.full(29, 2**31 + 5))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_values_that_a_fits_file_does_not_have_are_named(tmp_path, scaled):
+    """Columns of whole numbers have a number in their place."""
+    path = tmp_path / "galaxies.fits"
+    stored = np.arange(COUNT, dtype=np.int32)
+    stored[40] = 9999
+    columns = [fits.Column(name, "J", array=stored, null=9999) for name in ("RA", "N")]
+    columns += [
+        fits.Column("Z", "J", array=np.full(COUNT, 9999)),
+        fits.Column("D", "D", array=stored),
+    ]
+    fits.BinTableHDU.from_columns(columns).writeto(path)
+    if scaled:
+        fits.setval(path, "TSCAL1", value=0.01, ext=1)
+        fits.setval(path, "TZERO1", value=0.5, ext=1)
+    for part, parts in ((0, 1), (1, 2)):
+        with pytest.raises(
+            UnreadableError, match=r"column RA has no value \(TNULL = 9999\) in row 40"
+        ):
+            read_columns(path, ["Z", "RA"], part, parts)
+    assert read_columns(path, ["RA"], 0, 2)["RA"][1] == (0.51 if scaled else 1)
+    assert read_columns(path, ["Z", "D"])["Z"][40] == 9999
+
+
+def test_values_that_an_hdf5_file_does_not_have_are_named(tmp_path):
+    """HDF5 would read zeros."""
+    path = tmp_path / "galaxies.hdf5"
+    layout = h5py.VirtualLayout((COUNT,), "f8")
+    layout[:] = h5py.VirtualSource("part.hdf5", "RA", (COUNT,))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("RA", layout)
+        file.create_dataset("Z", (COUNT,), "f8", chunks=(20,))[:20] = 1.0
+    with pytest.raises(UnreadableError, match="column Z has 1 of 3 chunks: copy it again"):
+        read_columns(path, ["Z"])
+    with pytest.raises(UnreadableError, match="column RA has values in the file part.hdf5, which"):
+        read_columns(path, ["RA"])
+    with h5py.File(tmp_path / "part.hdf5", "w") as file:
+        file["RA"] = TABLE["RA"]
+    np.testing.assert_array_equal(read_columns(path, ["RA"])["RA"], TABLE["RA"])
+
+
+@pytest.mark.parametrize("comma", [True, False])
+def test_text_in_quotation_marks_is_one_column(tmp_path, comma):
+    path, separator = tmp_path / "galaxies", "," if comma else "  "
+    names = ["NAME", "RA", "DEC", "Z"]
+    rows = [[f'"{name}"', "10", "20", "0.5"] for name in ("1,2", "NGC 224", "a # b", "plain")]
+    rows.append(["plain", *rows[0][1:], "# a comment"])
+    path.write_text("\n".join(separator.join(row) for row in (names, *rows)).replace(",#", " #"))
+    for parts in (1, 3):
+        found = [read_columns(path, ["RA", "Z"], part, parts) for part in range(parts)]
+        np.testing.assert_array_equal(np.concatenate([each["RA"] for each in found]), [10] * 5)
+        np.testing.assert_array_equal(np.concatenate([each["Z"] for each in found]), [0.5] * 5)
+
+
+@pytest.mark.parametrize(
+    "header, row",
+    [
+        ("NAME,A,RA,DEC,Z", "1,2,7,10,20,0.5"),
+        ("NAME,A,RA,DEC,Z", '"1,2,7,10,20,0.5\n"1,7,10,20,0.5'),
+        ("RA,DEC,Z,NAME", "1,2,7"),
+        ("NAME RA DEC Z", "NGC 224 10 20 0.5"),
+        ("# RA [deg] DEC [deg] Z", "10 20 0.5 1 2 3 4"),
+    ],
+)
+def test_a_line_with_more_or_fewer_columns_is_quoted(tmp_path, header, row):
+    path, names = tmp_path / "galaxies", header.lstrip("# ").replace(",", " ").split()
+    good = ("," if "," in header else " ").join("1" * len(names))
+    path.write_text(f"{header}\n{good}\n{row}\n{good}\n")
+    with pytest.raises(UnreadableError, match=r"the line .* has \d columns, and the first line na"):
+        read_columns(path, ["RA", "DEC", "Z"])
+
+
 def test_files_that_end_early(tmp_path):
     path = tmp_path / "galaxies"
     for kind, message in {

@@ -195,6 +195,149 @@ def test_values_that_are_missing_in_hdf5_are_named(tmp_path):
         open_particles(path)
 
 
+def parts_of_a_whole(folder: Path) -> Path:
+    """A file whose positions are in others: 40 in chunks, 60 in one piece; a third has none."""
+    whole = gadget_hdf5(folder / "whole", [{1: particles(100)}])
+    layout = h5py.VirtualLayout((100, 3), "f4")
+    for number, (low, high) in enumerate([(0, 40), (40, 100)]):
+        with h5py.File(folder / f"part{number}.h5", "w") as file:
+            chunks = (10, 3) if number == 0 else None
+            file.create_dataset("x", data=np.ones((high - low, 3), "f4"), chunks=chunks)
+        layout[low:high] = h5py.VirtualSource(f"part{number}.h5", "x", (high - low, 3))
+    layout[100:100] = h5py.VirtualSource("part2.h5", "x", (0, 3))
+    with h5py.File(whole, "r+") as file:
+        del file["PartType1/Coordinates"]
+        file.create_virtual_dataset("PartType1/Coordinates", layout)
+    return whole
+
+
+def rewritten(path: Path, name: str = "x", count: int = 40, filled: int = 40) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset(name, (count, 3), "f4", chunks=(10, 3))[:filled] = 1.0
+
+
+def made_of_itself(path: Path) -> None:
+    layout = h5py.VirtualLayout((40, 3), "f4")
+    layout[:] = h5py.VirtualSource(path.name, "x", (40, 3))
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("x", layout)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (Path.unlink, "Coordinates has values in the file part0.h5, which is missing: copy it"),
+        (lambda p: rewritten(p, "y"), "Coordinates has values in .*part0.h5:x, which is missing"),
+        (lambda p: rewritten(p, filled=20), "part0.h5:x has 2 of 4 chunks: copy it again"),
+        (lambda p: rewritten(p, count=30), "part0.h5:x, whose shape .30, 3. does not have them"),
+        (made_of_itself, "part0.h5:x is virtual as all it is made of, 4 times or more"),
+    ],
+)
+def test_parts_that_are_missing_of_a_virtual_file_are_named(tmp_path, damage, message):
+    """HDF5 would read zeros in their place, and end the process for a set made of itself."""
+    whole = parts_of_a_whole(tmp_path)
+    np.testing.assert_array_equal(open_particles(whole).read(1, 0, 100)["position"], 1.0)
+    damage(tmp_path / "part0.h5")
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(whole)
+
+
+def test_a_part_that_goes_after_its_file_was_opened_is_named(tmp_path):
+    whole = parts_of_a_whole(tmp_path)
+    found = open_particles(whole)
+    (tmp_path / "part1.h5").unlink()
+    with pytest.raises(SnapshotError, match="has values in the file part1.h5, which is missing"):
+        found.read(1, 0, 100, ["position"])
+
+
+def test_a_virtual_file_without_some_values_is_named(tmp_path):
+    whole = parts_of_a_whole(tmp_path)
+    with h5py.File(whole, "r+") as file:
+        layout = h5py.VirtualLayout((100, 3), "f4")
+        layout[:40] = h5py.VirtualSource("part0.h5", "x", (40, 3))
+        del file["PartType1/Coordinates"]
+        file.create_virtual_dataset("PartType1/Coordinates", layout)
+    with pytest.raises(SnapshotError, match="Coordinates is virtual and has 120 of 300 values"):
+        open_particles(whole)
+
+
+def test_a_file_of_raw_values_that_is_cut_or_missing_is_named(tmp_path, monkeypatch):
+    """HDF5 looks for it in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    whole = gadget_hdf5(tmp_path / "whole", [{1: particles(100)}])
+    with h5py.File(whole, "r+") as file:
+        del file["PartType1/Coordinates"]
+        pieces = [("raw", 100, 700), ("raw", 0, 500)]
+        file.create_dataset("PartType1/Coordinates", (100, 3), "f4", external=pieces)[:] = 1.0
+    assert open_particles(whole).counts == {1: 100}
+    os.truncate("raw", 750)
+    message = "Coordinates has values in the file raw of 750 bytes; it must have 800: copy it"
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(whole)
+    Path("raw").unlink()
+    with pytest.raises(SnapshotError, match="values in the file raw, which is missing: copy"):
+        open_particles(whole)
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("Time", 0.5, "snap.1.hdf5 has Time = 0.5, and .*snap.0.hdf5 0.25: must be files of one"),
+        ("BoxSize", 99.0, "snap.1.hdf5 has BoxSize = 99.0, and .*snap.0.hdf5 50.0: must be"),
+        ("BoxSize", None, "snap.1.hdf5 has BoxSize = no value, and .*snap.0.hdf5 50.0: must be"),
+        ("UnitLength_in_cm", KPC, "snap.1.hdf5 has UnitLength_in_cm = 3.085678e.21, and"),
+        ("NumPart_ThisFile", None, "snap.1.hdf5 cannot be read: .*NumPart_ThisFile"),
+    ],
+)
+def test_files_in_hdf5_have_the_same_header(tmp_path, name, value, message):
+    gadget_hdf5(tmp_path / "snap", split({1: particles(8)}, [4, 4]))
+    with h5py.File(tmp_path / "snap.1.hdf5", "r+") as file:
+        file["Header"].attrs.pop(name) if value is None else file["Header"].attrs.modify(
+            name, value
+        )
+    with pytest.raises(SnapshotError, match=message):
+        open_particles(tmp_path)
+
+
+def test_a_mass_is_of_the_file_that_gives_it(tmp_path):
+    gadget_hdf5(tmp_path / "snap", split({1: particles(8)}, [4, 4]), table={1: 2.0})
+    with h5py.File(tmp_path / "snap.1.hdf5", "r+") as file:
+        del file["Header"].attrs["MassTable"]
+    found = open_particles(tmp_path)
+    np.testing.assert_array_equal(found.read(1, 0, 4, ["mass"])["mass"], 2.0)
+    with pytest.raises(SnapshotError, match="snap.1.hdf5:PartType1 has no Masses; it has Coord"):
+        found.read(1, 0, 5, ["mass"])
+
+
+@pytest.mark.parametrize("write", [gadget_binary, gadget_hdf5])
+def test_a_decimal_in_a_name_is_no_number_of_a_file(tmp_path, write):
+    """If the file itself says that it is the only one."""
+    end = ".hdf5" * (write is gadget_hdf5)
+    written = {z: {1: particles(8, seed=z)} for z in (0, 25, 5)}
+    for z, each in written.items():
+        write(tmp_path / f"z0.{z}", [each])
+    for z, each in written.items():
+        check(open_particles(tmp_path / f"z0.{z}{end}", UNITS), each, speed=np.sqrt(A))
+    for path in (tmp_path, tmp_path / "z0"):
+        message = f"holds z0.0{end} and z0.25{end} and z0.5{end}: give the path of one"
+        with pytest.raises(SnapshotError, match=message):
+            open_particles(path, UNITS)
+    (tmp_path / f"z0.25{end}").unlink()
+    (tmp_path / f"z0.5{end}").rename(tmp_path / f"z0{end}")
+    with pytest.raises(SnapshotError, match=f"holds z0 and z0.0{end}: give the path of one"):
+        open_particles(tmp_path, UNITS)
+    check(open_particles(tmp_path / f"z0{end}", UNITS), written[5], speed=np.sqrt(A))
+
+
+def test_two_files_of_one_number_are_named(tmp_path):
+    """Of three parts, the second one twice, instead of the third."""
+    gadget_binary(tmp_path / "snap", split({1: particles(9)}, [3, 3, 3]))
+    shutil.copy(tmp_path / "snap.1", tmp_path / "snap.01")
+    (tmp_path / "snap.2").unlink()
+    with pytest.raises(SnapshotError, match="snap.01 and .*snap.1 have the same number"):
+        open_particles(tmp_path, UNITS)
+
+
 @pytest.mark.parametrize(
     "changed, message",
     [
@@ -254,8 +397,22 @@ def test_blocks_of_bigfile_of_other_lengths_are_named(tmp_path):
         open_particles(big(tmp_path / "s", written, dict.fromkeys(written[1], 1)))
 
 
+def test_particles_of_bigfile_are_there_once(tmp_path):
+    written = {1: particles(30, "<f4", "u8")}
+    path = big(tmp_path / "s", written, dict.fromkeys(written[1], 2), TotNumPart=[0, 60, 0, 0, 0])
+    shutil.copytree(path / "1", path / "01")
+    with pytest.raises(SnapshotError, match="s cannot be read: folders 01 and 1 are both of type"):
+        open_particles(path)
+    shutil.rmtree(path / "01")
+    for block in ("Position", "Velocity", "Mass", "ID"):
+        header = path / "1" / block / "header"
+        header.write_text(header.read_text().replace("000001:", "000000:"))
+    with pytest.raises(SnapshotError, match="Position/header names the data file 000000 twice"):
+        open_particles(path)
+
+
 def test_a_path_has_one_snapshot(tmp_path):
-    with pytest.raises(SnapshotError, match="nothing holds no particles of a known format: must"):
+    with pytest.raises(SnapshotError, match="nothing: there is no such file or folder"):
         open_particles(tmp_path / "nothing")
     (tmp_path / "notes.txt").write_text("256 particles")
     with pytest.raises(SnapshotError, match="must be bigfile, HDF5 of SWIFT, HDF5 of Gadget or"):
@@ -279,7 +436,7 @@ def test_files_of_two_snapshots_are_named(tmp_path):
     gadget_binary(tmp_path / "other", split(written, [5, 3]), time=0.5, redshift=1.0)
     shutil.move(tmp_path / "other.1", tmp_path / "snap.1")
     (tmp_path / "other.0").unlink()
-    with pytest.raises(SnapshotError, match="snap.1 has another Time or BoxSize than .*snap.0"):
+    with pytest.raises(SnapshotError, match="snap.1 has Time = 0.5, and .*snap.0 0.25: must be"):
         open_particles(tmp_path, UNITS)
 
 

@@ -99,6 +99,26 @@ def test_a_virtual_file_of_swift_is_read_or_its_parts(tmp_path):
         check(open_particles(path), written, length=H, mass=H, exact=False)
 
 
+def test_files_of_swift_have_the_same_header(tmp_path):
+    for group, name, value, message in [
+        (
+            "Header",
+            "Scale-factor",
+            0.5,
+            "snap.1.hdf5 has Scale-factor = 0.5, and .*0.hdf5 0.25: mu",
+        ),
+        ("Header", "BoxSize", None, "snap.1.hdf5 has BoxSize = no value, and .* 999.0, 999.0, 99"),
+        ("Cosmology", "h", [0.5], "snap.1.hdf5 has h = 0.5, and .*snap.0.hdf5 0.7: must be files"),
+    ]:
+        swift(tmp_path / "snap", split({1: particles(8)}, [4, 4]))
+        with h5py.File(tmp_path / "snap.1.hdf5", "r+") as file:
+            del file[group].attrs[name]
+            if value is not None:
+                file[group].attrs[name] = value
+        with pytest.raises(SnapshotError, match=message):
+            open_particles(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["U_L", "U_M", "U_t"])
 def test_a_unit_of_swift_is_above_zero(tmp_path, name):
     path = swift(tmp_path / "snap", [{1: particles(4)}])

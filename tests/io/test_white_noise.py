@@ -103,6 +103,21 @@ def test_damaged_files_are_refused_before_they_are_read(tmp_path):
         open_white_noise(tmp_path / "missing")
 
 
+@pytest.mark.parametrize("order", "<>")
+def test_a_cache_of_music_that_is_cut_is_named(tmp_path, order):
+    """By its name, or by three equal sides."""
+    for name, shape, values in (
+        ("wnoise_0003.bin", SHAPE, "4 x 6 x 8 values need 768 or 1,536"),
+        ("noise.bin", (8, 8, 8), "8 x 8 x 8 values need 2,048 or 4,096"),
+    ):
+        path = music(tmp_path / name, noise(f"{order}f4", shape), order)
+        size = path.stat().st_size - 100
+        os.truncate(path, size)
+        message = f"{size - 12:,} bytes of noise after its header; {values}"
+        with pytest.raises(WhiteNoiseError, match=message):
+            open_white_noise(path)
+
+
 def test_a_run_file_names_noise_in_any_format(tmp_path, monkeypatch):
     """The run is the same as with the array in a .npy file, and so is the checksum of the noise."""
     monkeypatch.chdir(tmp_path)
@@ -123,7 +138,7 @@ def test_a_run_file_names_noise_in_any_format(tmp_path, monkeypatch):
         assert checksum_of == found[0][0]
         np.testing.assert_array_equal(density, found[0][1])
     os.truncate("wnoise_0004.bin", 100)
-    with pytest.raises(ConfigError, match="wnoise_0004.bin': must be a .npy file, a file wnoise_X"):
+    with pytest.raises(ConfigError, match="wnoise_0004.bin': 88 bytes of noise after its header"):
         SimulationOptions.load(Path("wnoise_0004.bin.toml"))
 
 

@@ -118,6 +118,21 @@ def test_floats_are_as_good_as_their_precision(mesh):
     np.testing.assert_allclose(single.xi, double.xi, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("bins", [None, 2])
+def test_bins_of_a_thin_box(mesh, bins):
+    """Half the shortest side is shorter than the longest side of a cell."""
+    grid, size = (8, 8, 8), (8.0, 8.0, 128.0)
+    values = random(5, *grid)
+    found = correlation_function(field_on(box_on(mesh, None, grid, size), values), bins=bins)
+    r, _ = distances(grid, size)
+    edges = np.arange(5) + 0.5 if bins is None else np.linspace(0.5, 4, 3)
+    xi = np.fft.irfftn(np.abs(np.fft.rfftn(values - values.mean())) ** 2, grid, axes=(0, 1, 2))
+    inside = [(r >= low) & (r < high) & (r > 0) for low, high in pairwise(edges)]
+    np.testing.assert_array_equal(found.separations, [i.sum() for i in inside])
+    expected = [xi[i].mean() / np.prod(grid) for i in inside]
+    np.testing.assert_allclose(found.xi, expected, rtol=0, atol=1e-13)
+
+
 def test_bins_that_are_refused(mesh):
     field = field_on(box_on(mesh), random(1))
     for bins, message in {
