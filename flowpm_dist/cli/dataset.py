@@ -32,7 +32,7 @@ from meshimpl import launch
 
 EXAMPLE = "flowpm-dist dataset run.toml --output volumes --split train"
 
-OF_SNAPSHOTS = ("table", "columns", "grid", "scheme", "type", "unit", "weights")
+OF_SNAPSHOTS = ("table", "columns", "parameters", "grid", "scheme", "type", "unit", "weights")
 OF_SIMULATIONS = ("run_file", "split", "dtype", "compressed", "samples_per_file", "changes")
 """Arguments that go with --from, and those that go with a run file."""
 
@@ -50,7 +50,8 @@ def dataset(
         typer.Option(
             "--from",
             metavar="FOLDER",
-            help='Paint snapshots of any code instead: a folder of them, or "runs/{}/snap_004".',
+            help='Paint snapshots of any code instead: a folder of them, or "runs/{}/snap_004", '
+            "with the number of the row or {NAME} for its text in a column.",
         ),
     ] = None,
     table: Annotated[
@@ -59,6 +60,10 @@ def dataset(
     columns: Annotated[
         str | None,
         typer.Option(metavar="A,B", help="With --from: names of columns of a table without names."),
+    ] = None,
+    parameters: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="With --from: columns to learn; by default all numbers."),
     ] = None,
     grid: Grid = None,
     scheme: SchemeOption = "cic",
@@ -98,7 +103,7 @@ def dataset(
                 raise UserError("--from FOLDER needs --table FILE")
             choices = Choices(grid, scheme, tuple(type or ()), units_of(unit), weights)
         _paint(
-            snapshots, table, columns.split(",") if columns else None, output, choices, ranks, mesh,
+            (snapshots, table, _split(columns), _split(parameters), output, choices), ranks, mesh,
             overwrite=overwrite, check=check, ignore_memory=ignore_memory,
         )  # fmt: skip
         return
@@ -140,6 +145,10 @@ Dataset in {output}: {written}.
 To train on it, in the run file: [data] source = "files", folder = "{output}".""")
 
 
+def _split(names: str | None) -> list[str] | None:
+    return names.split(",") if names else None
+
+
 def _check_given(context: typer.Context, others: Sequence[str]) -> None:
     """Checks that no argument of the other kind of dataset was given.
 
@@ -155,11 +164,7 @@ def _check_given(context: typer.Context, others: Sequence[str]) -> None:
 
 
 def _paint(
-    snapshots: str,
-    table: Path,
-    columns: list[str] | None,
-    output: Path,
-    choices: Choices,
+    request: tuple[str, Path, list[str] | None, list[str] | None, Path, Choices],
     ranks: int | None,
     mesh: str | None,
     *,
@@ -167,9 +172,10 @@ def _paint(
     check: bool,
     ignore_memory: bool,
 ) -> None:
-    """Paints volumes from snapshots; see `dataset`."""
+    """Paints volumes from snapshots, see `dataset`; the request is `plan_volumes`'s."""
+    output, choices = request[-2:]
     with common.planning():
-        plan = plan_volumes(snapshots, table, columns, output, choices)
+        plan = plan_volumes(*request)
         size = common.job_size(ranks)
         demand = demand_of(plan.sources, choices, size, mesh, "the dataset")
         if launch.detect().rank == 0:

@@ -176,7 +176,10 @@ def test_statistics_that_keep_their_shot_noise_say_so(here):
 @pytest.fixture
 def simulations(here):
     for number in range(12):
-        write_snapshot(here / "runs" / str(number) / "snap.hdf5", points(number, 300, 900))
+        matter = dict(Omega0=0.25 + 0.01 * number, OmegaLambda=0.75 - 0.01 * number)
+        write_snapshot(
+            here / "runs" / str(number) / "snap.hdf5", points(number, 300, 900), **matter
+        )
     rows = [f"{0.25 + 0.01 * n} {0.7 + 0.02 * n}" for n in range(12)]
     (here / "parameters.txt").write_text("\n".join(["Omega_m sigma8", *rows]))
     (here / "bare.txt").write_text("\n".join(rows))
@@ -244,14 +247,65 @@ def test_a_row_for_each_snapshot_and_boxes_alike(simulations):
     write_snapshot(simulations / "runs" / "12" / "snap.hdf5", points(1))
     done = flowpm_here(*DATASET)
     assert "runs holds 13 snapshots, and parameters.txt has 12 rows" in done.stderr
-    write_snapshot(simulations / "runs" / "11" / "snap.hdf5", points(1), BoxSize=3e4)
+    own = dict(Omega0=0.36, OmegaLambda=0.64)
+    write_snapshot(simulations / "runs" / "11" / "snap.hdf5", points(1), BoxSize=3e4, **own)
     (simulations / "runs" / "12" / "snap.hdf5").unlink()
     (simulations / "runs" / "12").rmdir()
     done = flowpm_here(*DATASET)
     assert "all must be alike" in done.stderr
     write_snapshot(simulations / "runs" / "11" / "snap.hdf5", points(1))
+    done = flowpm_here(*DATASET)
+    assert "row 12 has Omega_m = 0.36, and its snapshot" in done.stderr
+    write_snapshot(simulations / "runs" / "11" / "snap.hdf5", points(1), **own)
     template = ["--from", "runs/{}/snap.hdf5", "--table", "parameters.txt"]
     assert flowpm_here("dataset", *template, "--output", "v", "--grid", "16").returncode == 0
+
+
+CAMELS = [
+    ("LH_2", 0.35, 1.0, 7),
+    ("LH_0", 0.25, 1.0, 8),
+    ("LH_3", 0.4, 1.0, 9),
+    ("LH_1", 0.3, 1.0, 5),
+]
+
+
+@pytest.fixture
+def named(here):
+    for name, matter, *_ in CAMELS:
+        own = dict(Omega0=matter, OmegaLambda=1 - matter)
+        write_snapshot(here / "sims" / name / "snap.hdf5", points(int(name[-1]), 100, 300), **own)
+    table(here, CAMELS)
+    return here
+
+
+def table(here, rows):
+    lines = [" ".join(map(str, row)) for row in rows]
+    (here / "camels.txt").write_text("\n".join(["#Name Omega_m A_SN1 seed", *lines]))
+
+
+@pytest.mark.parametrize("snapshots", ["sims", "sims/{Name}/snap.hdf5", "sims/LH_{}/snap.hdf5"])
+def test_rows_that_name_their_snapshots(named, snapshots):
+    words = ["dataset", "--from", snapshots, "--table", "camels.txt", "--grid", "16"]
+    done = flowpm_here(*words, "--output", "v", "--parameters", "Omega_m")
+    if "{}" in snapshots:
+        message = "camels.txt: Name has LH_2, which must be the name of one snapshot"
+        assert done.returncode == 2 and message in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    names, values = read_table(named / "v" / "parameters.csv")
+    assert names == ("Omega_m",)
+    np.testing.assert_array_equal(values[:, 0], [0.35, 0.25, 0.4, 0.3])
+    for row, (name, *_) in enumerate(CAMELS):
+        found = np.load(named / "v" / "volumes" / f"{row}.npy")
+        own = fpm.read_particles(f"sims/{name}/snap.hdf5").density(16).numpy()
+        np.testing.assert_allclose(found, own, rtol=1e-5)
+
+
+def test_a_row_whose_snapshot_is_not_there(named):
+    table(named, [*CAMELS[:3], ("LH_99", 0.3, 1.0, 5)])
+    done = flowpm_here("dataset", "--from", "sims", "--table", "camels.txt", "--output", "v")
+    assert done.returncode == 2
+    assert "Name has LH_99, which must be the name of one snapshot: 0 have it" in done.stderr
 
 
 def test_names_with_decimals_and_folders_that_end_in_digits(here):

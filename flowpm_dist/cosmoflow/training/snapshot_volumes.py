@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flowpm_dist.cosmoflow.volumes.arrays import TableError, read_table
+from flowpm_dist.cosmoflow.volumes.arrays import TableError, read_table, texts_of
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json, remove_unfinished, write_json, write_text
 from flowpm_dist.io.particle_readers import find_particles
@@ -30,6 +30,8 @@ TEXTS = (".txt", ".csv", ".dat", ".toml", ".json")
 """Endings of files that are no snapshots, such as the table."""
 SHARE = 8
 """One of so many volumes is for validation, and one for the test."""
+MATTER, ROUNDING = ("omegam", "omega0"), 5e-3
+"""Names of the label Omega_m, and how much rounding may change it, relatively."""
 LEAST = 4
 """Fewer volumes cannot be divided."""
 RUN = """# Train on {count} volumes that were painted from snapshots.
@@ -88,30 +90,38 @@ class SnapshotVolumes:
 
 
 def plan_volumes(
-    snapshots: str, table: Path, columns: Sequence[str] | None, folder: Path, choices: Choices
+    snapshots: str,
+    table: Path,
+    columns: Sequence[str] | None,
+    wanted: Sequence[str] | None,
+    folder: Path,
+    choices: Choices,
 ) -> SnapshotVolumes:
     """Returns the volumes to paint, after all checks that need no particles.
 
     Args:
-        snapshots: a folder with a snapshot for each row of the table, in the order of their names,
-            in which numbers count as numbers; or a path with "{}" for the number of the row.
+        snapshots: a folder with a snapshot for each row of the table: the one that a column of the
+            table names, or else in the order of their names, in which numbers count as numbers. Or
+            a path with "{}" for the number of the row, or with "{NAME}" for its text in a column.
         table: the labels, see `read_table`.
         columns: names of its columns, if its first line does not name them.
+        wanted: names of the columns that are parameters; by default all with numbers.
         folder: folder of the results.
         choices: how they are painted.
 
     Raises:
-        UserError: there are more or fewer snapshots than rows, one cannot be opened, or their boxes
-            differ.
+        UserError: there are more or fewer snapshots than rows, one cannot be opened, their boxes
+            differ, or names or Omega_m of a snapshot are those of another row.
     """
     try:
-        names, parameters = read_table(table, columns)
+        names, parameters = read_table(table, columns, wanted)
+        texts = texts_of(table, columns)
     except TableError as error:
         raise UserError(
             str(error).replace("data.columns, a list of names", "--columns A,B")
         ) from error
-    if "{}" in snapshots:
-        paths = [Path(snapshots.replace("{}", str(row))) for row in range(len(parameters))]
+    if "{" in snapshots:
+        paths = [_filled(snapshots, row, texts) for row in range(len(parameters))]
     else:
         paths = _snapshots_in(Path(snapshots), choices)
     if len(paths) != len(parameters):
@@ -119,11 +129,16 @@ def plan_volumes(
             f"{snapshots} holds {len(paths)} snapshots, and {table} has {len(parameters)} rows: "
             "there must be one for each row"
         )
+    for name, column in texts.items():
+        paths = _in_order_of(column, paths, f"{table}: {name}", "{" in snapshots)
     if len(paths) < LEAST:
         raise UserError(f"{len(paths)} snapshots: at least {LEAST} are needed, to train and judge")
     sources = sources_of(paths, choices)
+    if len(sources) < len(paths):
+        raise UserError(f"{snapshots}: two rows have the same snapshot")
     first = sources[0]
-    for source in sources:
+    for row, source in enumerate(sources):
+        _check_matter(source, dict(zip(names, parameters[row].tolist(), strict=True)), row)
         if source.grid != first.grid or not np.allclose(
             source.files.box_size, first.files.box_size, rtol=1e-6
         ):
@@ -133,6 +148,63 @@ def plan_volumes(
                 "--grid sets the cells"
             )
     return SnapshotVolumes(sources, choices, names, parameters, folder)
+
+
+def _filled(snapshots: str, row: int, texts: Mapping[str, Sequence[str]]) -> Path:
+    """Returns the path of a row's snapshot, from a path with "{}" or with names of columns.
+
+    Raises:
+        UserError: there is no such column of texts.
+    """
+    path = snapshots.replace("{}", str(row))
+    for name in re.findall(r"\{(.*?)\}", path):
+        if name not in texts:
+            held = ", ".join(texts) or "none"
+            raise UserError(f"{snapshots}: {{{name}}} is no column of texts; those are: {held}")
+        path = path.replace(f"{{{name}}}", texts[name][row])
+    return Path(path)
+
+
+def _in_order_of(column: Sequence[str], paths: list[Path], what: str, given: bool) -> list[Path]:
+    """Returns the snapshots in the order of the names in a column of texts.
+
+    Args:
+        column: a text for each row, which may be the name of its snapshot, or of a folder of it.
+        paths: the snapshots.
+        what: the column, for messages.
+        given: whether each row has its snapshot already.
+
+    Raises:
+        UserError: some rows name a snapshot and others do not, or a row has another one already.
+    """
+    parts = [{*path.parts, re.sub(r"(\.\d+)?\.(hdf5|h5)$", "", path.name)} for path in paths]
+    rows = [
+        [path for path, own in zip(paths, parts, strict=True) if text in own] for text in column
+    ]
+    if not any(len(found) == 1 for found in rows):
+        return paths  # texts about something else
+    for text, found, path in zip(column, rows, paths, strict=True):
+        if len(found) != 1 or (given and found[0] != path):
+            instead = f"the snapshot of its row is {path}" if given else f"{len(found)} have it"
+            raise UserError(f"{what} has {text}, which must be the name of one snapshot: {instead}")
+    return [found[0] for found in rows]
+
+
+def _check_matter(source: Source, labels: Mapping[str, float], row: int) -> None:
+    """Checks that the label Omega_m of a row is that of its snapshot.
+
+    Raises:
+        UserError: it is not.
+    """
+    there = source.files.cosmology_facts.get("Omega_m")
+    for name, value in labels.items():
+        if name.lower().replace("_", "") not in MATTER or not there:
+            continue
+        if abs(value - there) > ROUNDING * there:
+            raise UserError(
+                f"row {row + 1} has {name} = {value:g}, and its snapshot {source.path} has Omega_m "
+                f"= {there:g}: rows and snapshots must be in the same order"
+            )
 
 
 def _snapshots_in(folder: Path, choices: Choices) -> list[Path]:

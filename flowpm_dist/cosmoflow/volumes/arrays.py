@@ -301,6 +301,45 @@ def read_table(
         TableError: there is no such table or column, a row has more or fewer columns than the
             first, or a requested value is no finite number.
     """
+    names, body = _rows_of(path, columns)
+    if missing := [name for name in wanted or () if name not in names]:
+        raise TableError(f"{path} has no column {missing[0]!r}; those it has: {', '.join(names)}")
+    wanted = wanted or [name for n, name in enumerate(names) if not _is_of_texts(body, n)]
+    if not wanted:
+        raise TableError(f"{path} has no column of numbers; those it has: {', '.join(names)}")
+    chosen = [names.index(name) for name in wanted]
+    rows = []
+    for number, cells in body:
+        for place in chosen:
+            if not _is_number(cells[place]):
+                raise TableError(
+                    f"{path}, line {number}: {names[place]} = {cells[place]!r} is no finite number"
+                )
+        rows.append([float(cells[place]) for place in chosen])
+    return tuple(wanted), np.array(rows)
+
+
+def texts_of(path: Path, columns: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Returns the columns of a table that hold no numbers, such as names of simulations.
+
+    Args:
+        path, columns: see `read_table`.
+
+    Raises:
+        TableError: see `read_table`.
+    """
+    names, body = _rows_of(path, columns)
+    return {
+        name: [cells[n] for _, cells in body]
+        for n, name in enumerate(names)
+        if _is_of_texts(body, n)
+    }
+
+
+def _rows_of(
+    path: Path, columns: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[tuple[int, list[str]]]]:
+    """Returns the names of the columns, and the number of the line and the cells of each row."""
     try:
         lines = list(enumerate(read_text(path, MOST_TABLE, encoding="utf-8-sig").splitlines(), 1))
     except (OSError, UnicodeDecodeError) as error:
@@ -319,32 +358,18 @@ def read_table(
         raise TableError(
             f"{path} has {len(first)} columns, data.columns names {len(columns)}: {list(columns)}"
         )
-    if missing := [name for name in wanted or () if name not in names]:
-        raise TableError(f"{path} has no column {missing[0]!r}; those it has: {', '.join(names)}")
     body = [(n, _cells(line)) for n, line in lines[named:] if not line.lstrip().startswith("#")]
-    wanted = wanted or [name for n, name in enumerate(names) if not _is_of_texts(body, n)]
-    if not wanted:
-        raise TableError(f"{path} has no column of numbers; those it has: {', '.join(names)}")
-    chosen = [names.index(name) for name in wanted]
-    rows = []
+    if not body:
+        raise TableError(f"the table {path} has no rows")
     for number, cells in body:
         if len(cells) != len(names):
             raise TableError(f"{path}, line {number}: {len(cells)} values for {len(names)} columns")
-        for place in chosen:
-            if not _is_number(cells[place]):
-                raise TableError(
-                    f"{path}, line {number}: {names[place]} = {cells[place]!r} is no finite number"
-                )
-        rows.append([float(cells[place]) for place in chosen])
-    if not rows:
-        raise TableError(f"the table {path} has no rows")
-    return tuple(wanted), np.array(rows)
+    return names, body
 
 
 def _is_of_texts(body: Sequence[tuple[int, Sequence[str]]], column: int) -> bool:
     """Returns whether no row of a column is a number, not even one that is not finite."""
-    there = [cells[column] for _, cells in body if len(cells) > column]
-    return bool(there) and not any(map(_is_float, there))
+    return not any(_is_float(cells[column]) for _, cells in body)
 
 
 def _is_float(text: str) -> bool:
