@@ -10,7 +10,7 @@ import numpy as np
 
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import SNAPSHOT, check_regular_files, reading, snapshot_attributes
-from flowpm_dist.io.opening import hdf5_file
+from flowpm_dist.io.opening import check_stored, hdf5_file
 from flowpm_dist.io.snapshot import SnapshotError, load_snapshot
 from flowpm_dist.options.regular_files import check_regular
 
@@ -119,6 +119,8 @@ def _of_hdf5(file: Path, name: str) -> Volume:
 
     opened.visititems(note)
     chosen = _chosen(file, there, name, "name one after a colon, as in file.h5:density")
+    if there[chosen].is_virtual or there[chosen].external:
+        check_stored(there[chosen], f"{file}:{chosen}")
     sizes = {**opened.attrs, **there[chosen].attrs}
     sides, observation = _sides(sizes.get("box_size")), sizes.get("observation")
     return Volume(there[chosen], f"{file}:{chosen}", sides, observation=observation)

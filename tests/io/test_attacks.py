@@ -35,6 +35,8 @@ from run_files import RUN
 
 from flowpm_dist.catalogues.catalogue import Catalogue
 from flowpm_dist.cli.common import planning
+from flowpm_dist.cosmoflow.volumes.arrays import _opened as opened_array
+from flowpm_dist.cosmoflow.volumes.tfrecords import RecordError
 from flowpm_dist.cosmology import Cosmology
 from flowpm_dist.evolution.corrections import CorrectionFileError, load_correction
 from flowpm_dist.evolution.corrections.base import SHIPPED
@@ -494,6 +496,20 @@ def test_an_hdf5_file_that_names_a_pipe_is_refused(tmp_path, kind):
             file.create_virtual_dataset("density", layout)
     with bounded(), pytest.raises(VolumeError, match=r"volume.hdf5 .*regular file: .*pipe"):
         read_volume(tmp_path / "volume.hdf5")
+
+
+@pytest.mark.parametrize("opened", [open_volume, opened_array])
+def test_a_virtual_volume_without_its_parts_is_named(tmp_path, opened):
+    """HDF5 reads zeros in their place."""
+    path, layout = tmp_path / "volume.hdf5", h5py.VirtualLayout(GRID, "f8")
+    layout[...] = h5py.VirtualSource("part.hdf5", "density", GRID)
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("density", layout)
+    with pytest.raises((VolumeError, RecordError), match="in the file part.hdf5, which is missing"):
+        opened(Path(f"{path}:density"))
+    with h5py.File(tmp_path / "part.hdf5", "w") as file:
+        file["density"] = np.ones(GRID)
+    opened(Path(f"{path}:density"))
 
 
 def test_links_of_hdf5_are_followed_and_checked(tmp_path):

@@ -23,8 +23,8 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
     RecordError,
 )
 from flowpm_dist.cosmoflow.volumes.records import Dataset, Sample
-from flowpm_dist.io.files import reading
-from flowpm_dist.io.opening import hdf5_file
+from flowpm_dist.io.files import UnreadableError, reading
+from flowpm_dist.io.opening import check_stored, hdf5_file
 from flowpm_dist.io.volume import HDF5, mapped_array
 from flowpm_dist.observables.observations import REASON
 from flowpm_dist.options.regular_files import read_text
@@ -243,6 +243,11 @@ def _opened(path: Path) -> Any:
             f"{file} has no data set {name!r}; name one after a colon, as in file.h5:name: those "
             f"it has are {', '.join(names) or 'none'}"
         )
+    if opened[name].is_virtual or opened[name].external:
+        try:
+            check_stored(opened[name], f"{file}:{name}")
+        except UnreadableError as error:
+            raise RecordError(str(error)) from error
     return opened[name]
 
 
