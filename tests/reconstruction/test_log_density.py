@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,8 +13,10 @@ from scipy.optimize import minimize
 
 import flowpm_dist as fpm
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.samples import Samples
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.reconstruction import Gaussian, LogDensity, Posterior
+from flowpm_dist.reconstruction.posterior import EvenPosterior
 
 TABLE: dict[str, Any] = {
     "box": {"grid": 8, "size": 64.0},
@@ -90,6 +93,24 @@ def test_coordinates_return_to_the_same_unknowns(even, plain):
     of_moved = even.vector(0.5 * white_noise, values)
     change = plain(moved)[0] - plain(there)[0]
     assert even(of_moved)[0] - even(x)[0] == pytest.approx(change, rel=1e-9)
+
+
+def test_draws_have_the_density_of_the_posterior(plain, tmp_path):
+    """The samplers' own density has the volume of their coordinates as well."""
+    objective, vectors = EvenPosterior(plain.posterior), [plain.start(5), plain.start(6)]
+    lines = ["move,chain,drawn,loss,data,prior,Omega_m,sigma8"]
+    for number, x in enumerate(vectors, 1):
+        point = plain._point(x)
+        found = objective.evaluate(objective.scaling.to_even(point))
+        values = plain.unknowns(x)[1].values()
+        numbers = map(float, (found.loss, found.data, found.prior, *values))
+        lines.append(",".join(map(str, (number, 1, number, *numbers))))
+    (tmp_path / "draws.csv").write_text("\n".join([*lines, ""]))
+    facts = {name: {"prior": ends} for name, ends in TABLE["priors"].items()}
+    (tmp_path / "result.json").write_text(json.dumps({"parameters": facts}))
+    samples = Samples.load(tmp_path)
+    expected = plain(vectors[0])[0] - plain(vectors[1])[0]
+    np.testing.assert_allclose(np.diff(samples.loss[0]), expected, 1e-7)
 
 
 def test_scipy_climbs_to_the_truth(even):
