@@ -137,6 +137,34 @@ def test_a_model_that_fails_has_no_density(even, monkeypatch):
     assert value == -math.inf and not gradient.any() and gradient.size == even.dimension
 
 
+@pytest.mark.parametrize("kind", ["even", "plain"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e200, 1e30])
+def test_there_is_no_density_outside(kind, wrong, request):
+    density = request.getfixturevalue(kind)
+    for place in (0, density.dimension - 1):
+        x = density.start(0)
+        x[place] = wrong
+        value, gradient = density(x)
+        assert value == -math.inf and not gradient.any() and gradient.size == density.dimension
+    assert math.isfinite(density(density.start(0))[0])
+
+
+def test_values_outside_the_prior_are_refused(even):
+    noise = even.unknowns(even.start(0))[0]
+    inside = {"Omega_m": 0.3, "sigma8": 0.8}
+    for wrong, message in (
+        ({"sigma8": 1.1}, "sigma8 = 1.1: must lie inside its prior, above 0.6 and below 1"),
+        ({"sigma8": 0.6}, "sigma8 = 0.6: must lie inside"),
+        ({"Omega_m": math.nan}, "Omega_m = nan: must lie inside"),
+        ({"h": 0.7}, "parameters Omega_m, sigma8, h: must be Omega_m, sigma8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            even.vector(noise, inside | wrong)
+    with pytest.raises(ValueError, match="parameters sigma8: must be Omega_m, sigma8"):
+        even.vector(noise, {"sigma8": 0.8})
+    assert math.isfinite(even(even.vector(noise, inside))[0])
+
+
 def test_what_is_no_vector_or_no_run_file_is_refused(even, tmp_path):
     with pytest.raises(ValueError, match=r"shape \(3,\): must be \(514,\)"):
         even(np.zeros(3))
