@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -80,10 +81,15 @@ def to_astropy(cosmology: Cosmology, name: str | None = None) -> FLRW:
     common: dict[str, Any] = {"H0": 100 * p["h"], "Om0": p["Omega_m"], "Ob0": p["Omega_b"]}
     common |= {"Tcmb0": Quantity(0.0, "K"), "name": name}
     if cosmology.radiation:
-        shares = cosmology.m_nu_shares or (1 / SPECIES,) * SPECIES
-        masses = Quantity([p["m_nu"] * share for share in shares], "eV")
-        common |= {"Tcmb0": Quantity(p["T_cmb"], "K"), "Neff": p["N_eff"], "m_nu": masses}
+        common |= {"Tcmb0": Quantity(p["T_cmb"], "K"), "Neff": p["N_eff"]}
         if p["m_nu"] > 0:
+            if math.floor(p["N_eff"]) != SPECIES:
+                raise ValueError(
+                    f"astropy has as many neutrinos as the whole part of N_eff = {p['N_eff']:g}: "
+                    f"{SPECIES} with a mass need N_eff from {SPECIES} to below {SPECIES + 1}"
+                )
+            shares = cosmology.m_nu_shares or (1 / SPECIES,) * SPECIES
+            common["m_nu"] = Quantity([p["m_nu"] * share for share in shares], "eV")
             common["Om0"] -= neutrino_density(p) / p["h"] ** 2
     kind = "LambdaCDM"
     if p["wa"] != 0:

@@ -10,7 +10,7 @@ from typing import Any
 
 from flowpm_dist.cosmology.arrays import plain_numbers
 from flowpm_dist.cosmology.background import Background
-from flowpm_dist.cosmology.camb_tables import camb_settings, camb_sigma8, neutrino_density
+from flowpm_dist.cosmology.camb_tables import K_MAX, camb_settings, neutrino_density
 from flowpm_dist.cosmology.class_tables import class_settings, neutrino_temperature
 from flowpm_dist.cosmology.neutrinos import SPECIES
 from flowpm_dist.cosmology.parameters import PARAMETERS, SHAPE, Cosmology
@@ -25,6 +25,10 @@ CCL_TRANSFER = {
     "camb": "boltzmann_camb",
     "class": "boltzmann_class",
 }
+SAME_SHARE = 1e-6
+"""Shares of the neutrinos' mass that differ by less are equal for CAMB."""
+COOLER = 1 - 1e-12
+"""What CCL's neutrinos are cooled by: rounding may not make their number exceed its Neff."""
 K_SIGMA8 = 20.0
 """Largest wavenumber of the power from which CLASS computes sigma8 [h/Mpc]."""
 
@@ -34,9 +38,10 @@ def parameters_for(cosmology: Cosmology, code: str) -> dict[str, Any]:
 
     They are for `camb.set_params`, `pyccl.Cosmology`, `classy.Class().set`,
     `colossus.cosmology.cosmology.Cosmology` or `jax_cosmo.Cosmology`. CAMB and CLASS always have
-    radiation, also where the universe has none. Where CAMB needs A_s and the universe has sigma8,
-    CAMB is run once to find it. Where colossus, jax-cosmo and CCL's own transfer function need
-    sigma8 and the universe has A_s, its theory gives it. `Cosmology.to_astropy` is for astropy.
+    radiation, also where the universe has none, and so has CCL where its power is theirs: our power
+    is, too. Where CAMB needs A_s and the universe has sigma8, CAMB is run once to find it. Where
+    colossus, jax-cosmo and CCL's own transfer function need sigma8 and the universe has A_s, its
+    theory gives it. `Cosmology.to_astropy` is for astropy.
 
     Args:
         cosmology: the universe, of plain numbers or of tensors that have values.
@@ -58,12 +63,27 @@ def parameters_for(cosmology: Cosmology, code: str) -> dict[str, Any]:
 
 
 def _for_camb(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
-    if cosmology.m_nu_shares:
-        raise ValueError("camb.set_params does not take three masses: replace(m_nu=their sum)")
-    shape = {name: p[name] for name in SHAPE}
-    if "A_s" in p:
-        return camb_settings(p["A_s"], **shape)
-    return camb_settings(A_S * (p["sigma8"] / camb_sigma8(A_S, **shape)) ** 2, **shape)
+    masses = {share for share in cosmology.m_nu_shares if share > 0}
+    if masses and max(masses) - min(masses) > SAME_SHARE:
+        raise ValueError(
+            "camb.set_params does not take different masses of neutrinos: "
+            f"replace(m_nu={p['m_nu']:g}, m_nu_shares=())"
+        )
+    settings = camb_settings(p.get("A_s", A_S), **{name: p[name] for name in SHAPE})
+    if masses:
+        settings["num_massive_neutrinos"] = round(1 / max(masses))
+    if "A_s" not in p:
+        settings["As"] *= (p["sigma8"] / _sigma8_by_camb(settings)) ** 2
+    return settings
+
+
+def _sigma8_by_camb(settings: dict[str, Any]) -> float:
+    """Returns CAMB's sigma8 of all matter today [1]."""
+    import camb
+
+    run = camb.set_params(**settings)
+    run.set_matter_power(redshifts=[0.0], kmax=K_MAX)
+    return float(camb.get_results(run).get_sigma8_0())
 
 
 def _for_class(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
@@ -84,12 +104,14 @@ def _for_ccl(cosmology: Cosmology, p: dict[str, float]) -> dict[str, Any]:
         "Neff": p["N_eff"],
         "transfer_function": CCL_TRANSFER[cosmology.transfer],
     }
-    if not cosmology.radiation:
+    if not cosmology.radiation and cosmology.transfer == "eisenstein-hu":
         settings |= {"Omega_g": 0.0, "Neff": 0.0}
+    if cosmology.transfer == "camb" and (p["w0"], p["wa"]) != (-1.0, 0.0):
+        settings["extra_parameters"] = {"camb": {"dark_energy_model": "ppf"}}  # w may cross -1
     if massive:
         shares = cosmology.m_nu_shares or (1 / SPECIES,) * SPECIES
         masses = [p["m_nu"] * share for share in shares if share > 0]
-        settings |= {"m_nu": masses, "T_ncdm": neutrino_temperature(p["N_eff"])}
+        settings |= {"m_nu": masses, "T_ncdm": COOLER * neutrino_temperature(p["N_eff"])}
     if "sigma8" in p or cosmology.transfer == "eisenstein-hu":
         return settings | {"sigma8": _sigma8(cosmology, p)}  # its own fit needs it
     tilt = (CCL_PIVOT / p["k_pivot"]) ** (p["n_s"] - 1.0)

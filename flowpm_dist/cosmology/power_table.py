@@ -196,7 +196,9 @@ def _of_camb(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
     if parameters is not None and parameters["radiation"]:
         there |= {"T_cmb": of.TCMB, "N_eff": of.N_eff}
     _compare("camb", {**there, "m_nu": of.omnuh2 * _EV}, parameters)
-    _compare_shares(of, parameters)
+    each = zip(of.nu_mass_numbers, of.nu_mass_fractions, strict=False)
+    species = [fraction / count for count, fraction in each for _ in range(count)]
+    _compare_shares("camb", species, parameters)
     try:
         k, redshifts, power = value.get_linear_matter_power_spectrum(PART, PART)
     except Exception as error:
@@ -204,24 +206,18 @@ def _of_camb(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
     return PowerTable(k, power[0], redshifts[0], of="cb")
 
 
-def _compare_shares(of: Any, parameters: Mapping[str, Any] | None) -> None:
-    """Checks that neutrinos share their mass in CAMB's parameters as in the cosmology.
-
-    Raises:
-        ValueError: they do not. CAMB gives all the mass to one of them, unless told otherwise.
-    """
+def _compare_shares(code: str, species: Any, parameters: Mapping[str, Any] | None) -> None:
+    """Raises a ValueError if neutrinos share their mass in another way than here."""
     total = None if parameters is None else known(parameters["m_nu"])
     if parameters is None or not total:
         return
-    each = zip(of.nu_mass_numbers, of.nu_mass_fractions, strict=False)
-    species = [fraction / count for count, fraction in each for _ in range(count)]
-    there = sorted([*species, 0.0, 0.0, 0.0][:SPECIES])
+    there = sorted([*species, *[0.0] * (SPECIES - len(species))])
     here = sorted(parameters["m_nu_shares"] or [1 / SPECIES] * SPECIES)
-    if not np.allclose(there, here, atol=_SAME_MASS):
-        shown = (", ".join(f"{share * total:.3g}" for share in s) for s in (there, here))
+    if len(there) != len(here) or not np.allclose(there, here, atol=_SAME_MASS):
+        theirs, ours = (", ".join(f"{x * total:.3g}" for x in shares) for shares in (there, here))
         raise ValueError(
-            "power: the object of camb has neutrinos of {} eV, the cosmology of {}: set "
-            "num_massive_neutrinos in camb, or m_nu = [...] here".format(*shown)
+            f"power: the object of {code} has neutrinos of {theirs} eV, the cosmology of {ours}: "
+            "set num_massive_neutrinos (camb) or deg_ncdm (classy), or m_nu = [...] here"
         )
 
 
@@ -232,9 +228,15 @@ def _of_classy(value: Any, parameters: Mapping[str, Any] | None) -> PowerTable:
         raise ValueError("power: the object of classy has not been computed")
     there = {"h": h, "Omega_m": value.Omega0_m(), "Omega_b": value.Omega_b()}
     there |= {"Omega_k": value.Omega0_k(), "n_s": value.n_s(), "m_nu": value.Omega_nu * h**2 * _EV}
-    dark_energy = {"w0": ("w0_fld", -1.0), "wa": ("wa_fld", 0.0)}
-    there |= {name: float(value.pars.get(*key)) for name, key in dark_energy.items()}
+    there |= {"w0": float(value.pars.get("w0_fld", -1)), "wa": float(value.pars.get("wa_fld", 0))}
+    if parameters is not None and parameters["radiation"]:
+        there |= {"T_cmb": value.T_cmb(), "N_eff": value.Neff()}
     _compare("classy", there, parameters)
+    if "m_ncdm" in value.pars:
+        texts = (str(value.pars.get(name, 1)).strip("[]()") for name in ("m_ncdm", "deg_ncdm"))
+        masses, counts = (np.array(text.split(","), float) for text in texts)
+        species = np.repeat(masses, np.rint(counts).astype(int))
+        _compare_shares("classy", species / species.sum(), parameters)
     try:
         power, k, redshifts = value.get_pk_and_k_and_z(
             nonlinear=False, only_clustering_species=True

@@ -128,28 +128,32 @@ def add_column(table: QTable, name: str, values: np.ndarray, about: LabelledArra
         table: the table.
         name: the name of the column.
         values: [row, ...].
-        about: its unit and meaning; None if it has neither.
+        about: its unit and meaning; None if it has neither. A unit that astropy does not have goes
+            into the description.
     """
     unit = None if about is None else astropy_unit(about.units)
     table[name] = values if unit is None else values * unit
     if about is not None:
-        table[name].info.description = about.meaning
+        is_lost = unit is None and about.units not in ("", "1")
+        table[name].info.description = about.meaning + (f" [{about.units}]" if is_lost else "")
 
 
 def astropy_unit(text: str) -> Any:
-    """Returns a unit of this package, such as "(Mpc/h)^3", as astropy's; None for a pure number.
+    """Returns a unit of this package, such as "(Mpc/h)^3", as astropy's.
 
+    It is None for a pure number, and for a unit that astropy does not have, such as "cells".
     The h of a unit is astropy's `littleh`. Its readers of files know it only if
     `astropy.units.add_enabled_units(astropy.cosmology.units)` was called.
     """
     if text in ("", "1"):
         return None
     units, cosmology = package("astropy.units"), package("astropy.cosmology.units")
-    base, _, power = text.partition(")^")  # "(Mpc/h)^3"
-    plain = re.sub(r"\bh\b", "littleh", base.lstrip("(").replace("Msun", "solMass"))
+    powers = re.fullmatch(r"\((.*)\)\^(-?\d+)", text)  # "(Mpc/h)^3"
+    base, power = powers.groups() if powers else (text, "1")
+    plain = re.sub(r"\bh\b", "littleh", base.replace("Msun", "solMass"))
     with units.add_enabled_units(cosmology):
-        unit = units.Unit(plain, parse_strict="silent")  # "cells" are none of astropy's
-    return unit ** int(power) if power else unit
+        unit = units.Unit(plain, parse_strict="silent")
+    return None if isinstance(unit, units.UnrecognizedUnit) else unit ** int(power)
 
 
 def _table(

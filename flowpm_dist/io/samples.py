@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from typing_extensions import override
 
 from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.io.errors import UserError
-from flowpm_dist.io.files import UnreadableError, read_arrays, read_json, reading
+from flowpm_dist.io.files import UnreadableError, read_json, reading
 from flowpm_dist.io.labelled import Labelled, LabelledArray, package
 from flowpm_dist.io.opening import check_numbers, checked, not_finite
 from flowpm_dist.options import in_unit
-from flowpm_dist.options.regular_files import read_text
+from flowpm_dist.options.regular_files import check_regular, read_text
 
 if TYPE_CHECKING:
     import xarray
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 DRAWS, RESULT, DRAWN = "draws.csv", "result.json", "samples.npz"
 """The table of a reconstruction's chains, its results, and the draws of a volume's posterior."""
+HEAD = ("samples", "names", "ranges")
+"""The arrays of samples.npz that are read."""
 FIRST_MODE = ("re(", "im(")
 """How names of modes of the white noise begin, in the table of the chains."""
 MOST_TABLE = 2**28
@@ -46,12 +49,14 @@ class Samples(Labelled):
         names: the names of the parameters.
         ranges: name -> (low, high) of parameters with a uniform prior.
         loss: minus the log posterior of each draw, up to a constant [chain, draw]; None where it is
-            not known.
+            not known. A chain's is the posterior of the whole white noise and the parameters, per
+            unit of the white noise and of the unit normal number that stands for each parameter. It
+            is not the posterior of the parameters alone.
         is_independent: whether the draws are independent of each other, as draws of a fitted head
             are. Draws of a chain are not.
 
     Raises:
-        ValueError: shapes that do not fit, or values that are not finite.
+        ValueError: shapes that do not fit, values that are not finite, or a range without a width.
     """
 
     values: np.ndarray
@@ -71,6 +76,11 @@ class Samples(Labelled):
             raise ValueError(f"the draw at {place} is not finite")
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "names", tuple(self.names))
+        for name, ends in self.ranges.items():
+            try:
+                _increasing(ends)
+            except ValueError as error:
+                raise ValueError(f"the range of {name} {error}") from None
         if self.loss is not None:
             loss = np.asarray(in_unit("loss", self.loss), np.float64)
             if loss.shape != values.shape[:2]:
@@ -110,12 +120,14 @@ class Samples(Labelled):
             for i, name in enumerate(self.names)
         }
         if self.loss is not None:
-            meaning = "minus the log posterior, up to a constant"
+            meaning = "minus the log posterior with the field, up to a constant"
             arrays["loss"] = LabelledArray(self.loss, axes, "1", meaning)
         return arrays
 
     def to_getdist(self, **settings: Any) -> MCSamples:
         """Returns the draws as GetDist takes them, with labels, ranges of priors and chains.
+
+        Its `loglikes` are `loss`, where it is known.
 
         Args:
             **settings: further arguments of `getdist.MCSamples`, such as `label`.
@@ -136,7 +148,7 @@ class Samples(Labelled):
         """Returns the draws as ArviZ 1 takes them, a tree of xarray data sets.
 
         The group `posterior` has the parameters [chain, draw], with their priors and labels as
-        attributes. The group `sample_stats` has `lp`, the log posterior, where it is known.
+        attributes. The group `sample_stats` has `lp`, minus `loss`, where it is known.
 
         Raises:
             ImportError: arviz-base is not installed.
@@ -153,17 +165,32 @@ class Samples(Labelled):
         return tree
 
 
+def _increasing(ends: tuple[float, float]) -> tuple[float, float]:
+    """Returns the ends of a range.
+
+    Raises:
+        ValueError: they are not finite, or do not increase.
+    """
+    low, high = ends
+    if not (math.isfinite(high - low) and low < high):
+        raise ValueError(f"must be two finite numbers, the lower first; got {low:g} and {high:g}")
+    return low, high
+
+
+_Ends = Annotated[tuple[float, float], AfterValidator(_increasing)]
+
+
 class _Head(BaseModel):
     """What samples.npz says of its draws."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    ranges: list[tuple[float, float]] | None
+    ranges: list[_Ends] | None
 
 
 class _Fitted(BaseModel):
     """A parameter in result.json."""
 
-    prior: tuple[float, float]
+    prior: _Ends
 
 
 class _Result(BaseModel):
@@ -174,7 +201,10 @@ class _Result(BaseModel):
 
 def _of_head(path: Path) -> dict[str, Any]:
     """Returns the attributes of `Samples` from samples.npz."""
-    held = read_arrays(path)
+    with reading(path, "it is missing or damaged"):
+        check_regular(path)
+        with np.load(path) as archive:
+            held = {name: archive[name] for name in HEAD if name in archive.files}
     # Other arrays could be addresses, or texts that numpy takes for numbers.
     check_numbers(held.get("samples"), f"{path}: samples", "f")
     if "ranges" in held:
@@ -199,7 +229,9 @@ def _of_chains(folder: Path, *, modes: bool) -> dict[str, Any]:
     result, table = folder / RESULT, folder / DRAWS
     fitted = checked(_Result, read_json(result), f"{result}:").parameters
     with reading(table):
-        rows = csv.DictReader(io.StringIO(read_text(table, MOST_TABLE), newline=""))
+        text = read_text(table, MOST_TABLE)
+        text = text[: text.rfind("\n") + 1]  # the last line may be on its way
+        rows = csv.DictReader(io.StringIO(text, newline=""))
         whole = [row for row in rows if None not in row.values()]
         of_modes = [name for name in rows.fieldnames or () if name.startswith(FIRST_MODE)]
         names = [*fitted, *(of_modes if modes else ())]
@@ -207,7 +239,8 @@ def _of_chains(folder: Path, *, modes: bool) -> dict[str, Any]:
         for row in whole:
             chain = columns.setdefault(int(row["chain"]), [])
             if int(row["drawn"]):
-                chain.append([float(row[name]) for name in ("loss", *names)])
+                # Without the volume of the sampler's coordinates, which the column loss has.
+                chain.append([float(row[name]) for name in ("data", "prior", *names)])
         draws = min(map(len, columns.values()), default=0)  # a move may be on its way
         values = np.array([columns[chain][:draws] for chain in sorted(columns)], np.float64)
         if draws and (place := not_finite(values)) is not None:
@@ -220,7 +253,8 @@ def _of_chains(folder: Path, *, modes: bool) -> dict[str, Any]:
             "[priors]; modes=True takes the modes of the largest scales"
         )
     ranges = {name: one.prior for name, one in fitted.items()}
-    return {"values": values[..., 1:], "names": names, "ranges": ranges, "loss": values[..., 0]}
+    loss = values[..., 0] + values[..., 1]
+    return {"values": values[..., 2:], "names": names, "ranges": ranges, "loss": loss}
 
 
 def _unit(name: str) -> str:

@@ -69,18 +69,22 @@ class LogDensity:
     def __call__(self, vector: np.ndarray) -> tuple[float, np.ndarray]:
         """Returns the log density at a vector, and its gradient [dimension], float64.
 
-        Where the model fails, as particles move too far or numbers overflow, they are minus
-        infinity and zeros.
+        Where the model fails, as particles move too far or numbers overflow, where the vector is
+        not finite, and where parameters lie out of reach, they are minus infinity and zeros.
 
         Raises:
             ValueError: the vector has another shape.
             CollectiveError: it differs between ranks.
         """
-        point = self._point(vector)
-        evaluation = attempt(self.posterior if self._even is None else self._even, point)
+        values, nowhere = self._checked(vector), (-math.inf, np.zeros(self.dimension))
+        if not self._is_inside(values):
+            return nowhere
+        objective = self.posterior if self._even is None else self._even
+        evaluation = attempt(objective, self._point(values))
         if evaluation is None or not np.isfinite(loss := float(evaluation.loss)):
-            return -math.inf, np.zeros(self.dimension)
-        return -loss, -self._whole(evaluation.gradient)
+            return nowhere
+        gradient = -self._whole(evaluation.gradient)
+        return (-loss, gradient) if np.isfinite(gradient).all() else nowhere
 
     def start(self, seed: int = 0) -> np.ndarray:
         """Returns a vector to begin at: a draw of the prior, the same on any number of ranks.
@@ -95,7 +99,7 @@ class LogDensity:
 
         `simulation.run(white_noise=...)` takes the white noise.
         """
-        point = self._point(vector)
+        point = self._point(self._checked(vector))
         if self._even is not None:
             point = self._even.scaling.from_even(point)
         values = {name: float(x) for name, x in self.posterior.parameters(point).items()}
@@ -107,20 +111,56 @@ class LogDensity:
         Args:
             white_noise: the white noise, on the box of the posterior or another mesh of it.
             parameters: the value of each parameter, inside its prior [physical units].
+
+        Raises:
+            ValueError: a parameter is missing, unknown, or not inside its prior.
         """
+        if {*parameters} != {*self.names}:
+            raise ValueError(
+                f"parameters {', '.join(map(str, parameters)) or 'of no name'}: must be "
+                f"{', '.join(self.names) or 'none'}"
+            )
         values = {name: float(in_unit(name, parameters[name])) for name in self.names}
+        for name, (low, high) in self.posterior.priors.items():
+            if not low < values[name] < high:
+                raise ValueError(
+                    f"{name} = {values[name]:g}: must lie inside its prior, above {low:g} and "
+                    f"below {high:g}"
+                )
         box = self.posterior.space.box
         block = tf.cast(white_noise.on(box).block, box.dtype)
         return self._vector(self.posterior.point(block, values))
 
-    def _point(self, vector: np.ndarray) -> Unknowns:
-        """Returns this rank's part of a vector."""
-        box = self.posterior.space.box
-        values = np.asarray(in_unit("vector", vector), np.float64)
+    def _checked(self, vector: np.ndarray) -> np.ndarray:
+        """Returns a vector as numbers, of which all ranks have the same.
+
+        Raises:
+            ValueError: it has another shape; on every rank.
+            CollectiveError: it differs between ranks.
+        """
+        values, box = np.asarray(in_unit("vector", vector), np.float64), self.posterior.space.box
+        if box.mesh.size > 1:
+            numbers = hashlib.blake2b(values.tobytes()).hexdigest()
+            box.check_equal("a log density", shape=str(values.shape), vector=numbers)
         if values.shape != (self.dimension,):
             raise ValueError(f"a vector of shape {values.shape}: must be ({self.dimension},)")
-        if box.mesh.size > 1:
-            box.check_equal("a log density", vector=hashlib.blake2b(values.tobytes()).hexdigest())
+        return values
+
+    def _is_inside(self, values: np.ndarray) -> bool:
+        """Returns whether a model can be asked: finite numbers, and parameters in their priors."""
+        if not (np.abs(values) < np.sqrt(self.posterior.space.box.dtype.max)).all():  # nor NaN
+            return False
+        normal = tf.constant(values[self.parameters])
+        if self._even is not None and self.names:
+            normal = tf.linalg.matvec(self._even.scaling.inverse_factor, normal, transpose_a=True)
+        inside = self.posterior.values_of(normal)
+        return all(
+            low < float(inside[n]) < high for n, (low, high) in self.posterior.priors.items()
+        )
+
+    def _point(self, values: np.ndarray) -> Unknowns:
+        """Returns this rank's part of a vector."""
+        box = self.posterior.space.box
         field = values[self.field].reshape(box.grid)[box.place[-3:]]
         return Unknowns(tf.constant(field, box.dtype), tf.constant(values[self.parameters]))
 

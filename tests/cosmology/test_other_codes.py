@@ -38,6 +38,10 @@ def expansion(cosmology: fpm.Cosmology) -> tuple[np.ndarray, np.ndarray]:
         (PLAIN.replace(Omega_k=-0.05), 1e-9),
         (HOT, 1e-6),  # constants of nature
         (HOT.replace(Omega_k=0.1, w0=-0.9, wa=0.1), 1e-6),
+        (HOT.replace(N_eff=0.5), 1e-6),
+        (HOT.replace(N_eff=2.0), 1e-6),
+        (HOT.replace(N_eff=4.4), 1e-6),
+        (EQUAL.replace(N_eff=3.9), 1e-3),
         (MASSIVE, 1e-4),  # astropy has a fit of massive neutrinos' density
         (EQUAL.replace(Omega_k=-0.02), 1e-4),
     ],
@@ -87,6 +91,48 @@ def test_cambs_power_is_that_of_our_transfer_from_camb(cosmology):
     # Growth of massive neutrinos is a fit here.
     tolerance = 5e-3 if float(cosmology.m_nu) else 1e-3
     np.testing.assert_allclose(theirs, ours(K, 1.0), tolerance)
+
+
+@pytest.mark.parametrize("masses", [[0.15, 0.0, 0.0], [0.0, 0.1, 0.1]])
+def test_camb_gives_the_mass_to_as_many_neutrinos(masses):
+    cosmology = HOT.replace(m_nu=masses, A_s=None, sigma8=0.75)
+    results = camb_results(cosmology)
+    of = results.Params
+    assert of.num_nu_massive == np.count_nonzero(masses)
+    assert float(results.get_sigma8_0()) == pytest.approx(0.75, 1e-5)
+    e, _ = expansion(cosmology)
+    np.testing.assert_allclose(results.hubble_parameter(Z) / results.hubble_parameter(0), e, 1e-5)
+    # A table of CAMB's is refused for other masses.
+    results.get_linear_matter_power_spectrum()
+    cosmology.replace(sigma8=None, power=results)
+
+
+@pytest.mark.parametrize(
+    "cosmology", [PLAIN.replace(transfer="camb"), DARK.replace(transfer="camb")]
+)
+def test_ccls_power_by_camb_is_ours(cosmology):
+    ccl = pytest.importorskip("pyccl")
+    theirs = ccl.Cosmology(**parameters_for(cosmology, "ccl"))
+    h = float(cosmology.h)
+    power = ccl.linear_matter_power(theirs, K * h, 1.0) * h**3
+    np.testing.assert_allclose(power, LinearPower(cosmology)(K, 1.0), 1e-3)
+
+
+def test_what_ccl_is_told():
+    """A power of CAMB or CLASS without radiation is that of a universe with it."""
+    for transfer in ("camb", "class"):
+        given = parameters_for(PLAIN.replace(transfer=transfer), "ccl")
+        assert given["Neff"] == PLAIN.N_eff and "Omega_g" not in given
+        assert "extra_parameters" not in given
+    given = parameters_for(PLAIN, "ccl")
+    assert given["Neff"] == given["Omega_g"] == 0
+    dark = PLAIN.replace(transfer="camb", w0=-1.1, wa=0.3)
+    ppf = {"camb": {"dark_energy_model": "ppf"}}
+    assert parameters_for(dark, "ccl")["extra_parameters"] == ppf
+    for N_eff in np.linspace(0.5, 6.0, 200):
+        given = parameters_for(EQUAL.replace(N_eff=N_eff), "ccl")
+        massless = given["Neff"] - 3 * (given["T_ncdm"] / (4 / 11) ** (1 / 3)) ** 4
+        assert 0 <= massless < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -152,7 +198,7 @@ def test_jax_cosmo(cosmology):
 def test_what_a_code_cannot_have_is_refused_by_name():
     table = fpm.Cosmology(**BASE, power=([0.01, 0.1, 1.0, 10.0], [1e3, 1e3, 1e2, 1.0]))
     wrong = {
-        "camb": (MASSIVE, "three masses"),
+        "camb": (MASSIVE, r"different masses .*replace\(m_nu=0.15, m_nu_shares=\(\)\)"),
         "class": (PLAIN.replace(f_NL=10.0), "f_NL"),
         "ccl": (table, "a power of its own"),
         "colossus": (EQUAL, "no massive neutrinos"),
@@ -162,6 +208,10 @@ def test_what_a_code_cannot_have_is_refused_by_name():
     for code, (cosmology, message) in wrong.items():
         with pytest.raises(ValueError, match=message):
             parameters_for(cosmology, code)
+    assert parameters_for(MASSIVE.replace(m_nu=0.15, m_nu_shares=()), "camb")["mnu"] == 0.15
+    for N_eff in (2.9, 4.0):
+        with pytest.raises(ValueError, match=f"whole part of N_eff = {N_eff:g}: 3 with a mass"):
+            EQUAL.replace(N_eff=N_eff).to_astropy()
     with pytest.raises(ValueError, match="2.7255 K"):
         parameters_for(PLAIN.replace(T_cmb=2.7), "jax-cosmo")
 

@@ -201,6 +201,12 @@ class Class:
     def n_s(self):
         return UNIVERSE["n_s"]
 
+    def T_cmb(self):
+        return 2.7255
+
+    def Neff(self):
+        return 3.046
+
     Omega_nu, pars = 0.0, {}
 
     def get_pk_and_k_and_z(self, *, nonlinear, only_clustering_species):
@@ -233,6 +239,27 @@ def test_class_is_near_camb(more):
     )
     k = np.geomspace(1e-3, 5.0, 100)
     np.testing.assert_allclose(ours(k), theirs(k), rtol=4e-3 if "m_nu" in more else 1e-3)
+
+
+def test_neutrinos_of_class_are_compared(fit, monkeypatch):
+    """Its settings are numbers, or texts of several."""
+    monkeypatch.setattr(Class, "__module__", "classy._classy")
+    monkeypatch.setattr(Class, "Omega_nu", 0.15 / 93.0 / UNIVERSE["h"] ** 2)
+    hot = dict(UNIVERSE, radiation=True)
+    one, three = [0.15, 0.0, 0.0], 0.15
+    for pars, right, wrong in (
+        ({"m_ncdm": 0.15, "N_ncdm": 1}, one, three),
+        ({"m_ncdm": 0.05, "deg_ncdm": 3}, three, one),
+        ({"m_ncdm": "0.05,0.05,0.05", "deg_ncdm": "1,1,1"}, three, one),
+        ({"m_ncdm": "0.1, 0.05"}, [0.0, 0.05, 0.1], three),
+    ):
+        monkeypatch.setattr(Class, "pars", pars)
+        Cosmology(**hot, m_nu=right, power=Class(fit))
+        with pytest.raises(ValueError, match="object of classy has neutrinos of .* deg_ncdm"):
+            Cosmology(**hot, m_nu=wrong, power=Class(fit))
+        for name, value in (("N_eff", 2.0), ("T_cmb", 2.6)):
+            with pytest.raises(ValueError, match=f"object of classy has {name} = "):
+                Cosmology(**hot, m_nu=right, **{name: value}, power=Class(fit))
 
 
 def test_what_class_is_told(monkeypatch):

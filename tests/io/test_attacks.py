@@ -186,9 +186,9 @@ def maps(folder: Path) -> Path:
 
 
 def chains(folder: Path) -> Path:
-    lines = ["move,chain,drawn,loss,sigma8"]
-    lines += [f"{n},{c},{n},{n + c}.5,0.{n}{c}" for n in range(1, 5) for c in (1, 2)]
-    write_text(folder / "draws.csv", "\n".join(lines))
+    lines = ["move,chain,drawn,data,prior,sigma8"]
+    lines += [f"{n},{c},{n},{n + c}.5,{n}.5,0.{n}{c}" for n in range(1, 5) for c in (1, 2)]
+    write_text(folder / "draws.csv", "\n".join([*lines, ""]))
     facts = {"parameters": {"sigma8": {"value": 0.8, "prior": [0.6, 1.0]}}}
     write_text(folder / "result.json", json.dumps(facts))
     return folder

@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
             row = dict(zip(columns, table[move, chain].tolist(), strict=True))
             row |= {"move": move + 1, "chain": chain + 1, "drawn": max(0, move + 1 - WARM_UP)}
             lines.append(",".join(map(str, row.values())))
-    half = ",".join(lines[-1].split(",")[:20])  # a row that is being written
+    half = lines[-1].replace(f"{MOVES},", f"{MOVES + 1},", 1)[:-3]  # a row that is being written
     later = lines[-3].replace(f"{MOVES},1,", f"{MOVES + 1},1,", 1)  # a chain that is ahead
     (path / "draws.csv").write_text("\n".join([*lines, later, half]))
     facts = {name: {"value": 1.0, "prior": list(ends)} for name, ends in RANGES.items()}
@@ -51,7 +51,7 @@ def test_getdist_has_what_was_drawn(folder):
         np.testing.assert_array_equal(theirs[name], drawn[name].ravel())
         assert theirs.ranges.getLower(name) == RANGES[name][0]
         assert theirs.ranges.getUpper(name) == RANGES[name][1]
-    np.testing.assert_array_equal(theirs.loglikes, drawn["loss"].ravel())
+    np.testing.assert_array_equal(theirs.loglikes, (drawn["data"] + drawn["prior"]).ravel())
     np.testing.assert_array_equal(theirs.chain_offsets, [0, 20, 40, 60])
     assert theirs.getParamNames().parWithName("sigma8").label == r"\sigma_8"
     assert theirs.getLabel() == "chains" and theirs.sampler == "mcmc"
@@ -79,7 +79,7 @@ def test_arviz_has_what_was_drawn(folder):
         there = tree["posterior"][name]
         assert there.dims == ("chain", "draw") and there.attrs["prior"] == list(RANGES[name])
         np.testing.assert_array_equal(there, drawn[name])
-    np.testing.assert_array_equal(tree["sample_stats"]["lp"], -drawn["loss"])
+    np.testing.assert_array_equal(tree["sample_stats"]["lp"], -drawn["data"] - drawn["prior"])
     assert tree["posterior"]["sigma8"].attrs["long_name"] == r"$\sigma_8$"
     stats = pytest.importorskip("arviz_stats")
     if not hasattr(stats, "rhat"):
@@ -128,7 +128,7 @@ def test_what_holds_no_draws_is_named(tmp_path, folder):
     with pytest.raises(UserError, match=r"holds neither draws.csv .* nor samples.npz"):
         Samples.load(tmp_path)
     (tmp_path / "draws.csv").write_text(
-        "\n".join((whole / "draws.csv").read_text().split("\n")[:9])
+        "\n".join((whole / "draws.csv").read_text().split("\n")[:9]) + "\n"
     )
     (tmp_path / "result.json").write_text(json.dumps({"parameters": {}}))
     with pytest.raises(UserError, match="no chain has a draw yet"):
@@ -140,14 +140,27 @@ def test_what_holds_no_draws_is_named(tmp_path, folder):
     (tmp_path / "result.json").write_text(json.dumps({"parameters": {"n_s": {"prior": [0, 1]}}}))
     with pytest.raises(UnreadableError, match="draws.csv cannot be read: 'n_s'"):
         Samples.load(tmp_path)
+    for ends in ([1.0, 0.6], [0.6, None], [float("nan"), 1.0]):
+        facts = {"parameters": {"sigma8": {"prior": ends}}}
+        (tmp_path / "result.json").write_text(json.dumps(facts))
+        with pytest.raises(UnreadableError, match=r"result.json: .*sigma8.prior"):
+            Samples.load(tmp_path)
     for held, message in (
         ({"samples": np.zeros((3, 2))}, "names"),
         ({"samples": np.zeros((3, 2)), "names": np.array(["a"])}, "must be .chain, draw"),
         ({"samples": np.array([[np.nan]]), "names": np.array(["a"])}, "is not finite"),
         ({"samples": np.array([["x"]]), "names": np.array(["a"])}, "floating-point numbers"),
         (
-            {"samples": np.zeros((3, 1)), "names": np.array(["a"]), "ranges": np.zeros((2, 2))},
+            {
+                "samples": np.zeros((3, 1)),
+                "names": np.array(["a"]),
+                "ranges": np.array([[0.0, 1.0]] * 2),
+            },
             "2 ranges of 1 names",
+        ),
+        (
+            {"samples": np.zeros((3, 1)), "names": np.array(["a"]), "ranges": np.ones((1, 2))},
+            "must be two finite numbers",
         ),
     ):
         save_arrays(tmp_path / "samples.npz", held)
@@ -155,8 +168,27 @@ def test_what_holds_no_draws_is_named(tmp_path, folder):
             Samples.load(tmp_path / "samples.npz")
 
 
+def test_other_arrays_of_a_posterior_are_not_read(tmp_path):
+    save_arrays(
+        tmp_path / "samples.npz",
+        {"samples": np.zeros((3, 1)), "names": np.array(["a"]), "large": np.zeros(1000)},
+    )
+    read = []
+    archive = np.lib.npyio.NpzFile
+    with pytest.MonkeyPatch.context() as patched:
+        of = archive.__getitem__
+        patched.setattr(
+            archive, "__getitem__", lambda self, key: (read.append(key), of(self, key))[1]
+        )
+        Samples.load(tmp_path)
+    assert sorted(read) == ["names", "samples"]
+
+
 def test_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match=r"must be \[chain, draw, parameter\] of 1 parameters, h"):
         Samples(np.zeros((3, 1)), ["h"])
     with pytest.raises(ValueError, match=r"loss of shape \(3,\): must be \(1, 3\)"):
         Samples(np.zeros((1, 3, 1)), ["h"], loss=np.zeros(3))
+    for ends in ((0.7, 0.7), (0.0, np.inf)):
+        with pytest.raises(ValueError, match="the range of h must be two finite numbers"):
+            Samples(np.zeros((1, 3, 1)), ["h"], {"h": ends})

@@ -59,3 +59,10 @@ def test_it_is_the_same_on_any_mesh(mesh: ProcessMesh):
     if SIZE > 1:
         with pytest.raises(CollectiveError, match="vector differs between ranks"):
             density(found["start"] + RANK)  # another one on each rank
+        with pytest.raises(CollectiveError, match="shape differs between ranks"):
+            density(found["start"] if RANK == 0 else found["start"][1:])
+    with pytest.raises(ValueError, match="a vector of shape"):
+        density(found["start"][1:])
+    outside = found["start"].copy()
+    outside[-1] = np.nan
+    assert density(outside)[0] == -np.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -12,8 +13,10 @@ from scipy.optimize import minimize
 
 import flowpm_dist as fpm
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.samples import Samples
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.reconstruction import Gaussian, LogDensity, Posterior
+from flowpm_dist.reconstruction.posterior import EvenPosterior
 
 TABLE: dict[str, Any] = {
     "box": {"grid": 8, "size": 64.0},
@@ -92,6 +95,24 @@ def test_coordinates_return_to_the_same_unknowns(even, plain):
     assert even(of_moved)[0] - even(x)[0] == pytest.approx(change, rel=1e-9)
 
 
+def test_draws_have_the_density_of_the_posterior(plain, tmp_path):
+    """The samplers' own density has the volume of their coordinates as well."""
+    objective, vectors = EvenPosterior(plain.posterior), [plain.start(5), plain.start(6)]
+    lines = ["move,chain,drawn,loss,data,prior,Omega_m,sigma8"]
+    for number, x in enumerate(vectors, 1):
+        point = plain._point(x)
+        found = objective.evaluate(objective.scaling.to_even(point))
+        values = plain.unknowns(x)[1].values()
+        numbers = map(float, (found.loss, found.data, found.prior, *values))
+        lines.append(",".join(map(str, (number, 1, number, *numbers))))
+    (tmp_path / "draws.csv").write_text("\n".join([*lines, ""]))
+    facts = {name: {"prior": ends} for name, ends in TABLE["priors"].items()}
+    (tmp_path / "result.json").write_text(json.dumps({"parameters": facts}))
+    samples = Samples.load(tmp_path)
+    expected = plain(vectors[0])[0] - plain(vectors[1])[0]
+    np.testing.assert_allclose(np.diff(samples.loss[0]), expected, 1e-7)
+
+
 def test_scipy_climbs_to_the_truth(even):
     truth = even.posterior.model.simulation.lpt(seed=42).white_noise
     found = minimize(
@@ -114,6 +135,34 @@ def test_a_model_that_fails_has_no_density(even, monkeypatch):
     monkeypatch.setattr(even._even, "evaluate", fails)
     value, gradient = even(even.start(0))
     assert value == -math.inf and not gradient.any() and gradient.size == even.dimension
+
+
+@pytest.mark.parametrize("kind", ["even", "plain"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e200, 1e30])
+def test_there_is_no_density_outside(kind, wrong, request):
+    density = request.getfixturevalue(kind)
+    for place in (0, density.dimension - 1):
+        x = density.start(0)
+        x[place] = wrong
+        value, gradient = density(x)
+        assert value == -math.inf and not gradient.any() and gradient.size == density.dimension
+    assert math.isfinite(density(density.start(0))[0])
+
+
+def test_values_outside_the_prior_are_refused(even):
+    noise = even.unknowns(even.start(0))[0]
+    inside = {"Omega_m": 0.3, "sigma8": 0.8}
+    for wrong, message in (
+        ({"sigma8": 1.1}, "sigma8 = 1.1: must lie inside its prior, above 0.6 and below 1"),
+        ({"sigma8": 0.6}, "sigma8 = 0.6: must lie inside"),
+        ({"Omega_m": math.nan}, "Omega_m = nan: must lie inside"),
+        ({"h": 0.7}, "parameters Omega_m, sigma8, h: must be Omega_m, sigma8"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            even.vector(noise, inside | wrong)
+    with pytest.raises(ValueError, match="parameters sigma8: must be Omega_m, sigma8"):
+        even.vector(noise, {"sigma8": 0.8})
+    assert math.isfinite(even(even.vector(noise, inside))[0])
 
 
 def test_what_is_no_vector_or_no_run_file_is_refused(even, tmp_path):
