@@ -226,4 +226,7 @@ def package(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(f"{name} is not installed: pip install {name}") from error
+        raise ImportError(
+            f"{name} is not installed: pip install {name}; or, in a checkout of flowpm_dist and with "
+            "all that goes with it, pip install '.[interchange]'"
+        ) from error
