@@ -227,6 +227,6 @@ def package(name: str) -> Any:
         if error.name != name:
             raise
         raise ImportError(
-            f"{name} is not installed: pip install {name}; or, in a checkout of flowpm_dist and with "
-            "all that goes with it, pip install '.[interchange]'"
+            f"{name} is not installed: pip install {name}; or, in a checkout of flowpm_dist and "
+            "with all that goes with it, pip install '.[interchange]'"
         ) from error
