@@ -9,6 +9,7 @@ astro-ph/0207413), which is the flat sky at small angles.
 from __future__ import annotations
 
 import gzip
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,15 @@ import numpy as np
 
 from flowpm_dist.cosmology.background import Distances
 from flowpm_dist.cosmology.parameters import PARAMETERS, Cosmology
-from flowpm_dist.io.files import GENERATOR, written_whole
+from flowpm_dist.io.files import GENERATOR, WriteError, written_whole
 from flowpm_dist.io.labelled import LabelledArray
 from flowpm_dist.options import in_unit
 from meshimpl import launch
 
 if TYPE_CHECKING:
     from astropy.io import fits
+
+    from meshimpl.process_mesh import ProcessMesh
 
 LONGEST_NAME = 8
 """Most letters of a keyword of FITS."""
@@ -68,8 +71,9 @@ def write_fits_maps(
     shells: Mapping[str, Shells] | None = None,
     about: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    together: bool = False,
 ) -> None:
-    """Writes maps, each array to an extension of its name. Rank 0 writes; others return at once.
+    """Writes maps, each array to an extension of its name.
 
     Args:
         path: the file; one that ends in .gz is compressed.
@@ -79,19 +83,22 @@ def write_fits_maps(
         shells: by the name of an array, the edges of its maps, which get a table of their own.
         about: facts for the header of the file; keywords of at most 8 letters.
         overwrite: whether to replace a file that is there.
+        together: whether all ranks call it. Rank 0 writes then, the others wait until the file is
+            complete, and errors are raised on all of them. Otherwise one rank calls it.
 
     Raises:
-        FileExistsError: there is a file, and `overwrite` is False.
+        FileExistsError: there is a file or a link, and `overwrite` is False.
         ValueError: maps of the full sky with another number of pixels than HEALPix has.
         WriteError: the file cannot be written.
     """
     from astropy.io import fits
 
-    path = Path(path)
-    if launch.detect().rank != 0:
-        return
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists: overwrite=True replaces it")
+    path, ranks = Path(path), _all_ranks() if together else None
+    writes = ranks is None or ranks.rank == 0
+    problem = ""
+    if writes and os.path.lexists(path) and not overwrite:
+        problem = f"{path} exists: overwrite=True replaces it"
+    _raise(problem, FileExistsError, ranks)
     parts = [fits.PrimaryHDU()]
     parts[0].header.update({"ORIGIN": GENERATOR, **(about or {})})
     for name, array in maps.items():
@@ -102,17 +109,42 @@ def write_fits_maps(
             parts.append(_image(name, array, in_unit("field_of_view", field_of_view, "deg")))
         if name in (shells or {}):
             parts.append((shells or {})[name].hdu(name))
-    with written_whole(path) as aside:
-        opened: Any = gzip.open if path.suffix == ".gz" else open
-        with opened(aside, "wb") as file:
-            fits.HDUList(parts).writeto(file)
+    if writes:
+        try:
+            with written_whole(path) as aside:
+                opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+                with opened(aside, "wb") as file:
+                    fits.HDUList(parts).writeto(file)
+        except WriteError as error:
+            problem = str(error)
+    _raise(problem, WriteError, ranks)  # ranks that read the file next wait here
 
 
-def cosmology_header(cosmology: Cosmology) -> dict[str, tuple[float, str]]:
+def _all_ranks() -> ProcessMesh | None:
+    """Returns a mesh of all ranks; None for a single one."""
+    from meshimpl.process_mesh import ProcessMesh
+
+    size = launch.detect().size
+    return ProcessMesh(f"row:{size}") if size > 1 else None
+
+
+def _raise(problem: str, raises: type[Exception], ranks: ProcessMesh | None) -> None:
+    """Raises an error if there is a problem, on all ranks if they are given."""
+    if ranks is not None:
+        ranks.raise_together(problem, raises)
+    elif problem:
+        raise raises(problem)
+
+
+def cosmology_header(cosmology: Cosmology) -> dict[str, tuple[Any, str]]:
     """Returns the parameters of a cosmology as keywords of a header, with their meanings."""
     numbers = cosmology.numbers()
     known = [name for name in PARAMETERS if name in numbers and len(name) <= LONGEST_NAME]
-    return {n.upper(): (numbers[n], f"[{PARAMETERS[n].unit or '1'}] {n}") for n in known}
+    header = {n.upper(): (numbers[n], f"[{PARAMETERS[n].unit or '1'}] {n}") for n in known}
+    header["RADIAT"] = bool(cosmology.radiation), "photons and neutrinos in the expansion"
+    for number, share in enumerate(cosmology.m_nu_shares, 1):
+        header[f"M_NU{number}"] = share * numbers["m_nu"], "[eV] mass of a neutrino"
+    return header
 
 
 def _healpix(name: str, array: LabelledArray) -> fits.BinTableHDU:

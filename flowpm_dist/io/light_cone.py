@@ -88,10 +88,13 @@ class LightConeMaps:
     def write_fits(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Writes all maps to a FITS file, an extension for each array; KAPPA is the first.
 
+        Any one rank calls it.
+
         On the full sky an extension is a table that `healpy.read_map` reads, with a column for each
         source or shell. On the flat sky it is an image [source, y, x] with a WCS. Matter of shells
         or planes comes with a table of their redshifts and distances, such as SHELLS_EDGES. The
-        primary header has the cosmology. See `fits_maps` for the coordinates.
+        primary header has the cosmology and, where all light of a source is from one redshift,
+        ZSRC1 and so on. See `fits_maps` for the coordinates.
 
         Args:
             path: the file; one that ends in .gz is compressed.
@@ -105,6 +108,7 @@ class LightConeMaps:
         about = self.attributes
         try:
             cosmology = Cosmology(**about["cosmology"])
+            sources = list(about.get("sources") or ())[:9999]  # keywords have 8 letters
             flat = "nside" not in about
             field_of_view = float(about["field_of_view"]) if flat else None
         except (KeyError, TypeError, ValueError) as error:
@@ -126,6 +130,10 @@ class LightConeMaps:
             "SEED": about.get("seed"),
             "Z_MAX": about.get("z_max"),
         }
+        for number, source in enumerate(sources, 1):
+            z = source.get("redshift") if isinstance(source, dict) else None
+            if isinstance(z, int | float):
+                facts[f"ZSRC{number}"] = z, f"redshift of source {number}"
         write_fits_maps(
             path, maps, field_of_view=field_of_view, shells=shells, about=facts, overwrite=overwrite
         )

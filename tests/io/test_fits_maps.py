@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from types import SimpleNamespace
 
 import healpy
 import numpy as np
@@ -14,8 +13,8 @@ from astropy.table import Table
 from astropy.wcs import WCS
 
 import flowpm_dist as fpm
-from flowpm_dist.io import fits_maps
 from flowpm_dist.io.errors import UserError
+from flowpm_dist.io.files import WriteError
 from flowpm_dist.io.light_cone import LightConeMaps
 from flowpm_dist.observables.lensing import LensPlanes, SourcePlane, born
 from flowpm_dist.observables.light_cone import ConvergenceMaps, DensityPlanes
@@ -168,8 +167,29 @@ def test_maps_of_a_run(tmp_path):
         LightConeMaps({"kappa": kappa[:, 1:]}, about | {"nside": 8}).write_fits(tmp_path / "x.fits")
 
 
-def test_rank_0_alone_writes(tmp_path, monkeypatch):
-    maps = ConvergenceMaps(tf.constant(SHELLS), SKY)
-    monkeypatch.setattr(fits_maps.launch, "detect", lambda: SimpleNamespace(rank=1))
-    maps.write_fits(tmp_path / "sky.fits")
-    assert not [*tmp_path.iterdir()]
+def test_a_link_is_not_replaced_and_any_gz_is_compressed(tmp_path):
+    maps, link = ConvergenceMaps(tf.constant(SHELLS), SKY), tmp_path / "SKY.FITS.GZ"
+    link.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        maps.write_fits(link)
+    maps.write_fits(link, overwrite=True)
+    assert not link.is_symlink() and link.read_bytes()[:2] == b"\x1f\x8b"
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match="cannot write .*sky.fits"):
+        maps.write_fits(tmp_path / "file" / "sky.fits")
+
+
+def test_the_header_has_radiation_masses_and_sources(tmp_path):
+    hot = PLANCK.replace(radiation=True, m_nu=[0.0, 0.05, 0.1])
+    sources = [{"name": "a", "redshift": 0.5}, {"name": "b", "z0": 0.3}, {"redshift": 1.0}]
+    about = {"cosmology": hot.numbers(), "sources": sources, "nside": NSIDE}
+    path = tmp_path / "maps.fits"
+    LightConeMaps({"kappa": SHELLS}, about).write_fits(path)
+    header = fits.getheader(path)
+    assert header["RADIAT"] is True and header["M_NU"] == pytest.approx(0.15)
+    assert [header[f"M_NU{n}"] for n in (1, 2, 3)] == pytest.approx([0.0, 0.05, 0.1])
+    assert header["ZSRC1"] == 0.5 and header["ZSRC3"] == 1.0 and "ZSRC2" not in header
+    LightConeMaps({"kappa": SHELLS}, {**about, "cosmology": PLANCK.numbers()}).write_fits(
+        path, overwrite=True
+    )
+    assert fits.getheader(path)["RADIAT"] is False and "M_NU1" not in fits.getheader(path)

@@ -31,6 +31,16 @@ def test_both_have_a_python_that_the_package_supports_and_the_compilers():
     assert {"gcc", "gxx", "make"} <= {*re.findall(r"^  - (\w+)$", conda, re.MULTILINE)}
 
 
+def test_the_user_of_the_image_owns_the_folder():
+    """`make setup` writes to it, and WORKDIR makes folders as root."""
+    text = (ROOT / "Containerfile").read_text()
+    folder, user = (re.search(rf"^{key} (\S+)", text, re.M)[1] for key in ("WORKDIR", "USER"))
+    before, _, _ = text.partition(f"\nUSER {user}")
+    assert re.search(
+        rf"install --directory --owner={user} --group={user} {folder}\n", before + "\n"
+    )
+
+
 def test_an_image_takes_no_environment_of_the_host():
     """A .venv, or kernels, that the host has built would hide what the image must build."""
     left_out = (ROOT / ".dockerignore").read_text().split()

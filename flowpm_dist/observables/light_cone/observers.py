@@ -89,7 +89,7 @@ class ConvergenceMaps(Labelled):
     def write_fits(self, path: str | Path, *, universe: int = 0, overwrite: bool = False) -> None:
         """Writes the maps to a FITS file, as the extension KAPPA; see `LightConeMaps.write_fits`.
 
-        Rank 0 writes; other ranks return at once.
+        On all ranks together: rank 0 writes, and the others wait for it.
 
         Args:
             path: the file; one that ends in .gz is compressed.
@@ -97,11 +97,12 @@ class ConvergenceMaps(Labelled):
             overwrite: whether to replace a file that is there.
 
         Raises:
-            FileExistsError: there is a file, and `overwrite` is False.
-            WriteError: the file cannot be written.
+            FileExistsError: there is a file, and `overwrite` is False; on every rank.
+            WriteError: the file cannot be written; on every rank.
         """
         maps = {"kappa": _of_universe(self.labelled()["kappa"], universe, self.sky)}
-        write_fits_maps(path, maps, field_of_view=_side(self.sky), overwrite=overwrite)
+        side = _side(self.sky)
+        write_fits_maps(path, maps, field_of_view=side, overwrite=overwrite, together=True)
 
     @override
     def labelled(self) -> dict[str, LabelledArray]:
@@ -156,8 +157,8 @@ class DensityPlanes(Labelled):
         """Writes the maps to a FITS file: SHELLS on the full sky, PLANES on the flat one.
 
         A table, SHELLS_EDGES or PLANES_EDGES, has their redshifts Z_MIN, Z_MAX and comoving
-        distances CHI_MIN, CHI_MAX [Mpc]. See `LightConeMaps.write_fits`. Rank 0 writes; other ranks
-        return at once.
+        distances CHI_MIN, CHI_MAX [Mpc]. See `LightConeMaps.write_fits`. On all ranks together:
+        rank 0 writes, and the others wait for it.
 
         Args:
             path: the file; one that ends in .gz is compressed.
@@ -166,8 +167,8 @@ class DensityPlanes(Labelled):
             overwrite: whether to replace a file that is there.
 
         Raises:
-            FileExistsError: there is a file, and `overwrite` is False.
-            WriteError: the file cannot be written.
+            FileExistsError: there is a file, and `overwrite` is False; on every rank.
+            WriteError: the file cannot be written; on every rank.
         """
         name = "planes" if isinstance(self.sky, FlatField) else "shells"
         write_fits_maps(
@@ -177,6 +178,7 @@ class DensityPlanes(Labelled):
             shells={name: Shells(self.planes.edges, cosmology)},
             about=cosmology_header(cosmology),
             overwrite=overwrite,
+            together=True,
         )
 
     @override
