@@ -92,22 +92,6 @@ def camb_settings(A_s: float, **parameters: float) -> dict[str, Any]:
     }
 
 
-def camb_sigma8(A_s: float, **parameters: float) -> float:
-    """Returns CAMB's sigma8 of all matter today [1].
-
-    Args:
-        A_s, **parameters: see `camb_settings`.
-
-    Raises:
-        ImportError: the package camb is missing.
-    """
-    import camb
-
-    run = camb.set_params(**camb_settings(A_s, **parameters))
-    run.set_matter_power(redshifts=[0.0], kmax=K_MAX)
-    return float(camb.get_results(run).get_sigma8_0())
-
-
 def _set_masses(run: Any, shares: list[float], N_eff: float) -> None:
     """Sets the species that have a mass, in place of three equal ones."""
     run.nu_mass_eigenstates = run.num_nu_massive = len(shares)

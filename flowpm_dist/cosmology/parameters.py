@@ -340,7 +340,8 @@ class Cosmology:
             name: the name of the new object.
 
         Raises:
-            ValueError: a parameter is a tensor whose value is not known yet.
+            ValueError: a parameter is a tensor whose value is not known yet, or N_eff is below 3 or
+                from 4 on and neutrinos have a mass.
         """
         from flowpm_dist.cosmology.astropy_bridge import to_astropy
 
