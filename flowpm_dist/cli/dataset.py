@@ -206,4 +206,4 @@ To train on them: flowpm-dist train {output / RUN_FILE}""")
         try:
             TrainingPlan.load(output / RUN_FILE)
         except UserError as error:
-            print(f"Change the run file first: {error}")
+            print(f"Give another --grid with --overwrite, or change the run file first: {error}")
