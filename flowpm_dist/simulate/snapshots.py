@@ -18,6 +18,7 @@ from flowpm_dist.grid.options import SCHEMES, Scheme
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.io.files import GENERATOR, read_json
 from flowpm_dist.io.particle_files import ParticleFiles, parameters_of
+from flowpm_dist.io.particle_formats import particle_folders
 from flowpm_dist.io.particle_readers import open_particles
 from flowpm_dist.jobs.folder import check_foreign, check_ground
 from flowpm_dist.observables.tracers import LineOfSight
@@ -251,7 +252,10 @@ def _stamps(source: Source) -> list[list[Any]]:
     """Returns name, size and time of change of the files of a snapshot."""
     path = Path(os.path.abspath(source.path))
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
+        places = (path, *(path / name for name in particle_folders()))
+        # A bigfile is folders in a folder; other results may lie below the folder of files.
+        inner = [p.rglob("*") if (p / "Header").is_dir() else p.glob("*") for p in places]
+        files = sorted(file for each in inner for file in each if file.is_file())
     else:
         name = place_of(path, source.files).name
         numbered = re.compile(rf"{re.escape(name)}(\.\d+)?(\.hdf5|\.h5)?")

@@ -136,6 +136,14 @@ def test_a_snapshot_that_was_replaced_is_no_longer_measured(here):
     assert done.returncode == 2 and "or the snapshot has changed since" in done.stderr
 
 
+def test_results_may_lie_below_the_snapshot(here):
+    words = ["measure", "s", "--grid", "16", "--output", "s/measured"]
+    write_snapshot(here / "s" / "snap.hdf5", points(1))
+    assert flowpm_here(*words).returncode == 0
+    again = flowpm_here(*words)
+    assert again.returncode == 0 and "1 from before" in again.stdout, again.stderr
+
+
 def test_old_results_do_not_stay_beside_new_ones(here):
     """Of other options, or of work that was interrupted, with its temporary files."""
     words, folder = ["measure", "one.hdf5", "--grid", "16"], here / "measured" / "one"
