@@ -378,7 +378,8 @@ def check_same(
     for name, header in zip(names[1:], headers[1:], strict=True):
         for key in attributes:
             here, there = (np.ravel(each.get(key, "no value")) for each in (header, headers[0]))
-            if not np.array_equal(here, there):
+            real = here.dtype.kind == there.dtype.kind == "f"
+            if not np.array_equal(here, there, equal_nan=real):  # what is wrong is found later
                 shown = [", ".join(map(str, values[:9])) for values in (here, there)]
                 raise UnreadableError(
                     f"{name} has {key} = {shown[0]}, and {names[0]} {shown[1]}: must be files of "
