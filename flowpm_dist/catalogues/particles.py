@@ -63,9 +63,7 @@ def read_particles(
     ranks = mesh if isinstance(mesh, ProcessMesh) else ProcessMesh(mesh)
     files = open_particles(path, units)
     chosen = tuple(files.counts) if types is None else _whole_numbers(types)
-    if missing := [kind for kind in chosen if kind not in files.counts]:
-        there = ", ".join(f"{n:,} of type {kind}" for kind, n in files.counts.items())
-        raise SnapshotError(f"{files.path} has no particles of type {missing[0]}; it has {there}")
+    files.check_types(chosen)
     ranks.check_equal("particles", path=files.path, counts=files.counts, types=chosen)
     numbers = parameters_of(files) if cosmology is None else cosmology.numbers()
     return ParticleSnapshot(files, ranks, chosen, numbers)
@@ -154,17 +152,17 @@ class ParticleSnapshot:
 
     def _read(self, kind: int, low: int, high: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Returns a piece; an error of one rank is raised on all of them."""
-        found: dict[str, np.ndarray] = {}
+        piece: dict[str, np.ndarray] = {}
         problem = ""
         try:
-            found = self.files.read(kind, low, high, names)
-            for name, values in found.items():
+            piece = self.files.read(kind, low, high, names)
+            for name, values in piece.items():
                 if name != "id" and (problem := self._wrong(name, values, kind, low)):
                     break
         except SnapshotError as error:
             problem = str(error)
         self.mesh.raise_together(problem, SnapshotError)
-        return found
+        return piece
 
     def _wrong(self, name: str, values: np.ndarray, kind: int, low: int) -> str:
         """Returns what is wrong with values that were read, or an empty text."""

@@ -142,8 +142,8 @@ def survey_multipoles(
             weights without a density or an area, or a box that does not hold all objects.
     """
     orders, grid, mesh = checked_orders(orders), in_unit("grid", grid), _shared_mesh(data, randoms)
-    given = {"P0": P0, "area": area, "box_size": box_size, "center": center, "padding": padding}
-    mesh.check_equal("survey multipoles", **given, interlaced=interlaced)
+    settings = {"P0": P0, "area": area, "box_size": box_size, "center": center, "padding": padding}
+    mesh.check_equal("survey multipoles", **settings, interlaced=interlaced)
     data, randoms = _with_fkp_weights(data, randoms, P0, area)
     (sum_d, squares_d), (sum_r, squares_r) = (_total(mesh, c.weights) for c in (data, randoms))
     alpha = sum_d / sum_r

@@ -158,9 +158,9 @@ def _check_given(context: typer.Context, others: Sequence[str]) -> None:
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if parameter.name in others and source is not None and source.name == "COMMANDLINE":
-            what = parameter.opts[0] if parameter.param_type_name == "option" else "a run file"
+            argument = parameter.opts[0] if parameter.param_type_name == "option" else "a run file"
             rule = "goes with" if others is OF_SNAPSHOTS else "does not go with"
-            raise UserError(f"{what} {rule} --from FOLDER")
+            raise UserError(f"{argument} {rule} --from FOLDER")
 
 
 def _paint(

@@ -331,7 +331,7 @@ class Cosmology:
         """Returns the expansion of this universe as an `astropy.cosmology` object.
 
         It is LambdaCDM, wCDM or w0waCDM, or their flat forms. Without `radiation`, its Tcmb0 is 0,
-        so that its distances are those of this universe. With `radiation` it has photons and
+        so that its distances are the same as here. With `radiation` it has photons and
         neutrinos. Then its Om0 is cold dark matter and baryons alone, as everywhere in astropy, and
         its densities of massive neutrinos are fits, good to about 1e-3 of theirs. Astropy has no
         spectrum: n_s, the amplitude, f_NL and a table of power are left out.

@@ -12,8 +12,8 @@ from flowpm_dist.options import EvenSide, Options, Unit, three
 Scheme = Literal["cic", "tsc", "pcs"]
 """How points are painted: cloud in cell, triangular-shaped cloud or piecewise cubic spline."""
 SCHEMES: dict[Scheme, int] = {"cic": 2, "tsc": 3, "pcs": 4}
-"""The order of each scheme's B-spline: how many cells along each axis a point reaches. The window
-of a scheme is sinc(k cell / 2) to this power along each axis."""
+"""The order of each scheme's B-spline: how many cells along each axis a point reaches. A
+scheme has the window sinc(k cell / 2) to this power along each axis."""
 
 
 def _mesh(shape: str) -> str:

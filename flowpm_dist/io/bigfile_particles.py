@@ -159,7 +159,7 @@ def block_files(folder: Path, kinds: str, members: int) -> Iterator[Mapped]:
         UnreadableError: the block has other values, or a data file has another size.
     """
     header = folder / "header"
-    lines, seen = read_text(header).splitlines(), set[str]()
+    lines, taken = read_text(header).splitlines(), set[str]()
     text, count, _ = (line.split(":")[1].strip() for line in lines[:3])
     dtype = number_type(text, f"{header}: DTYPE", kinds)
     if count != str(members):
@@ -171,9 +171,9 @@ def block_files(folder: Path, kinds: str, members: int) -> Iterator[Mapped]:
                 f"{header}: {line!r}; must be the name of a data file, such as 000000, and the "
                 "number of its items"
             )
-        if name in seen:
+        if name in taken:
             raise UnreadableError(f"{header} names the data file {name} twice")
-        seen.add(name)
+        taken.add(name)
         check_regular(folder / name)
         shape, size = (int(items), members), (folder / name).stat().st_size
         if size != (wanted := int(items) * members * dtype.itemsize):

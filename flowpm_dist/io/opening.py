@@ -137,15 +137,15 @@ def files_of(data: h5py.Dataset, where: str) -> dict[str, Path]:
     for source in _sources(data):
         name = source.file_name
         named[name] = [itself] if name == "." else _places(itself, name)
-    found = {}
+    files = {}
     for name, places in named.items():
         there = next((place for place in places if place.is_file()), None)
         if there is None:
             raise UnreadableError(
                 f"{where} has values in the file {name}, which is missing: copy it as well"
             )
-        found[name] = there
-    return found
+        files[name] = there
+    return files
 
 
 def _sources(data: h5py.Dataset) -> list[Any]:

@@ -74,8 +74,8 @@ class Attributes(Mapping[str, Any]):
         if name not in self:
             remedy = ""
             if name in EXAMPLES:
-                given = f'units={{"{name}": ...}}, in a shell --unit {name}=...'
-                remedy = f"; give {given}, {EXAMPLES[name]}"
+                both = f'units={{"{name}": ...}}, in a shell --unit {name}=...'
+                remedy = f"; give {both}, {EXAMPLES[name]}"
             raise SnapshotError(
                 f"{self.path} has no attribute {name}, which is needed here{remedy}"
             )
@@ -176,6 +176,18 @@ class ParticleFiles:
         for part in self.parts:
             total.update(part.counts)
         return {kind: total[kind] for kind in sorted(total) if total[kind]}
+
+    def check_types(self, types: Sequence[int]) -> None:
+        """Checks that there are particles of some types.
+
+        Raises:
+            SnapshotError: there are none of one of them.
+        """
+        if missing := [kind for kind in types if kind not in self.counts]:
+            there = ", ".join(f"{n:,} of type {kind}" for kind, n in self.counts.items())
+            raise SnapshotError(
+                f"{self.path} has no particles of type {missing[0]}; it has {there}"
+            )
 
     @functools.cached_property
     def cosmology_facts(self) -> dict[str, float]:
@@ -365,7 +377,7 @@ def check_number_of_files(header: Mapping[str, Any], names: Sequence[Path]) -> N
 def check_same(
     headers: Sequence[Mapping[str, Any]], names: Sequence[Path], attributes: Sequence[str] = SAME
 ) -> None:
-    """Checks that files are of one snapshot.
+    """Checks that files belong to one snapshot.
 
     Args:
         headers: the attributes of each file.

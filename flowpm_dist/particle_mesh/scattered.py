@@ -38,7 +38,7 @@ def paint(
         positions: comoving, of this rank's points, anywhere in the periodic box [n, 3] [Mpc/h]. A
             point at 0 is at the centre of the first cell.
         box: the mesh and the ranks; a single box.
-        weights: of the points, such as their masses [n]; 1 if None.
+        weights: the weight of each point, such as its mass [n]; 1 if None.
         scheme: "cic", cloud in cell, "tsc", triangular-shaped cloud, or "pcs", piecewise cubic
             spline; they reach 2, 3 and 4 cells along each axis.
         shift: how far points are moved along each axis [cells]; 0.5 for the second density of an

@@ -80,26 +80,19 @@ def measure_snapshot(
         particles.check_redshift_space()
     shifts = (0.0, 0.5) if choices.interlaced else (0.0,)
     noise = particles.shot_noise(choices.weights)
-    record = {
-        "generator": GENERATOR,
-        "files": planned_files(choices, density=density),
-        "asked": asked(source, choices, density=density),
-        "shot_noise": noise,
-        "units": {"box_size": "Mpc/h", "shot_noise": "(Mpc/h)^3"},
-        "versions": versions(),
-    }
+    record = _record(source, choices, noise, density=density)
     if mesh.rank == 0:
         _begin(folder, record)
     mesh.barrier()
     plain, *moved = particles.densities(box, shifts, weights=choices.weights, scheme=choices.scheme)
-    seen: list[Field] | None = None
+    apparent: list[Field] | None = None
     for name, statistic in statistics.items():
         along = choices.line_of_sight if statistic.takes("axis") else None
-        if along is not None and seen is None:
-            seen = particles.densities(
+        if along is not None and apparent is None:
+            apparent = particles.densities(
                 box, shifts, weights=choices.weights, redshift_space=along, scheme=choices.scheme
             )
-        field, *others = [plain, *moved] if along is None or seen is None else seen
+        field, *others = [plain, *moved] if along is None or apparent is None else apparent
         result = statistic.measured(
             field,
             axis=along,
@@ -116,6 +109,18 @@ def measure_snapshot(
     _draw(folder, plain, particles.a, warn)
     if mesh.rank == 0:
         write_json(folder / RECORD, {**record, "complete": True})
+
+
+def _record(source: Source, choices: Choices, noise: float, *, density: bool) -> dict[str, Any]:
+    """Returns what is written about the results, which JSON can take."""
+    return {
+        "generator": GENERATOR,
+        "files": planned_files(choices, density=density),
+        "asked": asked(source, choices, density=density),
+        "shot_noise": noise,
+        "units": {"box_size": "Mpc/h", "shot_noise": "(Mpc/h)^3"},
+        "versions": versions(),
+    }
 
 
 def _begin(folder: Path, record: Mapping[str, Any]) -> None:

@@ -129,12 +129,10 @@ def sources_of(paths: Sequence[Path], choices: Choices) -> list[Source]:
     Raises:
         UserError: one cannot be opened, or lacks particles of a type or what redshift space needs.
     """
-    found: dict[Path, tuple[Path, ParticleFiles]] = {}
+    opened: dict[Path, tuple[Path, ParticleFiles]] = {}
     for path in paths:
         files = open_particles(path, choices.units)
-        if missing := [kind for kind in choices.types if kind not in files.counts]:
-            there = ", ".join(f"{n:,} of type {kind}" for kind, n in files.counts.items())
-            raise UserError(f"{path} has no particles of type {missing[0]}; it has {there}")
+        files.check_types(choices.types)
         if {*choices.statistics} & IN_REDSHIFT_SPACE:
             files.factor("velocity")
             if not parameters_of(files).get("Omega_m"):
@@ -142,11 +140,11 @@ def sources_of(paths: Sequence[Path], choices: Choices) -> list[Source]:
                     f"{path} has no Omega_m, which redshift space needs: measure it in Python, "
                     "with fpm.read_particles(..., cosmology=...)"
                 )
-        found.setdefault(place_of(path, files), (path, files))
-    names = _names([*found])
+        opened.setdefault(place_of(path, files), (path, files))
+    names = _names([*opened])
     return [
         Source(path, name, files, choices.cells(files))
-        for name, (path, files) in zip(names, found.values(), strict=True)
+        for name, (path, files) in zip(names, opened.values(), strict=True)
     ]
 
 

@@ -114,7 +114,7 @@ def test_sums_over_cells_and_modes(mesh):
 
 @pytest.mark.parametrize("scheme", ["cic", "pcs"])
 def test_far_away_the_line_of_sight_is_an_axis(mesh, scheme):
-    """With randoms on a lattice the estimator is that of a periodic box along z."""
+    """With randoms on a lattice the estimator measures a periodic box along z."""
     corner = np.array([0.0, 0.0, 1e8])
     data, _, _ = points(3, 400, corner=corner)
     lattice = np.stack(np.indices(GRID), axis=-1).reshape(-1, 3) * np.array(SIZE) / GRID + corner

@@ -64,7 +64,7 @@ def test_the_shot_noise_of_points_at_random():
     found = survey_multipoles(data, randoms, 32, box_size=200.0, center=origin + size / 2)
     expected = np.sum(weights**2) + weights.sum() ** 2 / 100000
     assert found.shot_noise == pytest.approx(expected / found.normalisation, rel=1e-12)
-    # Its normalisation is of a box with sharp edges, which cells of 10 Mpc/h blur by 1 / 40 each.
+    # The box has sharp edges, which cells of 10 Mpc/h blur by 1 / 40 each.
     assert found.normalisation == pytest.approx(weights.sum() ** 2 / size.prod(), rel=0.1)
     mean = np.average(found.power[0], weights=found.modes)
     assert abs(mean) < 4 * found.shot_noise * np.sqrt(2 / found.modes.sum())

@@ -119,7 +119,7 @@ def test_ccls_power_by_camb_is_ours(cosmology):
 
 
 def test_what_ccl_is_told():
-    """A power of CAMB or CLASS without radiation is that of a universe with it."""
+    """CAMB and CLASS have radiation in the power of a universe without it."""
     for transfer in ("camb", "class"):
         given = parameters_for(PLAIN.replace(transfer=transfer), "ccl")
         assert given["Neff"] == PLAIN.N_eff and "Omega_g" not in given

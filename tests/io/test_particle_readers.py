@@ -156,7 +156,7 @@ GZIP = {"compression": "gzip", "chunks": True}
 
 @pytest.mark.parametrize(("real", "storage"), [("f4", {}), ("f8", GZIP), (">f4", GZIP)])
 def test_gadget_hdf5(tmp_path, real, storage):
-    """13 files in kpc/h, as IllustrisTNG and CAMELS have: of all types, some of them empty."""
+    """13 files in kpc/h, as IllustrisTNG and CAMELS have, with all types; some files are empty."""
     written = {kind: particles(30, real, "u8", kind) for kind in (0, 1, 4, 5)}
     table = {1: 0.0625}
     units = {"UnitLength_in_cm": KPC, "BoxSize": BOX * 1e3}
@@ -441,7 +441,7 @@ def test_files_of_two_snapshots_are_named(tmp_path):
 
 
 def test_ten_files_and_more_are_in_the_order_of_their_numbers(tmp_path):
-    """And not in that of their names."""
+    """And not in the order of their names."""
     written = {1: particles(30)}
     gadget_binary(tmp_path / "snap", split(written, PARTS))
     found = open_particles(tmp_path, {**UNITS, "UnitVelocity_in_cm_per_s": KMS / 2})

@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_finite_differences(kind, request):
 
 
 def test_a_plain_vector_is_white_noise_and_unit_normal_parameters(tmp_path):
-    """Its prior is unit normal; the likelihood is that of the model, run as anyone would."""
+    """Its prior is unit normal; its likelihood is the model's, run as anyone would."""
     observed = 1 + 0.3 * np.random.default_rng(8).normal(size=(8, 8, 8))
     np.save(tmp_path / "data.npy", observed)
     data = {"data": {"file": str(tmp_path / "data.npy")}}

@@ -153,7 +153,7 @@ def swift(
 
     Args:
         length: the unit of length [cm]; that of velocities is 1 km/s, that of mass 1e10 suns.
-        h: of the group Cosmology; None without that group.
+        h: in the group Cosmology; None without that group.
         about: attributes of data sets, by quantity.
     """
     names = {"position": "Coordinates", "velocity": "Velocities", "id": "ParticleIDs"}

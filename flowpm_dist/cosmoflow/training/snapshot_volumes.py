@@ -111,7 +111,7 @@ def plan_volumes(
 
     Raises:
         UserError: there are more or fewer snapshots than rows, one cannot be opened, their boxes
-            differ, or names or Omega_m of a snapshot are those of another row.
+            differ, or a snapshot has the name or the Omega_m of another row.
     """
     try:
         names, parameters = read_table(table, columns, wanted)
@@ -179,22 +179,22 @@ def _in_order_of(column: Sequence[str], paths: list[Path], what: str, given: boo
     """
     parts = [{*path.parts, re.sub(r"(\.\d+)?\.(hdf5|h5)$", "", path.name)} for path in paths]
     rows = [
-        [path for path, own in zip(paths, parts, strict=True) if text in own] for text in column
+        [path for path, names in zip(paths, parts, strict=True) if text in names] for text in column
     ]
-    if not any(len(found) == 1 for found in rows):
+    if not any(len(named) == 1 for named in rows):
         return paths  # texts about something else
-    for text, found, path in zip(column, rows, paths, strict=True):
-        if len(found) != 1 or (given and found[0] != path):
-            instead = f"the snapshot of its row is {path}" if given else f"{len(found)} have it"
+    for text, named, path in zip(column, rows, paths, strict=True):
+        if len(named) != 1 or (given and named[0] != path):
+            instead = f"the snapshot of its row is {path}" if given else f"{len(named)} have it"
             raise UserError(f"{what} has {text}, which must be the name of one snapshot: {instead}")
-    return [found[0] for found in rows]
+    return [named[0] for named in rows]
 
 
 def _check_matter(source: Source, labels: Mapping[str, float], row: int) -> None:
-    """Checks that the label Omega_m of a row is that of its snapshot.
+    """Checks that a row has the label Omega_m of its snapshot.
 
     Raises:
-        UserError: it is not.
+        UserError: it has another.
     """
     there = source.files.cosmology_facts.get("Omega_m")
     for name, value in labels.items():
@@ -215,18 +215,18 @@ def _snapshots_in(folder: Path, choices: Choices) -> list[Path]:
     """
     if not folder.is_dir():
         raise UserError(f'{folder} is no folder: give one, or a path with "{{}}" for the row')
-    there, found = sorted(folder.iterdir(), key=_natural), []
-    seen: set[Path] = set()
+    there, snapshots = sorted(folder.iterdir(), key=_natural), []
+    places: set[Path] = set()
     for path in there:
         if path.name.startswith(".") or path.suffix in TEXTS:
             continue
         if (files := find_particles(path, choices.units)) is None:
             continue
         # One of several files stands for all of them.
-        if (place := place_of(path, files)) not in seen:
-            seen.add(place)
-            found.append(path)
-    return found
+        if (place := place_of(path, files)) not in places:
+            places.add(place)
+            snapshots.append(path)
+    return snapshots
 
 
 def _natural(path: Path) -> list[tuple[int, float | str]]:
