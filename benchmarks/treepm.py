@@ -1,0 +1,216 @@
+"""TreePM runs of the universes that corrections learn from, are tuned on, and are judged by.
+
+    python benchmarks/treepm.py SET FOLDER --program PATH/MP-Gadget [--only 4 2 1] [--jobs 1]
+
+A universe is third-order LPT at a = 0.1 by this project, and MP-Gadget's run from it to a = 1, on
+one core. FOLDER/treepm_NAME.npz holds the first particles and those at `TIMES`, in the form of
+tests/data/README.md; what is there already is not made again. 32^3 particles take one to three
+minutes, 64^3 half an hour or more.
+
+The sets are apart in cosmology and noise. "train" is what is learned from, and "develop" chooses
+between what was learned, together with P1 and P2 of tests/data/README.md, which guided earlier
+choices. "sealed" is made last and opened once, when nothing more is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import qmc
+
+import flowpm_dist as fpm
+
+TIMES = (0.33, 0.5, 0.67, 1.0)
+"""Scale factors of the outputs."""
+START = 0.1
+CELLS = (4, 2, 1)
+"""Spacings of the particles [Mpc/h]."""
+RANGES = {"Omega_m": (0.2, 0.4), "sigma8": (0.7, 1.0), "n_s": (0.9, 1.0)}
+FIXED = {"Omega_b": 0.049, "h": 0.677}
+COUNTS = {"train": 24, "develop": 12, "sealed": 8}
+"""Cosmologies of each set."""
+SEEDS = {"train": 5100, "develop": 5200, "sealed": 5300}
+"""Seed of the cosmologies, before the seeds of the universes' noise."""
+PARAMETERS = {
+    **dict.fromkeys(
+        [
+            *("CoolingOn", "StarformationOn", "RadiationOn", "BlackHoleOn", "MetalReturnOn"),
+            *("DensityIndependentSphOn", "DensityOn", "HydroOn", "WindOn", "MassiveNuLinRespOn"),
+            *("SnapshotWithFOF", "OutputPotential"),
+        ],
+        0,
+    ),
+    "TimeLimitCPU": 1000000,
+    "TimeMax": 1.0,
+    "MaxMemSizePerNode": 1500,
+    "MaxDomainTimeBinDepth": 8,
+    "GravitySoftening": 0.05,
+    "ErrTolIntAccuracy": 0.025,
+    "ErrTolForceAcc": 0.002,
+    "MaxSizeTimestep": 0.02,
+    "MaxRMSDisplacementFac": 0.1,
+    "Asmth": 1.5,
+    "TreeRcut": 6,
+    "SplitGravityTimestepsOn": 1,
+}
+"""MP-Gadget's parameters; the softening is of the mean separation, Plummer-equivalent."""
+MESH = 3
+"""Cells of its mesh per particle and side."""
+
+
+@dataclass(frozen=True)
+class Universe:
+    """A universe of a set: parameters, particles a side, their spacing [Mpc/h], seed."""
+
+    name: str
+    cosmology: dict[str, float]
+    grid: int
+    spacing: int
+    seed: int
+
+
+def universes(name: str) -> list[Universe]:
+    """Returns the universes of a set.
+
+    Those that are sealed have each cosmology in cells of all sizes, with other noise, and two more
+    have 64^3 particles. The others have a cosmology each, in cells of each size in turn.
+    """
+    first, count = SEEDS[name], COUNTS[name]
+    rows = qmc.LatinHypercube(len(RANGES), rng=np.random.default_rng(first)).random(count)
+    low, high = np.transpose(list(RANGES.values()))
+    cosmologies = [
+        {**dict(zip(RANGES, np.round(row, 4).tolist(), strict=True)), **FIXED}
+        for row in low + rows * (high - low)
+    ]
+    found = []
+    for n, cosmology in enumerate(cosmologies):
+        for spacing in CELLS if name == "sealed" else (CELLS[n % len(CELLS)],):
+            seed = first + 1 + 10 * n + spacing
+            found.append(Universe(f"{name}-{n:02d}-{spacing}", cosmology, 32, spacing, seed))
+    if name == "sealed":
+        for n, spacing in ((0, 2), (1, 1)):
+            seed = first + 501 + n
+            found.append(Universe(f"{name}-64-{spacing}", cosmologies[n], 64, spacing, seed))
+    return found
+
+
+def start(universe: Universe, folder: Path) -> None:
+    """Writes the first particles and MP-Gadget's parameters into a folder."""
+    size, cosmology = float(universe.grid * universe.spacing), universe.cosmology
+    simulation = fpm.Simulation(
+        fpm.Cosmology(**cosmology),
+        universe.grid,
+        size,
+        fpm.scale_factor_steps(START, 1.0, 10),
+        lpt_order=3,
+        precision="float64",
+    )
+    state = simulation.lpt(seed=universe.seed, a=START)
+    path = state.save(folder, format="bigfile")
+    values = {
+        "InitCondFile": path,
+        "OutputDir": folder / "output",
+        "OutputList": ", ".join(map(str, TIMES)),
+        "Omega0": cosmology["Omega_m"],
+        "OmegaLambda": 1 - cosmology["Omega_m"],
+        "OmegaBaryon": cosmology["Omega_b"],
+        "HubbleParam": cosmology["h"],
+        "Nmesh": MESH * universe.grid,
+        **PARAMETERS,
+    }
+    text = "".join(f"{key} = {value}\n" for key, value in values.items())
+    (folder / "paramfile.gadget").write_text(text)
+    np.savez(folder / "start.npz", *(field.numpy() for field in particles(state)))
+
+
+def particles(state: fpm.State) -> tuple[fpm.Field, fpm.Field]:
+    """Returns displacement [Mpc/h] and canonical velocity [Mpc/h H0] of a state."""
+    return state.displacement, state.velocity
+
+
+def run(program: Path, folder: Path) -> None:
+    """Runs MP-Gadget in a folder, on one core."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl": "self"}
+    allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
+    with (folder / "log").open("w") as log:
+        command = ["nice", str(program), "paramfile.gadget"]
+        done = subprocess.run(
+            command, cwd=folder, env={**environment, **allowed}, stdout=log, stderr=log
+        )
+    if done.returncode:
+        raise SystemExit(f"MP-Gadget failed: see {folder / 'log'}")
+
+
+def collect(universe: Universe, folder: Path, path: Path) -> None:
+    """Writes the first and the later particles of a finished run into one file."""
+    cosmology = fpm.Cosmology(**universe.cosmology)
+    parts = sorted((folder / "output").glob("PART_*"))
+    states = [fpm.State.from_snapshot(part, cosmology=cosmology) for part in parts]
+    states.sort(key=lambda state: state.a)
+    times = [state.a for state in states]
+    if not np.allclose(times, TIMES, rtol=1e-5):
+        raise SystemExit(f"{folder}: found outputs at a = {times}")
+    found = [np.float32([field.numpy() for field in particles(state)]) for state in states]
+    with np.load(folder / "start.npz") as begin:
+        first = [np.float32(begin[name]) for name in begin.files]
+    displacement, velocity = np.moveaxis(np.stack(found), 1, 0)
+    aside = path.with_suffix(".part.npz")
+    np.savez_compressed(
+        aside,
+        displacement_initial=first[0],
+        velocity_initial=first[1],
+        displacement_final=displacement,
+        velocity_final=velocity,
+        a_initial=START,
+        a_final=np.array(TIMES),
+        box_size=float(universe.grid * universe.spacing),
+        white_noise_seed=universe.seed,
+        **universe.cosmology,
+        meta=json.dumps({"name": universe.name, "code": "MP-Gadget", "parameters": PARAMETERS}),
+    )
+    aside.replace(path)
+
+
+def main() -> None:
+    """Make the universes of a set that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("set", choices=list(SEEDS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--program", type=Path, required=True, help="the program MP-Gadget")
+    parser.add_argument("--only", type=int, nargs="+", default=CELLS, help="spacings [Mpc/h]")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.absolute()
+    wanted = [u for u in universes(arguments.set) if u.spacing in arguments.only]
+
+    def run_one(universe: Universe, inside: Path) -> None:
+        run(arguments.program.absolute(), inside)
+        print(universe.name, "is run", flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        left = []
+        for universe in wanted:
+            inside = folder / "runs" / universe.name
+            path = folder / f"treepm_{universe.name}.npz"
+            if path.exists():
+                continue
+            shutil.rmtree(inside, ignore_errors=True)
+            inside.mkdir(parents=True)
+            start(universe, inside)
+            left.append((universe, inside, path, pool.submit(run_one, universe, inside)))
+        for universe, inside, path, done in left:
+            done.result()
+            collect(universe, inside, path)
+            shutil.rmtree(inside)
+
+
+if __name__ == "__main__":
+    main()
