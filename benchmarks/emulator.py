@@ -1,24 +1,19 @@
-"""Judges corrections by TreePM runs that they were not trained on.
+"""Judges corrections by TreePM runs: what they repair, and what they must not change.
 
-    python benchmarks/emulator.py [--correction default network] [--output emulator] [--repeat 3]
-    python benchmarks/emulator.py --universes FILES [--steps 10]
-    python benchmarks/emulator.py --reconstruct 200 --universes FILE
-    python benchmarks/emulator.py --light-cone
+    python benchmarks/emulator.py --universes FILES [--correction network default default-2]
+        [--rows "B = 2" "B = 3"] [--steps N] [--output emulator] [--repeat 3]
 
-The truth is the same as in benchmarks/accuracy.py: MP-Gadget's runs from the same particles, 64^3
-in 128 Mpc/h, at a = 0.5 and 1; or other runs in files of the same kind. Each row is BullFrog's
-steps: plain, with `deconvolve`, with `deconvolve` and a correction, and on finer force meshes. The
-cost is the median of runs in turns, divided by the plain run's. The results are OUTPUT.csv,
-OUTPUT.md and OUTPUT.png. Of several universes the table has the mean, and in brackets the value
-that is furthest from the truth. Velocities are compared on the particles' lattice, where they have
-a spectrum: "v2" is their power over TreePM's, "1 - rv" is 1 minus their correlation. "P0s" and
-"P2s" are the errors of the monopole and the quadrupole in redshift space, both over TreePM's
-monopole; means of three lines of sight. On one rank.
+FILES are of benchmarks/treepm.py; by default P1 and P2 of tests/data/README.md. Each row is
+BullFrog's steps from the same particles, ten of them or 20 with particles 1 Mpc/h apart: as a run
+is without options, with a correction, or with options of its own. OUTPUT.csv has a line for each
+run, universe and time, OUTPUT.md the means of universes of one spacing, in brackets the value that
+is furthest from the truth, and OUTPUT.png P and 1 - r. On one rank.
 
-With --reconstruct, each kind of steps fits the density of a TreePM run at a = 1 in so many
-gradients. The density is on the particles' lattice and has noise of a tenth of the mean. The
-model's error is 0.3 as in benchmarks/other_universes.py. The script prints r(k) and T(k) of the
-linear fields.
+Wavenumbers are in units of the particles' Nyquist wavenumber. "P" is the power over TreePM's,
+"1 - r" 1 minus the correlation with its density. "P0s" and "P2s" are monopole and quadrupole in
+redshift space, the change of the latter over TreePM's monopole; means of three lines of sight.
+"v rms" is the error of the particles' velocities [km/s], "Pv" and "1 - rv" power and correlation
+of velocities on the particles' lattice.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from __future__ import annotations
 import argparse
 import csv
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +32,6 @@ from accuracy import near
 from common import treepm_runs
 
 import flowpm_dist as fpm
-from flowpm_dist import reconstruction as rec
-from flowpm_dist.cosmology.nonlinear import Halofit
 from flowpm_dist.evolution.corrections import load_correction
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import (
@@ -49,9 +42,6 @@ from flowpm_dist.io.figures import (
     save_figure,
     style_axes,
 )
-from flowpm_dist.observables import ForwardModel
-from flowpm_dist.observables.lensing import SourcePlane, convergence_power
-from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.statistics import (
     Comparison,
     bispectrum,
@@ -59,48 +49,54 @@ from flowpm_dist.statistics import (
     density_histogram,
     multipoles,
 )
-from flowpm_dist.statistics.angular_spectra import angular_power
 
-AT = np.array([0.4, 1.0, 2.0, 3.0])
-"""Wavenumbers of the tables [1 / particle spacing]; the Nyquist wavenumber is pi."""
-AT_VELOCITIES = AT[1:3]
+AT = (0.13, 0.32, 0.64, 0.95)
+"""Wavenumbers of the tables [Nyquist wavenumber of the particles]."""
 WIDTH = 1.1
-"""Ratio of the edges of a bin of velocities to its wavenumber."""
-TIMES = (0.5, 1.0)
+"""Ratio of the edges of a bin to its wavenumber."""
 DENSITIES = np.geomspace(0.2, 10.0, 9)
 TRIANGLES = np.array([0.4, 1.0, 1.6])
 """Edges of the bins of the bispectrum [1 / particle spacing]."""
-EDGES = [200, 400, 700, 850, 1180, 1700, 2350, 3000]
-"""Edges of bins of multipoles; two of them lie around 1000 and 2000."""
-CONES = 4
-"""Light cones of each row, of two seeds in turns; the first compiles and is not timed."""
-MEASURES = ("P ", "1 - r ", "P0s ", "P2s ", "v2 ", "1 - rv ")
-"""Beginnings of the columns of the table that belong to a wavenumber."""
+RATIOS = ("P ", "P0s ", "P2s ", "Pv ")
+"""Beginnings of the columns that are 1 where a run is the truth."""
 PERCENTAGES = ("histogram", "bispectrum")
-SIGMA = 0.1
-"""Noise of a density that is reconstructed [mean density]."""
+H0 = 100.0
+"""[km/s / (Mpc/h)]"""
+ROWS: dict[str, dict[str, Any]] = {
+    "deconvolve off": {"deconvolve": False},
+    "B = 1.5": {"mesh_factor": 1.5},
+    "B = 2": {"mesh_factor": 2},
+    "B = 2, deconvolve": {"mesh_factor": 2, "deconvolve": True},
+    "B = 3": {"mesh_factor": 3},
+}
+"""Runs without a correction that can be asked for."""
+CLOSE = 1.5
+"""Distance of particles below which ten steps are too few [Mpc/h]."""
 NAMES = ("Omega_m", "Omega_b", "h", "n_s", "sigma8")
 
 
 class Universe:
-    """A TreePM run at two times, and runs from its particles.
+    """A TreePM run at several times, and runs from its particles.
 
     Args:
         path: file of the reference data.
-        steps: the number of steps of runs from its particles.
+        steps: the number of steps of runs from its particles; by default ten, and twice as many
+            with particles closer than `CLOSE`.
     """
 
-    def __init__(self, path: Path, steps: int) -> None:
+    def __init__(self, path: Path, steps: int | None = None) -> None:
         self.name = path.stem.removeprefix("treepm_")
-        self._edges = fpm.scale_factor_steps(0.1, 1.0, steps)
         with np.load(path, allow_pickle=False) as data:
             self.cosmology = fpm.Cosmology(**{name: float(data[name]) for name in NAMES})
             self.size = float(data["box_size"])
             self.start = (data["displacement_initial"], data["velocity_initial"])
             finals = list(zip(data["displacement_final"], data["velocity_final"], strict=True))
+            self.times = data["a_final"].tolist()
             self._seed = int(data["white_noise_seed"])
         self._grid = len(finals[0][0])
         self.spacing = self.size / self._grid
+        steps = steps or (10 if self.spacing > CLOSE else 20)
+        self._edges = fpm.scale_factor_steps(0.1, 1.0, steps)
         self.states = [
             replace(
                 state,
@@ -117,21 +113,24 @@ class Universe:
 
     def run(self, options: Mapping[str, Any]) -> list[fpm.State]:
         """Returns the states at the times of the truth."""
-        return self.simulation(options).run(particles=self.start, outputs=TIMES)
+        return self.simulation(options).run(particles=self.start, outputs=self.times)
 
     def first(self) -> fpm.State:
         """Returns a state with the white noise and the linear overdensity from which it began."""
         return self.simulation({}).lpt(seed=self._seed)
 
     def seconds(self, options: Mapping[str, Any]) -> float:
-        """Returns the duration of the steps of a run [s]."""
-        return float(sum(self.simulation(options).run(particles=self.start).timings["steps"]))
+        """Returns the duration of a run from the first particles, corrected [s]."""
+        simulation, begin = self.simulation(options), time.perf_counter()
+        simulation.run(particles=self.start).velocity.block.numpy()
+        return time.perf_counter() - begin
 
 
 class Measured:
     """Densities of a state, and what is measured of them."""
 
     def __init__(self, state: fpm.State) -> None:
+        self._a = state.a
         self.densities = state.density(4), state.density(4, shift=0.5)
         coarse = state.density(1)
         self.histogram = density_histogram(coarse, DENSITIES).counts / coarse.box.cells
@@ -162,6 +161,11 @@ class Measured:
         (p0, p2), (true0, true2) = own[:, here].mean(axis=1), true[:, here].mean(axis=1)
         return p0 / true0, (p2 - true2) / true0
 
+    def velocity_error(self, truth: Measured) -> float:
+        """Returns the rms of the particles' peculiar velocities less the truth's [km/s]."""
+        parseval = np.sum(np.abs(self._velocity - truth._velocity) ** 2) / self._k.size**2
+        return H0 / self._a * float(np.sqrt(parseval))
+
     def velocities_against(self, truth: Measured, k: float) -> tuple[float, float]:
         """Returns the power of the velocities over the truth's, and their correlation.
 
@@ -175,225 +179,115 @@ class Measured:
         return powers[0] / powers[1], both / np.sqrt(powers[0] * powers[1])
 
 
-def reconstruct(universe: Universe, rows: Mapping[str, Mapping[str, Any]], gradients: int) -> None:
-    """Prints r(k) and T(k) of the linear field that each kind of steps finds for a universe."""
-    density = universe.states[-1].density().numpy()
-    noisy = density + SIGMA * np.random.default_rng(0).normal(size=density.shape)
-    truth = universe.first().linear_delta
-    for number, (name, options) in enumerate(rows.items()):
-        model = ForwardModel(universe.simulation(options), "pm")
-        model.hold_halo()
-        data = tf.constant(noisy, model.box.dtype)
-        likelihood = rec.Gaussian(model.box, data, sigma=SIGMA, error=0.3)
-        posterior = rec.Posterior(model, likelihood)
-        stages = rec.default_stages(posterior, evaluations=gradients)
-        search = rec.Search(posterior, rec.LBFGS(), stages)
-        found = search.run(lambda row, point: None)
-        both = compare(model.run(found.field, {}).linear_delta, truth)
-        if number == 0:
-            print("k [h/Mpc] | | " + " | ".join(f"{k:.2f}" for k in both.k))
-        print(f"{name}: {search.outcome}, left {search.progress.left:.2g}")
-        for sign, values in (("r", both.correlation), ("T", both.transfer)):
-            print(f"{name} | {sign} | " + " | ".join(f"{x:.3f}" for x in values), flush=True)
+def judged(name: str, universe: Universe, state: fpm.State, truth: Measured) -> dict[str, Any]:
+    """Returns a line of the table."""
+    measured, nyquist = Measured(state), np.pi / universe.spacing
+    spectra = measured.against(truth)
+    line: dict[str, Any] = {"run": name, "universe": universe.name}
+    line |= {"spacing": universe.spacing, "a": state.a}
+    for at in AT:
+        k = at * nyquist
+        line[f"P {at:g}"] = near(spectra, spectra.transfer**2, k)
+        line[f"1 - r {at:g}"] = 1 - near(spectra, spectra.correlation, k)
+        p0, p2 = measured.redshift_space_against(truth, k)
+        line |= {f"P0s {at:g}": p0, f"P2s {at:g}": 1 + p2}
+        power, correlation = measured.velocities_against(truth, np.pi * at)
+        line |= {f"Pv {at:g}": power, f"1 - rv {at:g}": 1 - correlation}
+    line["v rms"] = measured.velocity_error(truth)
+    line["histogram"] = float(np.abs(measured.histogram / truth.histogram - 1).max())
+    line["bispectrum"] = float(np.nanmedian(np.abs(measured.bispectrum / truth.bispectrum - 1)))
+    line["curves"] = spectra.k / nyquist, spectra.transfer**2, 1 - spectra.correlation
+    return line
 
 
-CONVERGED: dict[str, Any] = {"mesh_factor": 3, "deconvolve": True}
-"""The force of runs that stand for converged ones."""
-
-
-def corrected(name: str) -> dict[str, Any]:
+def options_of(correction: str) -> dict[str, Any]:
     """Returns the options of runs with a correction."""
-    trained = load_correction(name).trained
-    return {"correction": name, "mesh_factor": 1 if trained is None else trained.mesh_factor}
-
-
-def truth_over_runs(
-    paths: Sequence[Path], options: Mapping[str, Any], steps: int, sources: Sequence[SourcePlane]
-) -> np.ndarray:
-    """Returns an estimate of TreePM's C_l divided by C_l in runs [source, ell].
-
-    Halofit's power is multiplied by the mean ratio of powers in snapshots, interpolated in k and a.
-    """
-    universes = [Universe(path, steps) for path in paths]
-    found = [
-        [run.against(truth) for run, truth in zip(*map(measured, both), strict=True)]
-        for both in ((universe.run(options), universe.states) for universe in universes)
-    ]
-    k = np.asarray(found[0][0].k)
-    ratios = np.mean([[np.asarray(x.transfer) ** -2 for x in each] for each in found], axis=0)
-    cosmology = universes[0].cosmology
-    halofit = Halofit(fpm.LinearPower(cosmology))
-
-    def power(k_there: Any, a: Any) -> tf.Tensor:
-        early, late = (np.interp(k_there, k, ratio) for ratio in ratios)
-        share = np.clip((np.asarray(a) - TIMES[0]) / (TIMES[1] - TIMES[0]), 0.0, 1.0)
-        return halofit(k_there, a) * (early + share * (late - early))
-
-    ell = 0.5 * (np.array(EDGES[1:]) + EDGES[:-1])
-    spectra = [np.asarray(convergence_power(ell, sources, cosmology, p)) for p in (power, halofit)]
-    return np.einsum("iil->il", spectra[0] / spectra[1])
-
-
-def measured(states: Sequence[fpm.State]) -> list[Measured]:
-    return [Measured(state) for state in states]
-
-
-def light_cone(corrections: Sequence[str], paths: Sequence[Path]) -> None:
-    """Prints C_l of the light cone of examples/lensing.toml, over a converged run's, and its time.
-
-    The ratios are means of two seeds, for sources at z = 0.5 and 1. The first row is what TreePM
-    would have.
-    """
-    cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)
-    cone = LightCone(FlatField(field_of_view=6.0, pixels=240, z_max=1.0))
-    sources = [SourcePlane(0.5), SourcePlane(1.0)]
-    rows: dict[str, dict[str, Any]] = {
-        "converged": {**CONVERGED, "steps": 40},
-        "plain": {"deconvolve": False},
-        "`deconvolve`": {},
-        **{Path(correction).stem: corrected(correction) for correction in corrections},
-        "B = 2, `deconvolve`, 20 steps": {"mesh_factor": 2, "deconvolve": True, "steps": 20},
-    }
-    expected = truth_over_runs(paths, CONVERGED, 40, sources)
-    print("TreePM, estimated:", np.round(expected, 3).tolist(), flush=True)
-    found: dict[str, np.ndarray] = {}
-    for name, options in rows.items():
-        steps = fpm.scale_factor_steps(0.1, 1.0, options.pop("steps", 10))
-        more = {"integrator": "bullfrog", **options}
-        simulation = fpm.Simulation(cosmology, 128, 256.0, steps, **more)
-        spectra, laps = [], []
-        for cone_number in range(CONES):
-            begin = time.perf_counter()
-            maps = cone.convergence(simulation, sources, seed=1 + cone_number % 2)
-            laps.append(time.perf_counter() - begin)
-            spectra.append(angular_power(maps.kappa, maps.sky.fov, EDGES, window="bilinear"))
-        found[name] = np.array([np.asarray(spectrum.power) for spectrum in spectra[:2]])
-        ratio = (found[name] / found["converged"]).mean(axis=0)
-        print(f"{name}, {np.median(laps[1:]):.2f} s:", np.round(ratio, 3).tolist(), flush=True)
-    print("at l =", np.round(spectra[0].ell))
+    trained = load_correction(correction).trained
+    force = {} if trained is None else trained.force
+    return {"correction": correction, **force}
 
 
 def main() -> None:
     """Measure, and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--correction",
-        nargs="+",
-        default=["default", "network", "default-2"],
-        help="names or files",
-    )
+    parser.add_argument("--universes", type=Path, nargs="+", help="files of TreePM runs")
+    corrections = ["network", "default", "default-2"]
+    parser.add_argument("--correction", nargs="*", default=corrections, help="names or files")
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=["B = 2"], help="other runs")
+    parser.add_argument("--steps", type=int, help="of each run, instead of 10 or 20")
     parser.add_argument("--output", type=Path, default=Path("emulator"), help="stem of the files")
     parser.add_argument("--repeat", type=int, default=3, help="runs that are timed")
-    parser.add_argument("--steps", type=int, default=10, help="steps of each run")
-    parser.add_argument(
-        "--universes",
-        type=Path,
-        nargs="+",
-        help="files of TreePM runs, of one particle spacing; by default those of FLOWPM_REFERENCE",
-    )
-    parser.add_argument("--light-cone", action="store_true", help="C_l of maps instead")
-    parser.add_argument("--reconstruct", type=int, default=0, metavar="GRADIENTS")
-    parser.add_argument("--meshes", type=float, nargs="+", default=[2], help="finer meshes")
     arguments = parser.parse_args()
-    arguments.universes = arguments.universes or treepm_runs()
-    if arguments.light_cone:
-        return light_cone(arguments.correction, arguments.universes)
-    rows: dict[str, dict[str, Any]] = {"plain": {"deconvolve": False}, "`deconvolve`": {}}
-    for correction in arguments.correction:
-        rows[Path(correction).stem] = corrected(correction)
-    universes = [Universe(path, arguments.steps) for path in arguments.universes]
-    if arguments.reconstruct:
-        return reconstruct(universes[0], rows, arguments.reconstruct)
-    for mesh in arguments.meshes:
-        whole = int(mesh) if mesh == int(mesh) else mesh
-        rows[f"B = {mesh:g}"] = {"mesh_factor": whole}
-        rows[f"B = {mesh:g}, `deconvolve`"] = {"mesh_factor": whole, "deconvolve": True}
-    truths = {u.name: [Measured(state) for state in u.states] for u in universes}
-    found: list[dict[str, Any]] = []
-    for name, options in rows.items():
-        for universe in universes:
-            for a, state, truth in zip(
-                TIMES, universe.run(options), truths[universe.name], strict=True
-            ):
-                measured = Measured(state)
-                spectra = measured.against(truth)
-                row: dict[str, Any] = {"run": name, "universe": universe.name, "a": a}
-                for k in AT / universe.spacing:
-                    row[f"P {k:g}"] = near(spectra, spectra.transfer**2, k)
-                    row[f"1 - r {k:g}"] = 1 - near(spectra, spectra.correlation, k)
-                for k in AT[:3] / universe.spacing:
-                    row[f"P0s {k:g}"], change = measured.redshift_space_against(truth, k)
-                    row[f"P2s {k:g}"] = 1 + change
-                for k in AT_VELOCITIES:
-                    power, correlation = measured.velocities_against(truth, k)
-                    row[f"v2 {k / universe.spacing:g}"] = power
-                    row[f"1 - rv {k / universe.spacing:g}"] = 1 - correlation
-                row["histogram"] = float(np.abs(measured.histogram / truth.histogram - 1).max())
-                row["bispectrum"] = float(
-                    np.nanmedian(np.abs(measured.bispectrum / truth.bispectrum - 1))
-                )
-                row["curves"] = spectra.k, spectra.transfer**2, 1 - spectra.correlation
-                found.append(row)
-                print({k: v for k, v in row.items() if k != "curves"}, flush=True)
-    seconds = {name: [] for name in rows}
-    for _ in range(arguments.repeat):
+    rows: dict[str, dict[str, Any]] = {"plain": {}}
+    rows |= {Path(each).stem: options_of(each) for each in arguments.correction}
+    rows |= {name: ROWS[name] for name in arguments.rows}
+    paths = arguments.universes or treepm_runs()
+    lines: list[dict[str, Any]] = []
+    seconds: dict[str, list[float]] = {name: [] for name in rows}
+    for path in paths:
+        universe = Universe(path, arguments.steps)
+        truths = [Measured(state) for state in universe.states]
         for name, options in rows.items():
-            seconds[name].append(universes[0].seconds(options))
-    cost = {name: float(np.median(each)) for name, each in seconds.items()}
-    relative = {name: each / cost["plain"] for name, each in cost.items()}
-    write(found, relative, universes[0].spacing, arguments.output)
+            for state, truth in zip(universe.run(options), truths, strict=True):
+                lines.append(judged(name, universe, state, truth))
+        print(universe.name, "is judged", flush=True)
+    for _ in range(arguments.repeat + 1):
+        for name, options in rows.items():
+            seconds[name].append(universe.seconds(options))
+    cost = {name: float(np.median(each[1:])) for name, each in seconds.items()}
+    write(lines, {name: each / cost["plain"] for name, each in cost.items()}, arguments.output)
 
 
 def cell(column: str, values: list[float]) -> str:
     """Returns the mean of universes as a table has it; of several, with the worst in brackets."""
-    if column.startswith(("P ", "P0s ", "P2s ", "v2 ")):
+    if column.startswith(RATIOS):
         errors, form = [100 * (value - 1) for value in values], "{:+.1f}"
     elif column in PERCENTAGES:
         errors, form = [100 * value for value in values], "{:.0f} %"
+    elif column == "v rms":
+        errors, form = values, "{:.0f}"
     else:
         errors, form = values, "{:.1e}"
     text = form.format(np.mean(errors))
     return text if len(errors) < 2 else f"{text} ({form.format(max(errors, key=abs))})"
 
 
-def write(
-    found: list[dict[str, Any]], cost: Mapping[str, float], spacing: float, output: Path
-) -> None:
+def write(lines: list[dict[str, Any]], cost: Mapping[str, float], output: Path) -> None:
     """Writes the tables and the figure."""
-    columns = [name for name in found[0] if name != "curves"]
+    about = ("run", "universe", "spacing", "a")
+    columns = [name for name in lines[0] if name not in (*about, "curves")]
+    columns.sort(key=lambda name: name.rstrip("0123456789."))
     with output.with_suffix(".csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, [*columns, "cost"], extrasaction="ignore")
+        table = csv.DictWriter(file, [*about, *columns, "cost"], extrasaction="ignore")
         table.writeheader()
-        table.writerows([{**row, "cost": cost[row["run"]]} for row in found])
-    measures = [name for name in columns if name.startswith(MEASURES)]
-    measures.sort(key=lambda name: MEASURES.index(name.rstrip("0123456789.")))
-    heads = [", k = ".join(name.rsplit(" ", 1)) for name in measures]
-    lines = [f"| | a | cost | {' | '.join(heads)} | histogram | bispectrum |"]
-    lines.append("|---" * (len(heads) + 5) + "|")
-    for name, factor in cost.items():
-        for a in TIMES:
-            here = [row for row in found if row["run"] == name and row["a"] == a]
-            cells = [cell(column, [row[column] for row in here]) for column in measures]
-            cells += [cell(column, [row[column] for row in here]) for column in PERCENTAGES]
-            lines.append(f"| {name} | {a:g} | {factor:.2f} | {' | '.join(cells)} |")
-    output.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    figure = new_figure(9.6, 6.4)
-    panels = figure.subplots(2, 2, sharex=True, sharey="row")
-    for column, a in zip(panels.T, TIMES, strict=True):
+        table.writerows([{**line, "cost": cost[line["run"]]} for line in lines])
+    text = [f"| cells | a | run | cost | {' | '.join(columns)} |"]
+    text.append("|---" * (len(columns) + 4) + "|")
+    groups = sorted({(line["spacing"], line["a"]) for line in lines})
+    for spacing, a in groups:
+        for name, factor in cost.items():
+            here = [x for x in lines if (x["run"], x["spacing"], x["a"]) == (name, spacing, a)]
+            cells = [cell(column, [line[column] for line in here]) for column in columns]
+            text.append(f"| {spacing:g} | {a:g} | {name} | {factor:.2f} | {' | '.join(cells)} |")
+    output.with_suffix(".md").write_text("\n".join(text) + "\n")
+    print("\n".join(text))
+    figure = new_figure(3.2 * len(groups), 6.4)
+    panels = figure.subplots(2, len(groups), sharex=True, sharey="row", squeeze=False)
+    for column, (spacing, a) in zip(panels.T, groups, strict=True):
         for name, colour in zip(cost, (MUTED, *COLOURS), strict=False):
-            here = [row["curves"] for row in found if row["run"] == name and row["a"] == a]
-            k = here[0][0]
-            label = name.replace("`", "")
-            column[0].plot(k, np.mean([c[1] for c in here], axis=0), color=colour, label=label)
-            column[1].plot(k, np.mean([c[2] for c in here], axis=0), color=colour)
-        column[0].set_title(f"a = {a:g}")
+            here = [x for x in lines if (x["run"], x["spacing"], x["a"]) == (name, spacing, a)]
+            k, power, phases = (
+                np.mean(x, axis=0) for x in zip(*(x["curves"] for x in here), strict=True)
+            )
+            column[0].plot(k, power, color=colour, label=name)
+            column[1].plot(k, phases, color=colour)
+        column[0].set_title(f"{spacing:g} Mpc/h, a = {a:g}")
         column[0].axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
         column[0].set_ylim(0.6, 1.1)
-        column[0].set_xlim(k[0], 3.2 / spacing)
+        column[0].set_xlim(k[0], 1.0)
         column[1].set_yscale("log")
         column[1].set_ylim(1e-6, 0.1)
-        column[1].set_xlabel("k [h/Mpc]")
+        column[1].set_xlabel("k / Nyquist")
         for panel in column:
             style_axes(panel)
             panel.set_xscale("log")

@@ -40,6 +40,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 from common import REFERENCE, median_seconds
+from emulator import options_of
 from scipy.spatial import cKDTree
 
 import flowpm_dist as fpm
@@ -76,12 +77,14 @@ SETTINGS = [
     Setting("B = 1, relaxed", {}, RELAXED),
     Setting("deconvolve", SHARP),
     Setting("deconvolve, relaxed", SHARP, RELAXED),
-    Setting("filter", {**SHARP, "correction": "default"}),
-    Setting("network", {**SHARP, "correction": "network"}),
+    Setting("filter", options_of("default")),
+    Setting("network", options_of("network")),
     Setting("B = 2", FINER),
     Setting("B = 2, relaxed", FINER, RELAXED),
     Setting("B = 2, deconvolve", {**FINER, **SHARP}),
-    Setting("B = 2, filter", {**FINER, **SHARP, "correction": "default-2"}),
+    Setting("B = 2, filter", options_of("default-2")),
+    Setting("B = 2, network", options_of("network-2")),
+    Setting("B = 2, network, relaxed", options_of("network-2"), RELAXED),
     Setting("B = 3", {"mesh_factor": 3}),
 ]
 

@@ -1,15 +1,16 @@
 """TreePM runs of the universes that corrections learn from, are tuned on, and are judged by.
 
     python benchmarks/treepm.py SET FOLDER --program PATH/MP-Gadget [--only 4 2 1] [--jobs 1]
+        [--times 0.33 0.5 0.67 1.0]
 
 A universe is third-order LPT at a = 0.1 by this project, and MP-Gadget's run from it to a = 1, on
-one core. FOLDER/treepm_NAME.npz holds the first particles and those at `TIMES`, in the form of
+one core. FOLDER/treepm_NAME.npz holds the first particles and those at the times, in the form of
 tests/data/README.md; what is there already is not made again. 32^3 particles take one to three
 minutes, 64^3 half an hour or more.
 
 The sets are apart in cosmology and noise. "train" is what is learned from, and "develop" chooses
 between what was learned, together with P1 and P2 of tests/data/README.md, which guided earlier
-choices. "sealed" is made last and opened once, when nothing more is changed.
+choices. "sealed" is opened once, when nothing more is changed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from scipy.stats import qmc
 import flowpm_dist as fpm
 
 TIMES = (0.33, 0.5, 0.67, 1.0)
-"""Scale factors of the outputs."""
+"""Scale factors of the outputs that corrections are learned from."""
 START = 0.1
 CELLS = (4, 2, 1)
 """Spacings of the particles [Mpc/h]."""
@@ -102,7 +104,7 @@ def universes(name: str) -> list[Universe]:
     return found
 
 
-def start(universe: Universe, folder: Path) -> None:
+def start(universe: Universe, times: Sequence[float], folder: Path) -> None:
     """Writes the first particles and MP-Gadget's parameters into a folder."""
     size, cosmology = float(universe.grid * universe.spacing), universe.cosmology
     simulation = fpm.Simulation(
@@ -118,7 +120,7 @@ def start(universe: Universe, folder: Path) -> None:
     values = {
         "InitCondFile": path,
         "OutputDir": folder / "output",
-        "OutputList": ", ".join(map(str, TIMES)),
+        "OutputList": ", ".join(map(str, times)),
         "Omega0": cosmology["Omega_m"],
         "OmegaLambda": 1 - cosmology["Omega_m"],
         "OmegaBaryon": cosmology["Omega_b"],
@@ -141,7 +143,7 @@ def run(program: Path, folder: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_btl": "self"}
     allowed = dict.fromkeys(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"], "1")
     with (folder / "log").open("w") as log:
-        command = ["nice", str(program), "paramfile.gadget"]
+        command = [str(program), "paramfile.gadget"]
         done = subprocess.run(
             command, cwd=folder, env={**environment, **allowed}, stdout=log, stderr=log
         )
@@ -149,15 +151,15 @@ def run(program: Path, folder: Path) -> None:
         raise SystemExit(f"MP-Gadget failed: see {folder / 'log'}")
 
 
-def collect(universe: Universe, folder: Path, path: Path) -> None:
+def collect(universe: Universe, times: Sequence[float], folder: Path, path: Path) -> None:
     """Writes the first and the later particles of a finished run into one file."""
     cosmology = fpm.Cosmology(**universe.cosmology)
     parts = sorted((folder / "output").glob("PART_*"))
     states = [fpm.State.from_snapshot(part, cosmology=cosmology) for part in parts]
     states.sort(key=lambda state: state.a)
-    times = [state.a for state in states]
-    if not np.allclose(times, TIMES, rtol=1e-5):
-        raise SystemExit(f"{folder}: found outputs at a = {times}")
+    outputs = [state.a for state in states]
+    if len(outputs) != len(times) or not np.allclose(outputs, times, rtol=1e-5):
+        raise SystemExit(f"{folder}: found outputs at a = {outputs}")
     found = [np.float32([field.numpy() for field in particles(state)]) for state in states]
     with np.load(folder / "start.npz") as begin:
         first = [np.float32(begin[name]) for name in begin.files]
@@ -170,7 +172,7 @@ def collect(universe: Universe, folder: Path, path: Path) -> None:
         displacement_final=displacement,
         velocity_final=velocity,
         a_initial=START,
-        a_final=np.array(TIMES),
+        a_final=np.array(times),
         box_size=float(universe.grid * universe.spacing),
         white_noise_seed=universe.seed,
         **universe.cosmology,
@@ -186,9 +188,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--program", type=Path, required=True, help="the program MP-Gadget")
     parser.add_argument("--only", type=int, nargs="+", default=CELLS, help="spacings [Mpc/h]")
+    parser.add_argument("--times", type=float, nargs="+", default=TIMES, help="of the outputs")
     parser.add_argument("--jobs", type=int, default=1, help="runs at once")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
+    times = sorted(arguments.times)
     wanted = [u for u in universes(arguments.set) if u.spacing in arguments.only]
 
     def run_one(universe: Universe, inside: Path) -> None:
@@ -204,11 +208,11 @@ def main() -> None:
                 continue
             shutil.rmtree(inside, ignore_errors=True)
             inside.mkdir(parents=True)
-            start(universe, inside)
+            start(universe, times, inside)
             left.append((universe, inside, path, pool.submit(run_one, universe, inside)))
         for universe, inside, path, done in left:
             done.result()
-            collect(universe, inside, path)
+            collect(universe, times, inside, path)
             shutil.rmtree(inside)
 
 

@@ -261,8 +261,7 @@ class Learner:
         try:
             with tf.GradientTape() as tape:
                 tape.watch(theta)
-                turned = self._begun.turned(theta, self._symmetry(pair))
-                losses = self._loss.terms(self._compare(pair, turned))
+                losses = self._loss.terms(self._compare(pair, theta))
                 share = losses[0] / self._mesh.size  # each rank has the same loss
             gradient = tf.convert_to_tensor(tape.gradient(share, theta))
             if not (np.isfinite(losses[0]) and np.isfinite(gradient).all()):
@@ -275,13 +274,6 @@ class Learner:
             values = dict(zip(TERMS, map(float, losses), strict=False))
         seconds = time.perf_counter() - begin
         return Iteration(self.steps.done, pair.name, values, failure, seconds)
-
-    def _symmetry(self, pair: Pair) -> int:
-        """Returns the symmetry of the cube by which the universe of an iteration is turned."""
-        x, y, z = pair.simulation.box.cell
-        some = 48 if math.isclose(x, y) and math.isclose(y, z) else 8  # reflections alone
-        generator = np.random.default_rng([self.options.seed, self.steps.done, some])
-        return int(generator.integers(some))
 
     def _validate(self, iteration: Iteration) -> Iteration:
         """Returns an iteration with the loss of the universes held out; keeps the best numbers."""
@@ -318,7 +310,11 @@ class Learner:
             theta=self.steps.best,
             trained=range_of(self._pairs, self.options.structure),
             scores=scores,
-            provenance={"iterations": self.steps.done},
+            provenance={
+                "iterations": self.steps.done,
+                "learned from": [pair.name for pair in self._pairs],
+                "held out": [pair.name for pair in self._held_out],
+            },
         )
 
 
@@ -337,7 +333,11 @@ def _check_universes(pairs: Sequence[Pair], kind: type[Correction], structure: s
             raise ValueError(f"{pair.name}: the cheap run has a correction already")
         if structure == LPT_ONLY and not isinstance(pair.start, int | np.integer):
             raise ValueError(f"{pair.name}: {LPT_ONLY} starts from a seed, not from a state")
-    free: dict[str, Any] = {"cell": (0.0, 0.0), "cosmology": {}, "times": None}
-    runs = [dataclasses.replace(range_of([pair], structure), **free) for pair in pairs]
-    if any(run != runs[0] for run in runs):
-        raise ValueError("all cheap runs must have the same integrator, steps and force")
+    ranges = [range_of([pair], structure) for pair in pairs]
+    free: dict[str, Any] = {"cell": (0.0, 0.0), "cosmology": {}, "times": None, "steps": 0}
+    runs = [dataclasses.replace(each, **free) for each in ranges]
+    steps: dict[Any, Any] = {}
+    for each in ranges:  # of a size of cells
+        same = steps.setdefault(each.cell, each.steps) == each.steps
+        if not same or any(run != runs[0] for run in runs):
+            raise ValueError("all cheap runs must have the same integrator, steps and force")

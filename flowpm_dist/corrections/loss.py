@@ -25,7 +25,9 @@ from meshimpl.compat import mtf
 BINS = 16
 """Bins of wavenumber up to the particles' Nyquist wavenumber."""
 LINE_OF_SIGHT: Literal["z"] = "z"
-"""Where redshift space is compared: the axis that no ranks split. Networks are turned instead."""
+"""Where redshift space is compared: the axis that no ranks split."""
+SPACES = ("", "redshift space ", "velocity ")
+"""Beginnings of the names of scores: densities in both spaces, velocities on the lattice."""
 TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared", "in redshift space")
 """The loss, and the terms whose weighted sum it is."""
 
@@ -70,8 +72,8 @@ class Compared:
     """A universe at some times, compared with the truth.
 
     Attributes:
-        power: P divided by the truth's, float64 [time, space, bin]: in real space, and in redshift
-            space if that is learned.
+        power: P divided by the truth's, float64 [time, space, bin]: of the density and, if they are
+            learned, of the density in redshift space and of velocities on the lattice.
         correlation: r with the truth, likewise.
         distance: the mean squared distance of particles from the truth's, float64 [time]
             [spacing^2].
@@ -104,10 +106,14 @@ class BoxComparison:
             theirs=box.vector_shape,
         )
 
-    def densities(self, ours: Field, truth: Field) -> list[tf.Tensor]:
-        """Returns P divided by the truth's, and r, of each bin."""
-        compared = binned_compare(ours, truth, bins=self._bins)
-        return [compared.transfer**2, compared.correlation]
+    def spectra(self, ours: Sequence[Field], truth: Sequence[Field]) -> list[tf.Tensor]:
+        """Returns P divided by the truth's, and r, of each bin: of a field or of components."""
+        each = [binned_compare(a, b, bins=self._bins) for a, b in zip(ours, truth, strict=True)]
+        power, power_of_truth, cross = (
+            tf.add_n([getattr(one, name) for one in each])
+            for name in ("power_a", "power_b", "cross")
+        )
+        return [power / power_of_truth, cross / tf.sqrt(power * power_of_truth)]
 
     def distance(self, ours: tf.Tensor, truth: tf.Tensor) -> tf.Tensor:
         """Returns the mean squared distance of particles [spacing^2], from displacements."""
@@ -147,8 +153,7 @@ class Loss:
                 self._cheap[pair] = _cheap(pair, simulation, structure)
             states = self._cheap[pair]
             if isinstance(correction, StateCorrection):
-                moving = len(self._axes) > 1
-                states = [state.corrected(correction, velocities=moving) for state in states]
+                states = [state.corrected(correction) for state in states]
             compared = [self._compare_state(pair, state) for state in states]
         else:
             if correction is not None:
@@ -164,14 +169,20 @@ class Loss:
         of_truth = dataclasses.replace(
             state, displacement=true.displacement, velocity=true.velocity
         )
-        spectra = []
+        found = []
         for axis in self._axes:
             key = pair, true.a, axis
             if key not in self._painted:
                 self._painted[key] = of_truth.density(FINER, redshift_space=axis)
             ours = state.density(FINER, redshift_space=axis)
-            spectra.append(comparison.densities(ours, self._painted[key]))
-        power, correlation = (tf.stack(each) for each in zip(*spectra, strict=True))
+            found.append(comparison.spectra([ours], [self._painted[key]]))
+        if len(self._axes) > 1:
+            both = (
+                [Field(part, state.box) for part in tf.unstack(each.velocity.block, axis=-1)]
+                for each in (state, true)
+            )
+            found.append(comparison.spectra(*both))
+        power, correlation = (tf.stack(each) for each in zip(*found, strict=True))
         distance = comparison.distance(state.displacement.block, true.displacement.block)
         return [tf.cast(x, tf.float64) for x in (power, correlation, distance)]
 
@@ -183,19 +194,20 @@ class Loss:
         return self._comparisons[box]
 
     def terms(self, compared: Compared) -> list[tf.Tensor]:
-        """Returns the loss, and its terms, which are means over times and bins; see `TERMS`.
+        """Returns the loss, and its terms, which are means over times and ln k; see `TERMS`.
 
         The last term is missing where redshift space is not learned.
         """
-        power = tf.reduce_mean(tf.math.log(compared.power) ** 2, axis=[0, 2])
-        phases = tf.reduce_mean(1.0 - compared.correlation**2, axis=[0, 2])
-        distance = tf.reduce_mean(compared.distance)
+        per_bin = 1.0 / (np.arange(compared.power.shape[-1]) + 0.5)  # bins are equal in k
+        per_bin /= per_bin.sum() * compared.power.shape[0]
+        power = tf.einsum("tsk,k->s", tf.math.log(compared.power) ** 2, per_bin)
+        phases = tf.einsum("tsk,k->s", 1.0 - compared.correlation**2, per_bin)
         correlation = self._options.correlation
         weights = [1.0, correlation, self._options.displacement]
-        terms = [power[0], phases[0], distance]
+        terms = [power[0], phases[0], tf.reduce_mean(compared.distance)]
         if len(self._axes) > 1:
             weights.append(self._options.redshift_space)
-            terms.append(power[1] + correlation * phases[1])
+            terms.append(tf.reduce_sum(power[1:] + correlation * phases[1:]))
         # a term without weight has no gradient to be computed
         total = sum(w * term for w, term in zip(weights, terms, strict=True) if w)
         return [tf.convert_to_tensor(total), *terms]

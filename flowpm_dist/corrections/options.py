@@ -11,7 +11,7 @@ from flowpm_dist.options import A_SEED, Options, Seed, count
 
 OF_FORCE = {"rate": 0.01, "displacement": 0.0, "redshift_space": 0.0}
 """Defaults for a correction of the force."""
-OF_STATES = {"rate": 0.003, "displacement": 1.0, "redshift_space": 0.1}
+OF_STATES = {"rate": 0.005, "displacement": 0.02, "redshift_space": 0.1}
 """Defaults for a correction of states."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
@@ -27,23 +27,22 @@ class LearningOptions(Options):
             theory of order 2 without any step, for a network.
         iterations: the number of steps of Adam; each uses one universe.
         rate: its first learning rate, which falls to 0 by half a cosine; by default 0.01 for a
-            filter, 0.003 for a network.
+            filter, 0.005 for a network.
         correlation: the weight of 1 - r^2 in the loss. The squared logarithm of the ratio of powers
             has the weight 1.
         displacement: the weight of the mean squared distance of particles from their true
-            places [spacing^2]; by default 0 for a filter, 1 for a network.
-        redshift_space: the weight of the power in redshift space, along z, and times `correlation`
-            of 1 - r^2 there; by default 0 for a filter, 0.1 for a network. With 0 nothing is
-            learned from velocities.
+            places [spacing^2]; by default 0 for a filter, 0.02 for a network.
+        redshift_space: the weight of the same terms, without the distance, in redshift space, along
+            z, and of velocities on the lattice; by default 0 for a filter, 0.1 for a network. With
+            0 nothing is learned from velocities.
         validate_every: the number of iterations between validations.
-        seed: the seed of the order and the symmetry turns of the universes; in run files it gives
-            the first weights, too.
+        seed: the seed of the order of the universes; in run files it gives the first weights, too.
     """
 
     structure: Literal["pm", "2lpt"] = Field(default="pm", description='"pm" or "2lpt"')
     iterations: int = count(300)
     rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
-    correlation: float = Field(default=1.0, ge=0, description="a number of at least 0")
+    correlation: float = Field(default=0.2, ge=0, description="a number of at least 0")
     displacement: float | None = Field(default=None, ge=0, description="a number of at least 0")
     redshift_space: float | None = Field(default=None, ge=0, description="a number of at least 0")
     validate_every: int = count(50)

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from flowpm_dist.corrections.loss import Compared, Pair
+from flowpm_dist.corrections.loss import SPACES, Compared, Pair
 from flowpm_dist.corrections.options import SPACING
 from flowpm_dist.cosmology.parameters import PARAMETERS
 from flowpm_dist.evolution.corrections import LPT_ONLY, Range, force_cell
 from flowpm_dist.evolution.integrators import name_of
 
-SPACES = ("", "redshift space ")
-"""Beginnings of the names of scores, of the spaces in `Compared`."""
 SHOWN = (0.5, 1.0)
 """Wavenumbers whose scores are shown [h/Mpc]."""
 
@@ -116,7 +114,7 @@ def range_of(pairs: Sequence[Pair], structure: str) -> Range:
     """Returns the range of the runs that a correction is learned from.
 
     Args:
-        pairs: the universes; their runs have the same steps and options.
+        pairs: the universes; their runs have the same options, in cells of a size the same steps.
         structure: see `LearningOptions`.
     """
     simulation, of_lpt = pairs[0].simulation, structure == LPT_ONLY
@@ -131,9 +129,17 @@ def range_of(pairs: Sequence[Pair], structure: str) -> Range:
         mesh_factor=options.mesh_factor,
         deconvolve=options.deconvolve,
         force_gradient=options.force_gradient,
-        steps=0 if of_lpt else len(edges) - 1,
+        steps=0 if of_lpt else _steps_of(cells, pairs),
         a=(float(edges[0]), float(edges[-1])),
         cell=(min(cells), max(cells)),
         cosmology={n: (min(v[n] for v in values), max(v[n] for v in values)) for n in names},
         times=(min(times), max(times)),
     )
+
+
+def _steps_of(cells: Sequence[float], pairs: Sequence[Pair]) -> int | tuple[tuple[float, int], ...]:
+    """Returns the number of steps, for each size of a cell if they are not the same."""
+    steps = {
+        (cell, len(pair.simulation.edges) - 1) for cell, pair in zip(cells, pairs, strict=True)
+    }
+    return tuple(sorted(steps)) if len({number for _, number in steps}) > 1 else steps.pop()[1]

@@ -105,7 +105,7 @@ class DynamicsOptions(ForceOptions):
         adjoint: how a run under a `tf.GradientTape` is differentiated: an `Adjoint`; or the name of
             one in `ADJOINTS`, or of a user's class.
         correction: a `Correction` of the force or of the states that leave a run, "default",
-            "default-2", "network", or the path of a file; None for none.
+            "default-2", "network", "network-2", or the path of a file; None for none.
     """
 
     integrator: Annotated[
@@ -118,7 +118,7 @@ class DynamicsOptions(ForceOptions):
     ] = Field(default_factory=ReversibleAdjoint, description=either(ADJOINTS))
     correction: Annotated[InstanceOf[Correction], BeforeValidator(_chosen)] | None = Field(
         default=None,
-        description='"default", "default-2", "network", or the file of a correction',
+        description='"default", "default-2", "network", "network-2", or the file of a correction',
         examples=[*SHIPPED],
     )
 
@@ -190,14 +190,13 @@ class SolverOptions(InitialOptions, DynamicsOptions, RunOptions):
             yield CorrectionWarning(f"correction: {text}")
 
     def time_warnings(self, times: Iterable[float]) -> Iterator[CorrectionWarning]:
-        """Yields a warning for each state's scale factor for which a network was not trained.
+        """Yields a warning for each state's scale factor outside of a correction's training.
 
         Args:
             times: scale factors of states that leave a run, or of particles on a light cone.
         """
-        correction = self.state_correction
-        if correction is not None and correction.trained is not None:
-            for text in correction.trained.outside_times(times):
+        if self.correction is not None and self.correction.trained is not None:
+            for text in self.correction.trained.outside_times(times):
                 yield CorrectionWarning(f"correction: {text}")
 
     @override

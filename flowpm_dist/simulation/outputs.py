@@ -270,7 +270,7 @@ class Corrected(Observer):
         moved, rates = tf.unstack(motion[..., : len(moment.moving) - 1], axis=-2)
         x = combine(moment.moving, tf.concat([tf.ones_like(moved[..., :1]), moved], axis=-1))
         v = combine(moment.moving[1:], rates)
-        there, velocity = self._correction.moved(theta, styles[..., row, :, :], [x, v], self._box)
+        there, velocity = self._correction.moved(theta, styles[..., row, :], [x, v], self._box)
         added = (velocity - v) / broadcast_per_universe(rates[..., 0])  # to the scheme's velocity
         since = broadcast_per_universe(moved[..., 0]) * added
         displacement = moment.displacement + (there - x - since)

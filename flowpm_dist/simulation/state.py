@@ -182,7 +182,7 @@ class State:
         a, source = float(about["a"]), WhiteNoiseSource.of_snapshot(snapshot)
         return cls.of(particles, Inputs(box, options, np.array([a]), local, source, halo), a)
 
-    def corrected(self, correction: StateCorrection, *, velocities: bool = True) -> State:
+    def corrected(self, correction: StateCorrection) -> State:
         """Returns the state with its particles moved by a correction of states; differentiable.
 
         Runs do this to the states that leave them. By the derivative of a state with respect to
@@ -190,15 +190,14 @@ class State:
 
         Args:
             correction: the correction; its range is not checked.
-            velocities: whether velocities are corrected as well; without them it takes less time.
         """
         box, local = self.box, self._inputs.cosmologies
         cell = force_cell(box.size, box.grid)
         style = local.of_powers(lambda theory: correction.style(theory.power, cell, self.a))
         theta = replicated(box.mesh, as_float64(correction.theta))
-        fields = [self.displacement, *([self.velocity] if velocities else [])]
-        moved = correction.moved(theta, local.stack(style), [each.block for each in fields], box)
-        displacement, velocity = (*(Field(block, box) for block in moved), self.velocity)[:2]
+        fields = [self.displacement.block, self.velocity.block]
+        moved = correction.moved(theta, local.stack(style), fields, box)
+        displacement, velocity = (Field(block, box) for block in moved)
         return replace(self, displacement=displacement, velocity=velocity)
 
     def save(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,12 @@ from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import KINDS, EmulationOptions
 from flowpm_dist.emulate.session import EmulationSession
 from flowpm_dist.evolution.adjoints import DirectAdjoint
-from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
+from flowpm_dist.evolution.corrections import (
+    SHIPPED,
+    PotentialFilter,
+    ResidualNetwork,
+    load_correction,
+)
 from flowpm_dist.grid.field import Field
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ForwardModel
@@ -28,8 +32,6 @@ BEGUN = PotentialFilter.begun(1)
 THETA = BEGUN.theta + 0.02 * np.random.default_rng(1).normal(size=BEGUN.theta.size)
 NETWORK = ResidualNetwork.begun(1)
 MOVING = NETWORK.theta + 0.03 * np.random.default_rng(4).normal(size=NETWORK.theta.size)
-VELOCITY_KERNEL = (3, 3, 3, 8, 3)
-"""The shape of what changes velocities alone, the last of a network's numbers."""
 NOISE, WEIGHTS, DIRECTION = np.random.default_rng(2).normal(size=(3, GRID, GRID, GRID))
 
 
@@ -193,50 +195,92 @@ def turned(values, element):
     return values
 
 
-@pytest.mark.dealt
-def test_a_network_knows_no_place_and_its_velocity_is_the_rate_of_change(mesh):
-    sim, network = simulation(mesh), NETWORK.with_theta(MOVING)
-    state = sim.lpt(seed=1, a=0.5)
-    before = state.displacement.numpy()
-    after = state.corrected(network)
-    added = after.displacement.numpy() - before
-    assert np.abs(added).max() > 1e-3
-    shift = {"shift": (1, 3, 2), "axis": (0, 1, 2)}
-    cases = (
-        (0, np.roll(before, **shift), np.roll(added, **shift)),
-        (0, before + np.array([5.0, -1.0, 2.0]), added),  # a flow of all particles together
-        (13, turned(before, 13), turned(added, 13)),
-        (41, turned(before, 41), turned(added, 41)),
+def corrected(state, network, displacement, velocity):
+    """What a network makes of other particles [x, y, z, 3] in the box of a state."""
+    fields = (Field(block_of(state.box, each), state.box) for each in (displacement, velocity))
+    here = dataclasses.replace(
+        state, **dict(zip(("displacement", "velocity"), fields, strict=True))
     )
-    for element, other, expected in cases:
-        theta = network.turned(tf.constant(MOVING), element)
-        displacement = Field(block_of(state.box, other), state.box)
-        found = dataclasses.replace(state, displacement=displacement)
-        found = found.corrected(network.with_theta(theta), velocities=False)
-        np.testing.assert_allclose(found.displacement.numpy() - other, expected, atol=1e-12)
-        if element:
-            velocity = Field(
-                block_of(state.box, turned(state.velocity.numpy(), element)), state.box
-            )
-            found = dataclasses.replace(state, displacement=displacement, velocity=velocity)
-            found = found.corrected(network.with_theta(theta)).velocity.numpy()
-            expected = turned(after.velocity.numpy(), element)
-            np.testing.assert_allclose(found, expected, atol=1e-12)
-    only_displaced = MOVING.copy()
-    only_displaced[-math.prod(VELOCITY_KERNEL) :] = 0.0
-    more, after = after, state.corrected(network.with_theta(only_displaced))
-    np.testing.assert_array_equal(more.displacement.numpy(), after.displacement.numpy())
-    assert np.abs(more.velocity.numpy() - after.velocity.numpy()).max() > 1e-3
-    h, ends = 1e-5, []
-    for a in (0.5 + h, 0.5 - h):
-        there = sim.lpt(seed=1, a=a)
-        moved_there = there.corrected(network, velocities=False).displacement
-        ends.append(moved_there.numpy() - there.displacement.numpy())
-    rate = (ends[0] - ends[1]) / (2 * h)
+    after = here.corrected(network)
+    return after.displacement.numpy() - displacement, after.velocity.numpy() - velocity
+
+
+@pytest.mark.dealt
+def test_a_network_keeps_the_laws_of_a_simulation(mesh):
+    """Whatever its numbers: no place, no direction, no common flow, no momentum."""
+    state, network = simulation(mesh).lpt(seed=1, a=0.5), NETWORK.with_theta(MOVING)
+    before = state.displacement.numpy(), state.velocity.numpy()
+    added = corrected(state, network, *before)
+    for each in added:
+        assert each.std() > 1e-3
+        assert np.abs(each.mean(axis=(0, 1, 2))).max() < 1e-13 * each.std() * GRID**3
+    flow = np.array([5.0, -1.0, 2.0]), np.array([0.3, 2.0, -1.0])
+    moved_together = [field + each for field, each in zip(before, flow, strict=True)]
+    shift = {"shift": (1, 3, 2), "axis": (0, 1, 2)}
+    cases = {
+        "elsewhere": ([np.roll(x, **shift) for x in before], [np.roll(x, **shift) for x in added]),
+        "in a common flow": (moved_together, added),
+        "at rest": ([np.zeros_like(x) + y for x, y in zip(before, flow, strict=True)], (0.0, 0.0)),
+    }
+    for element in range(48):
+        both = [[turned(x, element) for x in fields] for fields in (before, added)]
+        cases[f"turned by {element}"] = both[0], both[1]
+    for name, (particles, expected) in cases.items():
+        for one, other in zip(corrected(state, network, *particles), expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.ranks(1)
+def test_a_network_adds_to_long_waves_by_the_fourth_power(mesh):
+    """So that nothing is added where the mesh's force is right."""
     cosmology = fpm.Cosmology.planck18()
-    expansion = np.sqrt(cosmology.Omega_m / 0.5**3 + 1 - cosmology.Omega_m)
-    kicked = after.velocity.numpy() - state.velocity.numpy()
-    np.testing.assert_allclose(kicked, 0.5**3 * expansion * rate, atol=1e-8)
+    sim = fpm.Simulation(cosmology, (64, 4, 4), (64.0, 4.0, 4.0), STEPS, precision="float64")
+    state = sim.lpt(seed=1, a=0.5)
+    network = NETWORK.with_theta(MOVING)
+    largest = []
+    for waves in (1, 2):
+        wave = np.zeros((64, 4, 4, 3))
+        wave += 1e-4 * np.sin(2 * np.pi * waves * np.arange(64) / 64)[:, None, None, None]
+        largest.append([np.abs(each).max() for each in corrected(state, network, wave, wave)])
+    slopes_in_k = np.diff(np.log2(largest), axis=0)
+    np.testing.assert_allclose(slopes_in_k, 4.0, atol=0.1)
+
+
+@pytest.mark.ranks(1)
+def test_a_filter_leaves_the_force_of_long_waves(mesh):
+    response = BEGUN.response
+    coefficients = tf.constant(np.random.default_rng(5).normal(size=response.size))
+    k = tf.constant([0.0, 0.05, 0.1, 0.3], tf.float64)
+    factors = response(k, tf.unstack(coefficients)).numpy()
+    np.testing.assert_array_equal(factors[:3], 1.0)
+    assert abs(factors[3] - 1.0) > 1e-3
+
+
+@pytest.mark.budget(60)
+@pytest.mark.long
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", list(SHIPPED))
+def test_a_shipped_correction_changes_no_large_scales(mesh, name):
+    """Below 0.06 of the Nyquist wavenumber, where the force of the mesh is right."""
+    correction, cosmology = load_correction(name), fpm.Cosmology.planck18()
+    options = {"integrator": "bullfrog", **correction.trained.force}
+    steps = fpm.scale_factor_steps(0.1, 1.0, 10)
+    sim = fpm.Simulation(cosmology, 64, 256.0, steps, mesh=mesh, **options)
+    for plain, other in zip(
+        sim.run(seed=1, outputs=[0.5, 1.0]),
+        sim.with_correction(correction).run(seed=1, outputs=[0.5, 1.0]),
+        strict=True,
+    ):
+        compared = fpm.compare(other.density(2), plain.density(2))
+        large = compared.k < 0.06 * np.pi * 64 / 256.0
+        assert large.sum() >= 1
+        np.testing.assert_allclose(compared.transfer[large] ** 2, 1.0, atol=1e-3)
+        for before, after in (
+            (plain.displacement, other.displacement),
+            (plain.velocity, other.velocity),
+        ):
+            added = after.numpy().astype(np.float64) - before.numpy()
+            assert np.abs(added.mean(axis=(0, 1, 2))).max() < 1e-6 * added.std()
 
 
 @pytest.mark.ranks(1)

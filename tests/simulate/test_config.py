@@ -11,7 +11,7 @@ import pytest
 from run_files import PLANCK, check_mistake, problems_of, write
 
 from flowpm_dist.evolution.adjoints import DirectAdjoint
-from flowpm_dist.evolution.corrections import load_correction
+from flowpm_dist.evolution.corrections import SHIPPED, load_correction
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.run_file import ConfigError, completions
 from flowpm_dist.simulate.options import EvolutionOptions, SimulationOptions
@@ -399,4 +399,4 @@ def test_a_correction_is_written_as_it_was_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="adjoint is a Own: a run file needs .reversible. or "):
         EvolutionOptions(adjoint=Own())
     begun = completions(SimulationOptions, "evolution.correction=")
-    assert [text.partition("=")[2] for text in begun] == ["", "default", "default-2", "network"]
+    assert [text.partition("=")[2] for text in begun] == ["", *SHIPPED]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -234,8 +235,21 @@ def test_a_correction_brings_its_force(tmp_path):
 def test_a_parameter_near_the_range_of_a_correction_is_inside_it(change, outside):
     trained = load_correction("default-2").trained
     name, (_, high) = next(iter(trained.cosmology.items()))
-    run = (trained.integrator, trained.steps, trained.a, trained.cell[0])
+    cell = trained.cell[0]
+    run = (trained.integrator, trained.steps_for(cell), trained.a, cell)
     assert len(list(trained.outside(*run, {name: [high * change]}))) == outside
+
+
+def test_a_correction_has_the_steps_of_the_nearest_cells(tmp_path):
+    trained = load_correction("network").trained
+    several = replace(trained, steps=((1.0, 20), (4.0, 10)), cell=(1.0, 4.0))
+    path = replace(load_correction("network"), trained=several).save(tmp_path / "several.json")
+    trained = load_correction(path).trained
+    assert trained == several
+    for cell, steps, outside in ((1.9, 20, 0), (1.9, 10, 1), (2.1, 10, 0), (2.1, 20, 1)):
+        found = list(trained.outside(trained.integrator, steps, trained.a, cell, {}))
+        assert len(found) == outside
+        assert not outside or f"steps in cells of about {cell:g} Mpc/h, not with" in found[0]
 
 
 def test_simulations_of_a_box_share_their_force():

@@ -56,7 +56,8 @@ class Range:
     Attributes:
         integrator: the name of the integrator; "2lpt" where no steps were made.
         mesh_factor, deconvolve, force_gradient: see `ForceOptions`.
-        steps: the number of steps.
+        steps: the number of steps; or pairs of the side of a cell of the force mesh [Mpc/h] and
+            the number of steps in such cells.
         a: the first and the last scale factor.
         cell: the smallest and the largest side of a cell of the force mesh [Mpc/h].
         cosmology: the smallest and the largest value of parameters.
@@ -68,7 +69,7 @@ class Range:
     mesh_factor: int | FiniteFloat
     deconvolve: bool
     force_gradient: str
-    steps: int
+    steps: int | tuple[tuple[FiniteFloat, int], ...]
     a: Ends
     cell: Ends
     cosmology: Mapping[str, Ends]
@@ -79,6 +80,16 @@ class Range:
         """The force options that a run must have; empty if the training made no steps."""
         names = ("mesh_factor", "deconvolve", "force_gradient")
         return {} if self.integrator == LPT_ONLY else {name: getattr(self, name) for name in names}
+
+    def steps_for(self, cell: float) -> int:
+        """Returns the number of steps in cells of the nearest size.
+
+        Args:
+            cell: the side of a cell of the force mesh [Mpc/h].
+        """
+        if isinstance(self.steps, int):
+            return self.steps
+        return min(self.steps, key=lambda pair: abs(math.log(pair[0] / cell)))[1]
 
     def other_force(self, **ours: Any) -> Iterator[tuple[str, str]]:
         """Yields each option of the force that differs from ours, and what it must be."""
@@ -99,7 +110,8 @@ class Range:
 
         Args:
             integrator: the name of the run's integrator.
-            steps: the number of steps.
+            steps: the number of steps; or pairs of the side of a cell of the force mesh [Mpc/h] and
+            the number of steps in such cells.
             a: the first and the last scale factor.
             cell: the side of a cell of the force mesh [Mpc/h].
             parameters: values of parameters of the cosmology that occur.
@@ -107,8 +119,9 @@ class Range:
         of_steps = self.integrator != LPT_ONLY
         if of_steps and integrator != self.integrator:
             yield f"it was trained with {self.integrator}, not with {integrator}"
-        if of_steps and steps != self.steps:
-            yield f"it was trained with {self.steps} steps, not with {steps}"
+        if of_steps and steps != (there := self.steps_for(cell)):
+            where = "" if isinstance(self.steps, int) else f" in cells of about {cell:.2g} Mpc/h"
+            yield f"it was trained with {there} steps{where}, not with {steps}"
         ours = {"a_start": a[0]} if of_steps else {}
         ours |= {"a_stop": a[1], "the force mesh's cell": cell}
         theirs = {"a_start": (self.a[0],) * 2, "a_stop": (self.a[1],) * 2}
@@ -203,15 +216,6 @@ class Correction(abc.ABC):
     def __str__(self) -> str:
         return self.source or self.name
 
-    def turned(self, theta: tf.Tensor, element: int) -> tf.Tensor:
-        """Returns the numbers that correct a turned universe as theta corrects the universe itself.
-
-        Args:
-            theta: the learned numbers.
-            element: one of the 48 symmetries of the cube, 0 to 47.
-        """
-        return theta
-
     def about(self) -> dict[str, Any]:
         """Returns the attributes that the correction's file holds."""
         theta = np.asarray(self.theta, "<f8")
@@ -283,10 +287,9 @@ class StateCorrection(Correction):
 
     @abc.abstractmethod
     def style(self, power: LinearPower, cell: float, a: float) -> tf.Tensor:
-        """Returns numbers that describe the universe at a time, and their rates, float64 [2, n].
+        """Returns numbers that describe the universe at a time, float64 [n].
 
-        The rates are a^2 d/dt [H0], as the canonical velocity is. Differentiable with respect to
-        the cosmology.
+        Differentiable with respect to the cosmology.
 
         Args:
             power: the linear power of the universe, with its growth.
@@ -298,12 +301,12 @@ class StateCorrection(Correction):
     def moved(
         self, theta: tf.Tensor, style: tf.Tensor, fields: Sequence[tf.Tensor], box: Box
     ) -> list[tf.Tensor]:
-        """Returns corrected displacements, and velocities if given; differentiable, on any mesh.
+        """Returns corrected displacements and velocities; differentiable, on any mesh.
 
         Args:
             theta: the learned numbers, float64, from `replicated`.
-            style: the numbers of each universe of this rank, float64 [..., 2, n], see `style`.
-            fields: displacement [Mpc/h], or displacement and canonical velocity [Mpc/h H0], blocks
+            style: the numbers of each universe of this rank, float64 [..., n], see `style`.
+            fields: displacement [Mpc/h] and canonical velocity [Mpc/h H0], blocks
                 [..., x, y, z, 3].
             box: the box of one universe, or of a batch.
         """
@@ -401,9 +404,10 @@ def _made_from(contents: _Contents, path: Path) -> Correction:
 
 
 SHIPPED = {
-    name: Path(__file__).parent / f"{name}.json" for name in ("default", "default-2", "network")
+    name: Path(__file__).parent / f"{name}.json"
+    for name in ("default", "default-2", "network", "network-2")
 }
-"""The corrections of the package: filters for mesh_factor 1 and 2, and a network for 1."""
+"""The corrections of the package: filters and networks for mesh_factor 1 and 2."""
 
 
 def file_of(name: str | Path) -> Path:

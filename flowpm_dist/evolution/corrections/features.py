@@ -32,36 +32,12 @@ def features(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:
         cell: the side of a cell [Mpc/h].
         a: scale factors [...].
     """
-    rms, slope = _at_scale(power, cell)
-    return _values(power, rms, slope, a)
-
-
-def features_and_rates(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:
-    """Returns the three numbers, and their a^2 d/dt [H0], float64 [2, ..., 3]; see `features`."""
     import tensorflow as tf
 
     rms, slope = _at_scale(power, cell)
-    return tf.stack([_values(power, rms, slope, a), _rates(power, rms, a)])
-
-
-def _values(power: LinearPower, rms: tf.Tensor, slope: tf.Tensor, a: np.ndarray) -> tf.Tensor:
-    import tensorflow as tf
-
     s = rms * power.growth.d1(a)
     matter = power.growth.background.omega_m(np.maximum(a, EARLIEST))
     return tf.stack([s / (1.0 + s), tf.ones_like(s) * (1.0 + slope / 3.0), matter], axis=-1)
-
-
-def _rates(power: LinearPower, rms: tf.Tensor, a: np.ndarray) -> tf.Tensor:
-    import tensorflow as tf
-
-    growth = power.growth
-    background = growth.background
-    s, ds = rms * growth.d1(a), rms * growth.g_drift(a)  # a^2 dD/dt = a^2 E dD/dlna
-    late = np.maximum(a, EARLIEST)
-    fall = -background.omega_m(late) * (3.0 + 2.0 * background.dlne_dlna(late))
-    matter = tf.sqrt(late * background.a3_e2(late)) * fall
-    return tf.stack([ds / (1.0 + s) ** 2, tf.zeros_like(s), matter], axis=-1)
 
 
 def _at_scale(power: LinearPower, cell: float) -> tuple[tf.Tensor, tf.Tensor]:

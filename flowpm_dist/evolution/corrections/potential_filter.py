@@ -26,7 +26,9 @@ HIDDEN = 16
 
 @dataclass(frozen=True)
 class CubicSplines:
-    """Cubic B-splines at equal distances, each of which begins at k = 0 or later.
+    """Cubic B-splines at equal distances, the first of which begins at half of one.
+
+    Below, the force of the mesh is right for its lattice, and stays as it is.
 
     Attributes:
         size: their number.
@@ -38,7 +40,7 @@ class CubicSplines:
 
     def __call__(self, k: tf.Tensor, coefficients: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns 1 + the sum of coefficients times splines, see `particle_mesh.response`."""
-        splines = [self._spline(k / self.distance - (j + 2)) for j in range(self.size)]
+        splines = [self._spline(k / self.distance - (j + 2.5)) for j in range(self.size)]
         return 1 + sum(c * spline for c, spline in zip(coefficients, splines, strict=True))
 
     def _spline(self, x: tf.Tensor) -> tf.Tensor:
