@@ -25,12 +25,11 @@ import flowpm_dist as fpm
 from flowpm_dist.corrections import Iteration, Learner, Pair
 from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
 
-NETWORK = {"correlation": 0.1, "displacement": 0.01, "redshift_space": 0.1, "rate": 0.005}
 LEARNED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
-    "default": (PotentialFilter, {}, {"correlation": 0.1, "iterations": 300}),
-    "default-2": (PotentialFilter, {"mesh_factor": 2}, {"correlation": 0.1, "iterations": 200}),
-    "network": (ResidualNetwork, {}, {**NETWORK, "iterations": 2000}),
-    "network-2": (ResidualNetwork, {"mesh_factor": 2}, {**NETWORK, "iterations": 1500}),
+    "default": (PotentialFilter, {}, {"iterations": 300}),
+    "default-2": (PotentialFilter, {"mesh_factor": 2}, {"iterations": 300}),
+    "network": (ResidualNetwork, {}, {"iterations": 2000}),
+    "network-2": (ResidualNetwork, {"mesh_factor": 2}, {"iterations": 2000}),
 }
 """The kind of a correction, the options of its cheap runs, and those of its learning."""
 

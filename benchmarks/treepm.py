@@ -40,7 +40,9 @@ FIXED = {"Omega_b": 0.049, "h": 0.677}
 COUNTS = {"train": 24, "develop": 12, "sealed": 8}
 """Cosmologies of each set."""
 SEEDS = {"train": 5100, "develop": 5200, "sealed": 5300}
-"""Seed of the cosmologies, before the seeds of the universes' noise."""
+"""Seeds of the cosmologies."""
+NOISE = {"train": 5101, "develop": 5201, "sealed": 105301}
+"""Before the seeds of the universes' white noise, of which no two may be equal."""
 PARAMETERS = {
     **dict.fromkeys(
         [
@@ -95,11 +97,11 @@ def universes(name: str) -> list[Universe]:
     found = []
     for n, cosmology in enumerate(cosmologies):
         for spacing in CELLS if name == "sealed" else (CELLS[n % len(CELLS)],):
-            seed = first + 1 + 10 * n + spacing
+            seed = NOISE[name] + 10 * n + spacing
             found.append(Universe(f"{name}-{n:02d}-{spacing}", cosmology, 32, spacing, seed))
     if name == "sealed":
         for n, spacing in ((0, 2), (1, 1)):
-            seed = first + 501 + n
+            seed = NOISE[name] + 500 + n
             found.append(Universe(f"{name}-64-{spacing}", cosmologies[n], 64, spacing, seed))
     return found
 

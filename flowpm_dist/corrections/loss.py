@@ -194,11 +194,12 @@ class Loss:
         return self._comparisons[box]
 
     def terms(self, compared: Compared) -> list[tf.Tensor]:
-        """Returns the loss, and its terms, which are means over times and ln k; see `TERMS`.
+        """Returns the loss, and its terms, see `TERMS`: means over times and bins.
 
-        The last term is missing where redshift space is not learned.
+        Bins have the weight 1 / k^2, so that an error of P counts by its ratio to k. The last term
+        is missing where redshift space is not learned.
         """
-        per_bin = 1.0 / (np.arange(compared.power.shape[-1]) + 0.5)  # bins are equal in k
+        per_bin = (np.arange(compared.power.shape[-1]) + 0.5) ** -2  # bins are equal in k
         per_bin /= per_bin.sum() * compared.power.shape[0]
         power = tf.einsum("tsk,k->s", tf.math.log(compared.power) ** 2, per_bin)
         phases = tf.einsum("tsk,k->s", 1.0 - compared.correlation**2, per_bin)

@@ -11,7 +11,7 @@ from flowpm_dist.options import A_SEED, Options, Seed, count
 
 OF_FORCE = {"rate": 0.01, "displacement": 0.0, "redshift_space": 0.0}
 """Defaults for a correction of the force."""
-OF_STATES = {"rate": 0.005, "displacement": 0.02, "redshift_space": 0.1}
+OF_STATES = {"rate": 0.005, "displacement": 0.003, "redshift_space": 0.1}
 """Defaults for a correction of states."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
@@ -31,7 +31,7 @@ class LearningOptions(Options):
         correlation: the weight of 1 - r^2 in the loss. The squared logarithm of the ratio of powers
             has the weight 1.
         displacement: the weight of the mean squared distance of particles from their true
-            places [spacing^2]; by default 0 for a filter, 0.02 for a network.
+            places [spacing^2]; by default 0 for a filter, 0.003 for a network.
         redshift_space: the weight of the same terms, without the distance, in redshift space, along
             z, and of velocities on the lattice; by default 0 for a filter, 0.1 for a network. With
             0 nothing is learned from velocities.
