@@ -37,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     universe = Universe(arguments.universe, arguments.steps)
     rows: dict[str, dict[str, Any]] = {"plain": {}}
-    rows |= {Path(each).stem: options_of(each) for each in arguments.correction}
+    rows |= {each: options_of(each) for each in arguments.correction}
     rows |= {name: ROWS[name] for name in arguments.rows}
     density = universe.states[-1].density().numpy()
     noisy = density + SIGMA * np.random.default_rng(0).normal(size=density.shape)

@@ -6,8 +6,9 @@
 FILES are of benchmarks/treepm.py; by default P1 and P2 of tests/data/README.md. Each row is
 BullFrog's steps from the same particles, ten of them or 20 with particles 1 Mpc/h apart: as a run
 is without options, with a correction, or with options of its own. OUTPUT.csv has a line for each
-run, universe and time, OUTPUT.md the means of universes of one spacing, in brackets the value that
-is furthest from the truth, and OUTPUT.png P and 1 - r. On one rank.
+run, universe and time, OUTPUT.md the means of universes of one grid and spacing, in brackets the
+value that is furthest from the truth, and OUTPUT.png P and 1 - r. The cost is the time of a run of
+the last file over that of the plain one. On one rank.
 
 Wavenumbers are in units of the particles' Nyquist wavenumber. "P" is the power over TreePM's,
 "1 - r" 1 minus the correlation with its density. "P0s" and "P2s" are monopole and quadrupole in
@@ -184,7 +185,7 @@ def judged(name: str, universe: Universe, state: fpm.State, truth: Measured) -> 
     measured, nyquist = Measured(state), np.pi / universe.spacing
     spectra = measured.against(truth)
     line: dict[str, Any] = {"run": name, "universe": universe.name}
-    line |= {"spacing": universe.spacing, "a": state.a}
+    line |= {"grid": state.box.grid[0], "spacing": universe.spacing, "a": state.a}
     for at in AT:
         k = at * nyquist
         line[f"P {at:g}"] = near(spectra, spectra.transfer**2, k)
@@ -219,7 +220,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="runs that are timed")
     arguments = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {"plain": {}}
-    rows |= {Path(each).stem: options_of(each) for each in arguments.correction}
+    rows |= {each: options_of(each) for each in arguments.correction}
     rows |= {name: ROWS[name] for name in arguments.rows}
     paths = arguments.universes or treepm_runs()
     lines: list[dict[str, Any]] = []
@@ -254,34 +255,41 @@ def cell(column: str, values: list[float]) -> str:
 
 def write(lines: list[dict[str, Any]], cost: Mapping[str, float], output: Path) -> None:
     """Writes the tables and the figure."""
-    about = ("run", "universe", "spacing", "a")
+    about = ("run", "universe", "grid", "spacing", "a")
     columns = [name for name in lines[0] if name not in (*about, "curves")]
     columns.sort(key=lambda name: name.rstrip("0123456789."))
     with output.with_suffix(".csv").open("w", newline="") as file:
         table = csv.DictWriter(file, [*about, *columns, "cost"], extrasaction="ignore")
         table.writeheader()
         table.writerows([{**line, "cost": cost[line["run"]]} for line in lines])
-    text = [f"| cells | a | run | cost | {' | '.join(columns)} |"]
-    text.append("|---" * (len(columns) + 4) + "|")
-    groups = sorted({(line["spacing"], line["a"]) for line in lines})
-    for spacing, a in groups:
+    text = [f"| particles | cells | a | run | cost | {' | '.join(columns)} |"]
+    text.append("|---" * (len(columns) + 5) + "|")
+    groups = sorted({(line["grid"], line["spacing"], line["a"]) for line in lines})
+
+    def lines_of(name: str, group: tuple[int, float, float]) -> list[dict[str, Any]]:
+        keys = ("run", "grid", "spacing", "a")
+        return [line for line in lines if tuple(line[key] for key in keys) == (name, *group)]
+
+    for grid, spacing, a in groups:
         for name, factor in cost.items():
-            here = [x for x in lines if (x["run"], x["spacing"], x["a"]) == (name, spacing, a)]
+            here = lines_of(name, (grid, spacing, a))
             cells = [cell(column, [line[column] for line in here]) for column in columns]
-            text.append(f"| {spacing:g} | {a:g} | {name} | {factor:.2f} | {' | '.join(cells)} |")
+            text.append(
+                f"| {grid}^3 | {spacing:g} | {a:g} | {name} | {factor:.2f} | {' | '.join(cells)} |"
+            )
     output.with_suffix(".md").write_text("\n".join(text) + "\n")
     print("\n".join(text))
     figure = new_figure(3.2 * len(groups), 6.4)
     panels = figure.subplots(2, len(groups), sharex=True, sharey="row", squeeze=False)
-    for column, (spacing, a) in zip(panels.T, groups, strict=True):
+    for column, (grid, spacing, a) in zip(panels.T, groups, strict=True):
         for name, colour in zip(cost, (MUTED, *COLOURS), strict=False):
-            here = [x for x in lines if (x["run"], x["spacing"], x["a"]) == (name, spacing, a)]
+            here = lines_of(name, (grid, spacing, a))
             k, power, phases = (
                 np.mean(x, axis=0) for x in zip(*(x["curves"] for x in here), strict=True)
             )
             column[0].plot(k, power, color=colour, label=name)
             column[1].plot(k, phases, color=colour)
-        column[0].set_title(f"{spacing:g} Mpc/h, a = {a:g}")
+        column[0].set_title(f"{grid}^3, {spacing:g} Mpc/h, a = {a:g}")
         column[0].axhspan(0.99, 1.01, color=MUTED, alpha=0.15, linewidth=0)
         column[0].set_ylim(0.6, 1.1)
         column[0].set_xlim(k[0], 1.0)

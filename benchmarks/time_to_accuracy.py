@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 from accuracy import near
 from common import treepm_runs
-from emulator import Measured, Universe
+from emulator import Measured, Universe, options_of
 from peers import OURS, REQUIREMENTS, Worker, environment, pin, say
 
 from flowpm_dist.cosmology import LinearPower
@@ -74,9 +74,10 @@ SCHEMES = [
     Scheme("deconvolve", OURS, (5, 10, 20, 40), SHARP),
     Scheme("deconvolve, B = 1.5", OURS, (10, 20), {**SHARP, "mesh_factor": 1.5}),
     Scheme("deconvolve, B = 2", OURS, (10, 20, 40), FINER),
-    Scheme("filter", OURS, (5, 10), {**SHARP, "correction": "default"}),
-    Scheme("filter, B = 2", OURS, (5, 10), {**FINER, "correction": "default-2"}),
-    Scheme("network", OURS, (5, 10), {**SHARP, "correction": "network"}),
+    Scheme("filter", OURS, (5, 10), options_of("default")),
+    Scheme("filter, B = 2", OURS, (5, 10), options_of("default-2")),
+    Scheme("network", OURS, (10,), options_of("network")),
+    Scheme("network, B = 2", OURS, (10,), options_of("network-2")),
     Scheme("PM++", "pmpp", (10, 20, 40)),
     Scheme("PM++, B = 2", "pmpp", (10, 20, 40), {"mesh_factor": 2}),
     Scheme("JaxPM", "jaxpm", (10, 20, 40)),

@@ -195,6 +195,8 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
     times = sorted(arguments.times)
+    seeds = [u.seed for name in SEEDS for u in universes(name)]
+    assert len(set(seeds)) == len(seeds)
     wanted = [u for u in universes(arguments.set) if u.spacing in arguments.only]
 
     def run_one(universe: Universe, inside: Path) -> None:

@@ -234,10 +234,9 @@ class Learner:
         compared = self._loss.compare(pair, None)
         r = float(compared.correlation[0, 0, 0])
         if not r > SAME_NOISE:
-            k = self._loss.comparison(pair).k[0]
             raise LearningError(
                 f"{pair.name}: the cheap run and the truth have r = {r:.2f} at "
-                f"k = {k:.2g} h/Mpc: they are not of one white noise"
+                f"k = {compared.k[0]:.2g} h/Mpc: they are not of one white noise"
             )
         if after is not None:
             after()
@@ -294,11 +293,7 @@ class Learner:
             corrected: the universes held out, with these numbers.
         """
         compared = zip(self._held_out, self._plain_held_out, corrected, strict=True)
-        self.rows = [
-            row
-            for pair, *both in compared
-            for row in score_rows(pair, self._loss.comparison(pair).k, *both)
-        ]
+        self.rows = [row for pair, *both in compared for row in score_rows(pair, *both)]
         scores = {
             "loss": self._loss.mean(corrected),
             "loss of plain runs": self._loss.mean(self._plain_held_out),
@@ -312,7 +307,7 @@ class Learner:
             scores=scores,
             provenance={
                 "iterations": self.steps.done,
-                "learned from": [pair.name for pair in self._pairs],
+                "learned from": list(dict.fromkeys(pair.name for pair in self._pairs)),
                 "held out": [pair.name for pair in self._held_out],
             },
         )

@@ -28,7 +28,7 @@ LINE_OF_SIGHT: Literal["z"] = "z"
 """Where redshift space is compared: the axis that no ranks split."""
 SPACES = ("", "redshift space ", "velocity ")
 """Beginnings of the names of scores: densities in both spaces, velocities on the lattice."""
-TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared", "in redshift space")
+TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared", "of velocities")
 """The loss, and the terms whose weighted sum it is."""
 
 
@@ -72,6 +72,7 @@ class Compared:
     """A universe at some times, compared with the truth.
 
     Attributes:
+        k: the mean wavenumber of each bin, float64 [bin] [h/Mpc].
         power: P divided by the truth's, float64 [time, space, bin]: of the density and, if they are
             learned, of the density in redshift space and of velocities on the lattice.
         correlation: r with the truth, likewise.
@@ -79,6 +80,7 @@ class Compared:
             [spacing^2].
     """
 
+    k: np.ndarray
     power: tf.Tensor
     correlation: tf.Tensor
     distance: tf.Tensor
@@ -160,7 +162,8 @@ class Loss:
                 simulation = self._corrected[pair].with_correction(correction)
             compare = functools.partial(self._compare_state, pair)
             compared = _cheap(pair, simulation, structure, on_output=compare)
-        return Compared(*(tf.stack(each) for each in zip(*compared, strict=True)))
+        stacked = (tf.stack(each) for each in zip(*compared, strict=True))
+        return Compared(self.comparison(pair).k, *stacked)
 
     def _compare_state(self, pair: Pair, state: State) -> list[tf.Tensor]:
         """Returns the values of `Compared` at the time of a state."""
@@ -199,7 +202,7 @@ class Loss:
         Bins have the weight 1 / k^2, so that an error of P counts by its ratio to k. The last term
         is missing where redshift space is not learned.
         """
-        per_bin = (np.arange(compared.power.shape[-1]) + 0.5) ** -2  # bins are equal in k
+        per_bin = compared.k**-2
         per_bin /= per_bin.sum() * compared.power.shape[0]
         power = tf.einsum("tsk,k->s", tf.math.log(compared.power) ** 2, per_bin)
         phases = tf.einsum("tsk,k->s", 1.0 - compared.correlation**2, per_bin)

@@ -26,17 +26,16 @@ FARTHER = "farther from the truth"
 Row = Mapping[str, Any]
 
 
-def score_rows(pair: Pair, k: np.ndarray, plain: Compared, corrected: Compared) -> Iterator[Row]:
+def score_rows(pair: Pair, plain: Compared, corrected: Compared) -> Iterator[Row]:
     """Yields a row of scores for each time and bin of a universe.
 
     Args:
         pair: the universe.
-        k: the mean wavenumber of each bin [h/Mpc].
         plain, corrected: the universe without and with the correction.
     """
     box = pair.simulation.box
     for t, a in enumerate(pair.times):
-        for i, wavenumber in enumerate(k.tolist()):
+        for i, wavenumber in enumerate(plain.k.tolist()):
             yield {
                 "universe": pair.name,
                 SPACING: force_cell(box.size, box.grid),

@@ -22,6 +22,7 @@ LABELS = {
     "P": "P over the truth's",
     "1 - r": "1 - r with the truth",
     "redshift space P": "redshift space: P over the truth's",
+    "velocity P": "velocities: P over the truth's",
 }
 """Quantity of scores.csv -> what its axis says."""
 
@@ -29,7 +30,8 @@ LABELS = {
 def correction_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Returns a figure of P over the truth's and of 1 - r by k, for each time a column.
 
-    If redshift space was learned, a third row has P there. Each spacing of particles has a colour.
+    If velocities were learned, two more rows have P in redshift space and of velocities. Each
+    spacing of particles has a colour.
 
     Args:
         rows: of scores.csv.

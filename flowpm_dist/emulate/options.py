@@ -153,8 +153,8 @@ class EmulateOptions(LearningOptions):
             yield Problem("start_from", str(error))
             return
         if not isinstance(correction, kind):
-            holds = f"{self.start_from} holds a {correction.name}"
-            yield Problem("start_from", f"{holds}: kind = {self.kind!r} is a {kind.name}")
+            holds = f"{self.start_from} holds another kind, {correction.name}"
+            yield Problem("start_from", f"{holds}: kind = {self.kind!r} needs {kind.name}")
 
 
 class EmulationOptions(SimulatedRun):

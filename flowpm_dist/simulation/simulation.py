@@ -143,7 +143,7 @@ class Simulation:
             warnings.warn(warning, stacklevel=3)
 
     def warn_of_times(self, times: Iterable[float]) -> None:
-        """Warns, once each, of states at scale factors for which a network was not trained.
+        """Warns, once each, of states at scale factors outside the training of a correction.
 
         Args:
             times: scale factors of states that leave a run, or of particles on a light cone. `run`,

@@ -247,6 +247,20 @@ def test_a_network_adds_to_long_waves_by_the_fourth_power(mesh):
 
 
 @pytest.mark.ranks(1)
+def test_velocities_enter_a_network_as_displacements_of_linear_growth(mesh):
+    """Of first-order LPT they are its displacements, in any cosmology and at any time."""
+    cosmology = fpm.Cosmology(Omega_m=0.25, Omega_b=0.05, h=0.7, n_s=0.96, sigma8=0.8, w0=-0.8)
+    sim = fpm.Simulation(cosmology, GRID, 24.0, STEPS, lpt_order=1, mesh=mesh, precision="float64")
+    power = fpm.LinearPower(cosmology)
+    for a in (0.2, 0.5, 1.0):
+        state = sim.lpt(seed=1, a=a)
+        pace = NETWORK.style(power, 3.0, a)[-1]
+        moved = pace * state.velocity.block
+        np.testing.assert_allclose(moved, state.displacement.block, rtol=1e-6, atol=1e-12)
+    assert np.isfinite(NETWORK.style(power, 3.0, 0.0)).all()
+
+
+@pytest.mark.ranks(1)
 def test_a_filter_leaves_the_force_of_long_waves(mesh):
     response = BEGUN.response
     coefficients = tf.constant(np.random.default_rng(5).normal(size=response.size))
@@ -368,6 +382,13 @@ def test_a_correction_is_learned_without_a_folder(mesh, tmp_path_factory):
     by_emulate = learned(mesh, shared_folder(tmp_path_factory) / "emulation", options)
     np.testing.assert_array_equal(found.theta, by_emulate.theta)
     assert found.scores == by_emulate.scores and found.trained == by_emulate.trained
+    wider = Pair(
+        fpm.Simulation(cosmologies[0], GRID, 32.0, fpm.scale_factor_steps(0.1, 1.0, 3), **made),
+        0,
+        [fpm.Simulation(cosmologies[0], GRID, 32.0, steps, **made).lpt(seed=0, a=1.0)],
+    )
+    several = Learner(NETWORK, [pairs[0], wider], pairs[2:], iterations=1).run()
+    assert several.trained.steps == ((2.0, 2), (4.0, 3))
     for wrong in ({"mesh_factor": 2}, {"correction": NETWORK}):
         other = fpm.Simulation(cosmologies[0], GRID, 16.0, steps, **made, **wrong)
         with pytest.raises(ValueError, match="the same integrator|has a correction already"):

@@ -46,7 +46,6 @@ CONE = LightCone(FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3))
 EDGES = (0.2, 0.5, 0.75, 0.9, 1.0)
 NETWORK = ResidualNetwork.begun(1)
 CHANGE = 0.03 * np.random.default_rng(4).normal(size=NETWORK.theta.size)
-CHANGE[-648:] = 0.0  # the kernel of velocities
 MOVING = NETWORK.with_theta(NETWORK.theta + CHANGE)
 RUNS = SkyRuns(CONE, EDGES, plane=0.2, smail=(0.1, 0.23), shift=0.01)
 simulation, sources_of, kappa_of = RUNS.simulation, RUNS.sources, RUNS.kappa
@@ -239,7 +238,8 @@ def test_the_mean_of_the_universe_is_taken_off(mesh):
 def test_particles_are_where_they_are_at_their_crossing(mesh, integrator, correction):
     """Each layer shows the particles of a state at the time of its distance.
 
-    A network corrects them between two kicks; from there they move straight on.
+    A network corrects them between two kicks; from there they move straight on. Its velocities are
+    corrected for themselves, so that this is the corrected state to a fifth of what is added.
     """
     sim = simulation(mesh, integrator, correction=correction)
     cone, found = CONE, {}
@@ -281,7 +281,7 @@ def test_particles_are_where_they_are_at_their_crossing(mesh, integrator, correc
     for m, state, before in zip(chosen, states, plain, strict=True):
         there = state.displacement.block.numpy()
         added = np.std(there - before.displacement.block)
-        tolerance = 1e-10 if correction is None else 0.1 * added
+        tolerance = 1e-10 if correction is None else 0.2 * added
         assert (added > 0.01) == (correction is not None)
         assert np.std(found[m] - there) < tolerance
 

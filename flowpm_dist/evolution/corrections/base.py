@@ -9,7 +9,6 @@ TensorFlow: run files name corrections.
 from __future__ import annotations
 
 import abc
-import base64
 import dataclasses
 import json
 import math
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from flowpm_dist.grid.box import Box
     from flowpm_dist.particle_mesh.response import Response
 
-VERSION = 1
+VERSION = 2
 """The version of the files of corrections."""
-LISTED = 1000
-"""Most numbers that a file lists in decimals; more are base64 of float64, little-endian."""
 NEW_CHOICES = {"radiation": False}
 """Choices of a cosmology that older corrections do not name, and what they had."""
 LPT_ONLY = "2lpt"
@@ -81,15 +78,17 @@ class Range:
         names = ("mesh_factor", "deconvolve", "force_gradient")
         return {} if self.integrator == LPT_ONLY else {name: getattr(self, name) for name in names}
 
-    def steps_for(self, cell: float) -> int:
-        """Returns the number of steps in cells of the nearest size.
+    def steps_near(self, cell: float) -> tuple[float | None, int]:
+        """Returns the nearest size of cells [Mpc/h] and the number of steps in them.
+
+        The size is None if all have the same number of steps.
 
         Args:
             cell: the side of a cell of the force mesh [Mpc/h].
         """
         if isinstance(self.steps, int):
-            return self.steps
-        return min(self.steps, key=lambda pair: abs(math.log(pair[0] / cell)))[1]
+            return None, self.steps
+        return min(self.steps, key=lambda pair: abs(math.log(pair[0] / cell)))
 
     def other_force(self, **ours: Any) -> Iterator[tuple[str, str]]:
         """Yields each option of the force that differs from ours, and what it must be."""
@@ -110,8 +109,7 @@ class Range:
 
         Args:
             integrator: the name of the run's integrator.
-            steps: the number of steps; or pairs of the side of a cell of the force mesh [Mpc/h] and
-            the number of steps in such cells.
+            steps: the number of steps.
             a: the first and the last scale factor.
             cell: the side of a cell of the force mesh [Mpc/h].
             parameters: values of parameters of the cosmology that occur.
@@ -119,8 +117,9 @@ class Range:
         of_steps = self.integrator != LPT_ONLY
         if of_steps and integrator != self.integrator:
             yield f"it was trained with {self.integrator}, not with {integrator}"
-        if of_steps and steps != (there := self.steps_for(cell)):
-            where = "" if isinstance(self.steps, int) else f" in cells of about {cell:.2g} Mpc/h"
+        known, there = self.steps_near(cell)
+        if of_steps and steps != there:
+            where = "" if known is None else f" in cells of {known:g} Mpc/h"
             yield f"it was trained with {there} steps{where}, not with {steps}"
         ours = {"a_start": a[0]} if of_steps else {}
         ours |= {"a_stop": a[1], "the force mesh's cell": cell}
@@ -218,14 +217,12 @@ class Correction(abc.ABC):
 
     def about(self) -> dict[str, Any]:
         """Returns the attributes that the correction's file holds."""
-        theta = np.asarray(self.theta, "<f8")
-        text = base64.b64encode(theta.tobytes()).decode() if len(theta) > LISTED else None
         return {
             "kind": self.name,
             "trained": None if self.trained is None else dataclasses.asdict(self.trained),
             "scores": dict(self.scores),
             "provenance": dict(self.provenance),
-            "theta": theta.tolist() if text is None else text,
+            "theta": np.asarray(self.theta, np.float64).tolist(),
         }
 
     def save(self, path: str | Path) -> Path:
@@ -379,23 +376,19 @@ class _Contents(BaseModel):
 
     kind: str
     trained: Range | None
-    theta: str | list[FiniteFloat]
+    theta: list[FiniteFloat]
     scores: dict[str, Any]
     provenance: dict[str, Any]
     force: _Contents | None = None
 
 
 def _made_from(contents: _Contents, path: Path) -> Correction:
-    theta: Any = contents.theta
-    try:
-        if isinstance(theta, str):
-            theta = np.frombuffer(base64.b64decode(theta, validate=True), "<f8")
-        kind = CORRECTIONS[contents.kind]
-    except (ValueError, KeyError) as error:
-        raise CorrectionFileError(f"{path} holds no correction") from error
-    theta, more = np.array(theta, np.float64), {}
-    if not np.isfinite(theta).all():
-        raise CorrectionFileError(f"{path}: theta must be a list of finite numbers")
+    kind = CORRECTIONS.get(contents.kind)
+    if kind is None:
+        known = ", ".join(CORRECTIONS)
+        raise CorrectionFileError(f"{path}: kind = {contents.kind!r}: must be one of {known}")
+    theta: Any = np.array(contents.theta, np.float64)
+    more: dict[str, Any] = {}
     if issubclass(kind, StateCorrection) and contents.force is not None:
         more["force"] = _made_from(contents.force, path)
         if not isinstance(more["force"], ForceCorrection):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FEATURES = 3
 EARLIEST = 1e-6
-"""Scale factor before which Omega_m(a) is taken as there; at a = 0 it is 0 / 0."""
+"""Scale factor before which ratios that are 0 / 0 at a = 0 are taken as there."""
 
 
 def features(power: LinearPower, cell: float, a: np.ndarray) -> tf.Tensor:

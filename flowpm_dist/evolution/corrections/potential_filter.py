@@ -65,7 +65,7 @@ class PotentialFilter(ForceCorrection):
     def __post_init__(self) -> None:
         size, shape = sum((inputs + 1) * outputs for inputs, outputs in _shapes()), self.theta.shape
         if tuple(shape) != (size,):
-            raise ValueError(f"theta has shape {tuple(shape)}; a {self.name} has {size} numbers")
+            raise ValueError(f"theta has shape {tuple(shape)}; the {self.name} has {size} numbers")
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:

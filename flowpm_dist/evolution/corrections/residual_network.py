@@ -11,9 +11,9 @@ The laws that a simulation keeps are kept by construction, whatever is learned:
 - The kernels of the first convolution sum to 0: only differences of displacements and velocities
   enter, not a flow of all particles together.
 - The kernels of the last one sum to 0, and so do their first moments: no momentum is added, nothing
-  to a lattice at rest, and with the symmetries what is added to a wave falls with the fourth power
-  of its wavenumber, as the error of the mesh's force does.
-- The network commutes with the 48 symmetries of the cube (Cohen and Welling 2016,
+  to a lattice at rest, and with the symmetries what is added to a small wave alone falls with the
+  fourth power of its wavenumber, as the error of the mesh's force does.
+- In cubic cells the network commutes with the 48 symmetries of the cube (Cohen and Welling 2016,
   arXiv:1602.07576). There is a channel for each of the eight corners of a cell, several times over:
   a symmetry of the cube exchanges channels as it does corners. A number of theta stands for all
   weights that such symmetries carry into one another.
@@ -32,7 +32,7 @@ import numpy as np
 from typing_extensions import override
 
 from flowpm_dist.evolution.corrections.base import StateCorrection, force_cell
-from flowpm_dist.evolution.corrections.features import FEATURES, features
+from flowpm_dist.evolution.corrections.features import EARLIEST, FEATURES, features
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -45,7 +45,7 @@ Kind = Literal["vector", "corners"]
 WIDTH, HIDDEN = 2, 3
 """Channels for each corner, and convolutions between the first and the last one."""
 HIDDEN_SCALE, SCALES = 0.5, {"first": 1.0, "last": 0.0, "style": 0.3}
-"""Scales of the first weights, over those that keep the variance."""
+"""Scales of the first weights, over those that keep the variance if no moment is taken out."""
 CORNERS = np.array(list(itertools.product((-1, 1), repeat=3)))
 TAPS = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
 """The corners of a cell, and the cells that a kernel reaches, from its middle."""
@@ -66,7 +66,7 @@ class ResidualNetwork(StateCorrection):
     def __post_init__(self) -> None:
         size, shape = sum(math.prod(s) for s in _shapes().values()), self.theta.shape
         if tuple(shape) != (size,):
-            raise ValueError(f"theta has shape {tuple(shape)}; a {self.name} has {size} numbers")
+            raise ValueError(f"theta has shape {tuple(shape)}; the {self.name} has {size} numbers")
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:
@@ -86,8 +86,8 @@ class ResidualNetwork(StateCorrection):
     def style(self, power: LinearPower, cell: float, a: float) -> tf.Tensor:
         import tensorflow as tf
 
-        growth = power.growth
-        pace = growth.d1(a) / growth.g_drift(a)
+        growth, late = power.growth, max(a, EARLIEST)  # at a = 0 the pace is 0 / 0
+        pace = growth.d1(late) / growth.g_drift(late)
         return tf.concat([features(power, cell, np.asarray(a, np.float64)), pace[None]], axis=0)
 
     @override
@@ -139,7 +139,10 @@ class TiedKernel:
         return self._tied[2]
 
     def __call__(self, free: tf.Tensor) -> tf.Tensor:
-        """Returns the kernel [3, 3, 3, in, out] of free weights [size]."""
+        """Returns the kernel [3, 3, 3, in, out] of free weights [size].
+
+        What they have of the moments that are zero changes nothing.
+        """
         import tensorflow as tf
 
         places, signs, _ = self._tied

@@ -192,7 +192,7 @@ class LightCone:
         return lambda inputs: Recorder(self.geometry(inputs), files)
 
     def _warn_of(self, simulation: Simulation) -> None:
-        """Warns of times that a network does not know, and of a field too wide for a flat sky."""
+        """Warns of times outside a correction's training, and of a field that is too wide."""
         simulation.warn_of_times([self.sky.earliest, 1.0])
         if launch.detect().rank == 0 and (message := self.sky.wide_field_warning()):
             warnings.warn(message, stacklevel=3)
