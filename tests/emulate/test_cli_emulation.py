@@ -281,7 +281,7 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
         sum(getattr(each, name) for each in along) for name in ("power_a", "power_b", "cross")
     )
     ratios.append((ours / true, cross / np.sqrt(ours * true)))
-    per_bin = np.array([0.5, 1.5, 2.5]) ** -2
+    per_bin = compared[0].k ** -2
     (power, phases), *seen = (
         [np.average(x, weights=per_bin) for x in (np.log(ratio) ** 2, 1.0 - r**2)]
         for ratio, r in ratios
@@ -413,7 +413,7 @@ def test_what_a_network_cannot_do_is_refused_by_name(here):
     about = json.loads(Path("network.json").read_text())
     for wrong, message in (
         ({"force": about}, "force must be a correction of the force"),
-        ({"theta": about["theta"][:-4]}, "theta has shape (876,); the equivariant-network has 880"),
+        ({"theta": about["theta"][:-4]}, "the equivariant-network has 880 numbers"),
         ({"theta": "!"}, "holds no correction"),
     ):
         Path("wrong.json").write_text(json.dumps({**about, **wrong}))
