@@ -24,6 +24,7 @@ from emulator import Measured, Universe, options_of
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology.nonlinear import Halofit
+from flowpm_dist.evolution.corrections import SHIPPED
 from flowpm_dist.observables.lensing import SourcePlane, convergence_power
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 from flowpm_dist.statistics.angular_spectra import angular_power
@@ -72,7 +73,7 @@ def main() -> None:
     """Print C_l over a converged run's, first what TreePM would have, and times."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--universes", type=Path, nargs="+", required=True)
-    parser.add_argument("--correction", nargs="*", default=["network", "default", "default-2"])
+    parser.add_argument("--correction", nargs="*", default=list(SHIPPED))
     arguments = parser.parse_args()
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)
     cone = LightCone(FlatField(field_of_view=6.0, pixels=240, z_max=1.0))

@@ -19,6 +19,7 @@ import tensorflow as tf
 from emulator import ROWS, Universe, options_of
 
 from flowpm_dist import reconstruction as rec
+from flowpm_dist.evolution.corrections import SHIPPED
 from flowpm_dist.observables import ForwardModel
 from flowpm_dist.statistics import compare
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("universe", type=Path)
     parser.add_argument("--gradients", type=int, default=60)
     parser.add_argument("--steps", type=int, help="instead of 10 or 20")
-    parser.add_argument("--correction", nargs="*", default=["network", "default", "default-2"])
+    parser.add_argument("--correction", nargs="*", default=list(SHIPPED))
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=["deconvolve off", "B = 2"])
     arguments = parser.parse_args()
     universe = Universe(arguments.universe, arguments.steps)

@@ -1,6 +1,6 @@
 """Judges corrections by TreePM runs: what they repair, and what they must not change.
 
-    python benchmarks/emulator.py --universes FILES [--correction network default default-2]
+    python benchmarks/emulator.py --universes FILES [--correction network ...]
         [--rows "B = 2" "B = 3"] [--steps N] [--output emulator] [--repeat 3]
 
 FILES are of benchmarks/treepm.py; by default P1 and P2 of tests/data/README.md. Each row is
@@ -33,7 +33,7 @@ from accuracy import near
 from common import treepm_runs
 
 import flowpm_dist as fpm
-from flowpm_dist.evolution.corrections import load_correction
+from flowpm_dist.evolution.corrections import SHIPPED, load_correction
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.figures import (
     COLOURS,
@@ -61,6 +61,8 @@ TRIANGLES = np.array([0.4, 1.0, 1.6])
 RATIOS = ("P ", "P0s ", "P2s ", "Pv ")
 """Beginnings of the columns that are 1 where a run is the truth."""
 PERCENTAGES = ("histogram", "bispectrum")
+SHOWN = (0.5, 1.0)
+"""Scale factors in the figure."""
 H0 = 100.0
 """[km/s / (Mpc/h)]"""
 ROWS: dict[str, dict[str, Any]] = {
@@ -212,7 +214,7 @@ def main() -> None:
     """Measure, and write tables and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--universes", type=Path, nargs="+", help="files of TreePM runs")
-    corrections = ["network", "default", "default-2"]
+    corrections = list(SHIPPED)
     parser.add_argument("--correction", nargs="*", default=corrections, help="names or files")
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=["B = 2"], help="other runs")
     parser.add_argument("--steps", type=int, help="of each run, instead of 10 or 20")
@@ -279,6 +281,7 @@ def write(lines: list[dict[str, Any]], cost: Mapping[str, float], output: Path) 
             )
     output.with_suffix(".md").write_text("\n".join(text) + "\n")
     print("\n".join(text))
+    groups = [group for group in groups if group[-1] in SHOWN]
     figure = new_figure(3.2 * len(groups), 6.4)
     panels = figure.subplots(2, len(groups), sharex=True, sharey="row", squeeze=False)
     for column, (grid, spacing, a) in zip(panels.T, groups, strict=True):

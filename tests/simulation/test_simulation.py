@@ -21,7 +21,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution.adjoints import ADJOINTS
-from flowpm_dist.evolution.corrections import CorrectionWarning, file_of, load_correction
+from flowpm_dist.evolution.corrections import CorrectionWarning, load_correction
 from flowpm_dist.io.white_noise import warn_of_other_noise
 from flowpm_dist.options import A_SEED, constructed
 from flowpm_dist.simulate.options import EvolutionOptions
@@ -212,24 +212,29 @@ def test_a_room_has_the_names_it_tells(name):
 
 def test_a_correction_brings_its_force(tmp_path):
     """Where none is given; one that is given must be the correction's."""
-    (tmp_path / "own.json").write_bytes(file_of("default-2").read_bytes())
+    shipped = load_correction("default-2")
+    sharp = replace(shipped, trained=replace(shipped.trained, deconvolve=True))
+    own = load_correction(sharp.save(tmp_path / "own.json"))
     steps = {"a_start": 0.1, "steps": 10, "integrator": "bullfrog"}
-    options = [
-        constructed(SolverOptions, {"correction": "default-2"}),
-        constructed(SolverOptions, {"correction": load_correction(tmp_path / "own.json")}),
-        constructed(EvolutionOptions, {"correction": "own.json", **steps}, {"folder": tmp_path}),
-    ]
-    for each in options:
-        assert (each.mesh_factor, each.deconvolve) == (2, False)
+    for options, expected in (
+        (constructed(SolverOptions, {"correction": "default-2"}), (2, False)),
+        (constructed(SolverOptions, {"correction": own}), (2, True)),
+        (
+            constructed(
+                EvolutionOptions, {"correction": "own.json", **steps}, {"folder": tmp_path}
+            ),
+            (2, True),
+        ),
+    ):
+        assert (options.mesh_factor, options.deconvolve) == expected
     with pytest.raises(ValueError, match="mesh_factor = 1: .* trained with mesh_factor = 2"):
         constructed(SolverOptions, {"correction": "default-2", "mesh_factor": 1})
     warnings.simplefilter("ignore", CorrectionWarning)
-    plain = fpm.Simulation(
-        PLANCK, 8, 16.0, [0.1, 1.0], mesh="row:1", mesh_factor=2, deconvolve=True
-    )
-    filtered = plain.with_correction("default-2")
-    assert not filtered.options.deconvolve and filtered.options.force_correction is not None
-    assert not filtered.with_correction(None).options.deconvolve
+    plain = fpm.Simulation(PLANCK, 8, 16.0, [0.1, 1.0], mesh="row:1", mesh_factor=2)
+    assert not plain.options.deconvolve
+    filtered = plain.with_correction(own)
+    assert filtered.options.deconvolve and filtered.options.force_correction is not None
+    assert filtered.with_correction(None).options.deconvolve
 
 
 @pytest.mark.parametrize(("change", "outside"), [(1.0, 0), (1.008, 0), (1.012, 1)])
