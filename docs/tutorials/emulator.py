@@ -34,8 +34,8 @@ converged = fpm.Simulation(
 
 # %% [markdown]
 # `correction = "default"` is a filter of the force, and `"network"` is a network that moves the
-# particles at the end. A third one, `"default-2"`, is a filter for `mesh_factor = 2`. A simulation
-# with a correction is called as any other.
+# particles at the end. `"default-2"` and `"network-2"` are the same for `mesh_factor = 2`. A
+# simulation with a correction is called as any other.
 
 # %%
 states = {

@@ -271,11 +271,13 @@ def test_a_filter_leaves_the_force_of_long_waves(mesh):
 
 
 @pytest.mark.budget(60)
-@pytest.mark.long
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("name", list(SHIPPED))
 def test_a_shipped_correction_changes_no_large_scales(mesh, name):
-    """Below 0.06 of the Nyquist wavenumber, where the force of the mesh is right."""
+    """Below 0.06 of the Nyquist wavenumber, where the force of the mesh is right.
+
+    Networks add a little by the halos that they contract.
+    """
     correction, cosmology = load_correction(name), fpm.Cosmology.planck18()
     options = {"integrator": "bullfrog", **correction.trained.force}
     steps = fpm.scale_factor_steps(0.1, 1.0, 10)
@@ -288,7 +290,8 @@ def test_a_shipped_correction_changes_no_large_scales(mesh, name):
         compared = fpm.compare(other.density(2), plain.density(2))
         large = compared.k < 0.06 * np.pi * 64 / 256.0
         assert large.sum() >= 1
-        np.testing.assert_allclose(compared.transfer[large] ** 2, 1.0, atol=1e-3)
+        tolerance = 1.5e-3 if correction.of_states else 3e-4
+        np.testing.assert_allclose(compared.transfer[large] ** 2, 1.0, atol=tolerance)
         for before, after in (
             (plain.displacement, other.displacement),
             (plain.velocity, other.velocity),
