@@ -267,16 +267,19 @@ def test_treepm(mesh):
 
 
 @pytest.mark.timeout(180, method="thread")
-@pytest.mark.parametrize("correction", ["default", "network"])
-def test_treepm_with_a_correction_of_the_package(mesh, correction):
+@pytest.mark.parametrize(
+    ("correction", "phases"), [("default", 0.989), ("network", 0.992), ("network-2", 0.997)]
+)
+def test_treepm_with_a_correction_of_the_package(mesh, correction, phases):
     """To k = 1 h/Mpc, where the run without it lacks 18 % of P, and 1 - r is 0.01.
 
-    In docs/measurements/corrections.md the errors of P are 3 and 1 %, in the mean of two universes.
+    docs/measurements/corrections.md has the errors of universes that guided no choice: 4, 1 and 1 %
+    of P in the mean.
     """
     found = beside_treepm(mesh, correction=correction)
     below = found.k < 1.0
     np.testing.assert_allclose(found.power_a[below], found.power_b[below], rtol=0.04)
-    assert found.correlation[below].min() > 0.991
+    assert found.correlation[below].min() > phases
 
 
 @pytest.mark.ranks(1)
