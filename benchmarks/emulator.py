@@ -281,7 +281,7 @@ def write(lines: list[dict[str, Any]], cost: Mapping[str, float], output: Path) 
             )
     output.with_suffix(".md").write_text("\n".join(text) + "\n")
     print("\n".join(text))
-    groups = [group for group in groups if group[-1] in SHOWN]
+    groups = [group for group in groups if group[-1] in SHOWN] or groups
     figure = new_figure(3.2 * len(groups), 6.4)
     panels = figure.subplots(2, len(groups), sharex=True, sharey="row", squeeze=False)
     for column, (grid, spacing, a) in zip(panels.T, groups, strict=True):

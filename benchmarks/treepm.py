@@ -158,6 +158,8 @@ def collect(universe: Universe, times: Sequence[float], folder: Path, path: Path
     cosmology = fpm.Cosmology(**universe.cosmology)
     parts = sorted((folder / "output").glob("PART_*"))
     states = [fpm.State.from_snapshot(part, cosmology=cosmology) for part in parts]
+    # MP-Gadget always writes the end of its run, too
+    states = [state for state in states if np.isclose(state.a, times, rtol=1e-5).any()]
     states.sort(key=lambda state: state.a)
     outputs = [state.a for state in states]
     if len(outputs) != len(times) or not np.allclose(outputs, times, rtol=1e-5):

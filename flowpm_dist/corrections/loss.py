@@ -172,20 +172,20 @@ class Loss:
         of_truth = dataclasses.replace(
             state, displacement=true.displacement, velocity=true.velocity
         )
-        found = []
+        spectra = []
         for axis in self._axes:
             key = pair, true.a, axis
             if key not in self._painted:
                 self._painted[key] = of_truth.density(FINER, redshift_space=axis)
             ours = state.density(FINER, redshift_space=axis)
-            found.append(comparison.spectra([ours], [self._painted[key]]))
+            spectra.append(comparison.spectra([ours], [self._painted[key]]))
         if len(self._axes) > 1:
             both = (
                 [Field(part, state.box) for part in tf.unstack(each.velocity.block, axis=-1)]
                 for each in (state, true)
             )
-            found.append(comparison.spectra(*both))
-        power, correlation = (tf.stack(each) for each in zip(*found, strict=True))
+            spectra.append(comparison.spectra(*both))
+        power, correlation = (tf.stack(each) for each in zip(*spectra, strict=True))
         distance = comparison.distance(state.displacement.block, true.displacement.block)
         return [tf.cast(x, tf.float64) for x in (power, correlation, distance)]
 
