@@ -31,7 +31,7 @@ LEARNED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "network": (ResidualNetwork, {}, {"iterations": 2000}),
     "network-2": (ResidualNetwork, {"mesh_factor": 2}, {"iterations": 2000}),
 }
-"""The kind of a correction, the options of its cheap runs, and those of its learning."""
+"""The kind of a correction, the options of its cheap runs, and the options of its learning."""
 
 
 def pair(path: Path, options: Mapping[str, Any]) -> Pair:
@@ -59,7 +59,8 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a correction to begin with")
     arguments = parser.parse_args()
     kind, options, learning = LEARNED[arguments.name]
-    learning |= {key: float(value) for key, value in (w.split("=") for w in arguments.weights)}
+    weights = {key: float(value) for key, value in (w.split("=") for w in arguments.weights)}
+    learning = {**learning, **weights}
     if arguments.iterations:
         learning["iterations"] = arguments.iterations
     train, develop = (

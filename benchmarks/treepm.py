@@ -65,7 +65,7 @@ PARAMETERS = {
     "TreeRcut": 6,
     "SplitGravityTimestepsOn": 1,
 }
-"""MP-Gadget's parameters; the softening is of the mean separation, Plummer-equivalent."""
+"""MP-Gadget's parameters; the softening is Plummer-equivalent, in mean separations."""
 MESH = 3
 """Cells of its mesh per particle and side."""
 

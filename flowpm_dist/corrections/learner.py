@@ -331,8 +331,7 @@ def _check_universes(pairs: Sequence[Pair], kind: type[Correction], structure: s
     ranges = [range_of([pair], structure) for pair in pairs]
     free: dict[str, Any] = {"cell": (0.0, 0.0), "cosmology": {}, "times": None, "steps": 0}
     runs = [dataclasses.replace(each, **free) for each in ranges]
-    steps: dict[Any, Any] = {}
-    for each in ranges:  # of a size of cells
-        same = steps.setdefault(each.cell, each.steps) == each.steps
-        if not same or any(run != runs[0] for run in runs):
-            raise ValueError("all cheap runs must have the same integrator, steps and force")
+    steps_in = {each.cell: each.steps for each in ranges}
+    same_steps = all(each.steps == steps_in[each.cell] for each in ranges)
+    if not same_steps or any(run != runs[0] for run in runs):
+        raise ValueError("all cheap runs must have the same integrator, steps and force")

@@ -73,8 +73,9 @@ class Compared:
 
     Attributes:
         k: the mean wavenumber of each bin, float64 [bin] [h/Mpc].
-        power: P divided by the truth's, float64 [time, space, bin]: of the density and, if they are
-            learned, of the density in redshift space and of velocities on the lattice.
+        power: P divided by the truth's, float64 [time, space, bin]. The first space is the density.
+            If velocities are learned, the density in redshift space and the velocities on the
+            lattice follow.
         correlation: r with the truth, likewise.
         distance: the mean squared distance of particles from the truth's, float64 [time]
             [spacing^2].
@@ -109,7 +110,7 @@ class BoxComparison:
         )
 
     def spectra(self, ours: Sequence[Field], truth: Sequence[Field]) -> list[tf.Tensor]:
-        """Returns P divided by the truth's, and r, of each bin: of a field or of components."""
+        """Returns P over the truth's and r for each bin; fields of a list are components."""
         each = [binned_compare(a, b, bins=self._bins) for a, b in zip(ours, truth, strict=True)]
         power, power_of_truth, cross = (
             tf.add_n([getattr(one, name) for one in each])

@@ -33,15 +33,8 @@ def network_function(box: Box, channels: int, hidden: int, spacing: float) -> Me
     size = 2 * channels * layers + 2
     modulation = mtf.Shape([*box.number_shape.dims, mtf.Dimension("modulation", size)])
     kernel = [mtf.Dimension(name, 3) for name in "ijk"]
-    first, inner, middle, last = (
-        mtf.Dimension(name, n)
-        for name, n in (
-            ("component", 6),
-            ("channel", channels),
-            ("channel_next", channels),
-            ("added", 6),
-        )
-    )
+    sizes = {"component": 6, "channel": channels, "channel_next": channels, "added": 6}
+    first, inner, middle, last = (mtf.Dimension(name, n) for name, n in sizes.items())
     shapes = {
         "first": mtf.Shape([*kernel, first, inner]),
         **{f"hidden_{n}": mtf.Shape([*kernel, inner, middle]) for n in range(hidden)},
@@ -53,12 +46,8 @@ def network_function(box: Box, channels: int, hidden: int, spacing: float) -> Me
         displacement, velocity, modulated, *kernels = inputs
         space = displacement.shape.dims[-4:-1]
         joined = functools.partial(_joined, spacing=spacing)
-        x = layer(
-            joined,
-            [displacement, velocity, modulated],
-            mtf.Shape([batch, *space, first]),
-            name="joined",
-        )
+        shape = mtf.Shape([batch, *space, first])
+        x = layer(joined, [displacement, velocity, modulated], shape, name="joined")
         x = convolution(x, kernels[0], name="first")
         for n, weights in enumerate(kernels[1:-1]):
             y = convolution(_activated(x, modulated, n, channels), weights, name=f"hidden_{n}")

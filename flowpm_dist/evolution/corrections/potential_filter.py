@@ -28,7 +28,7 @@ HIDDEN = 16
 class CubicSplines:
     """Cubic B-splines at equal distances, the first of which begins at half of one.
 
-    Below, the force of the mesh is right for its lattice, and stays as it is.
+    At smaller wavenumbers nothing is corrected, because the mesh's force is right for its lattice.
 
     Attributes:
         size: their number.
