@@ -1,4 +1,5 @@
-// What the kernels share: entries for each processor, the survey before a scatter, exact sums.
+// What the kernels share: entries for each processor, vectors of few values, the survey before a
+// scatter, exact sums.
 #pragma once
 
 #include "window.h"
@@ -20,6 +21,59 @@ namespace flowpm {
 #define FLOWPM_PART(NAME, CALL)                                                                 \
   FLOWPM_CLONES void NAME##_clone(const CALL<float>& call, int64_t part) { NAME(call, part); } \
   FLOWPM_CLONES void NAME##_clone(const CALL<double>& call, int64_t part) { NAME(call, part); }
+
+// Four values, such as (x, y, z, nothing) of one cell, and eight, such as two cells along z.
+template <typename T>
+struct Vectors;
+template <>
+struct Vectors<float> {
+  typedef float one __attribute__((vector_size(16)));
+  typedef float two __attribute__((vector_size(32)));
+};
+template <>
+struct Vectors<double> {
+  typedef double one __attribute__((vector_size(32)));
+  typedef double two __attribute__((vector_size(64)));
+};
+template <typename T>
+using One = typename Vectors<T>::one;
+template <typename T>
+using Two = typename Vectors<T>::two;
+
+template <typename V, typename T>
+FLOWPM_INLINE V load(const T* from) {
+  V value;
+  std::memcpy(&value, from, sizeof(V));
+  return value;
+}
+template <typename V, typename T>
+FLOWPM_INLINE void store(T* to, const V& value) {
+  std::memcpy(to, &value, sizeof(V));
+}
+template <typename T>
+FLOWPM_INLINE One<T> low(const Two<T>& v) {
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3);
+}
+template <typename T>
+FLOWPM_INLINE One<T> high(const Two<T>& v) {
+  return __builtin_shufflevector(v, v, 4, 5, 6, 7);
+}
+
+
+// Stores four vectors (x, y, z, 0), in their order and `stride` values apart, given by component.
+template <typename T>
+FLOWPM_INLINE void store_vectors(T* to, int64_t stride, const One<T>& x, const One<T>& y,
+                                 const One<T>& z) {
+  const One<T> zero = {0, 0, 0, 0};
+  const One<T> xy0 = __builtin_shufflevector(x, y, 0, 4, 1, 5);
+  const One<T> xy1 = __builtin_shufflevector(x, y, 2, 6, 3, 7);
+  const One<T> z0 = __builtin_shufflevector(z, zero, 0, 4, 1, 5);
+  const One<T> z1 = __builtin_shufflevector(z, zero, 2, 6, 3, 7);
+  store(to, One<T>(__builtin_shufflevector(xy0, z0, 0, 1, 4, 5)));
+  store(to + stride, One<T>(__builtin_shufflevector(xy0, z0, 2, 3, 6, 7)));
+  store(to + 2 * stride, One<T>(__builtin_shufflevector(xy1, z1, 0, 1, 4, 5)));
+  store(to + 3 * stride, One<T>(__builtin_shufflevector(xy1, z1, 2, 3, 6, 7)));
+}
 
 // The sum of products in double, in an order that does not depend on the processor.
 template <typename T>

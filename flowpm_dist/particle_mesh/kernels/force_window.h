@@ -5,44 +5,15 @@
 
 namespace flowpm {
 
-// (x, y, z, nothing) of one cell, and of two cells that follow each other along z.
+// Minus the 4-point difference of four cells that follow each other along z, in steps of `step`.
 template <typename T>
-struct Vectors;
-template <>
-struct Vectors<float> {
-  typedef float one __attribute__((vector_size(16)));
-  typedef float two __attribute__((vector_size(32)));
-};
-template <>
-struct Vectors<double> {
-  typedef double one __attribute__((vector_size(32)));
-  typedef double two __attribute__((vector_size(64)));
-};
-template <typename T>
-using One = typename Vectors<T>::one;
-template <typename T>
-using Two = typename Vectors<T>::two;
-
-template <typename V, typename T>
-FLOWPM_INLINE V load(const T* from) {
-  V value;
-  std::memcpy(&value, from, sizeof(V));
-  return value;
-}
-template <typename V, typename T>
-FLOWPM_INLINE void store(T* to, const V& value) {
-  std::memcpy(to, &value, sizeof(V));
-}
-template <typename T>
-FLOWPM_INLINE One<T> low(const Two<T>& v) {
-  return __builtin_shufflevector(v, v, 0, 1, 2, 3);
-}
-template <typename T>
-FLOWPM_INLINE One<T> high(const Two<T>& v) {
-  return __builtin_shufflevector(v, v, 4, 5, 6, 7);
+FLOWPM_INLINE One<T> difference_along(const T* f, int64_t step, T scale) {
+  const One<T> near = load<One<T>>(f - step) - load<One<T>>(f + step);
+  return scale * (8 * near + (load<One<T>>(f + 2 * step) - load<One<T>>(f - 2 * step)));
 }
 
 // Minus the 4-point difference of a block, which has two more cells on either side than the range.
+// Of each row it writes up to three cells too many, over which the next one is written.
 template <typename T>
 FLOWPM_INLINE void difference(const Geometry& g, const CellRange& range, const T* block,
                               T* window) {
@@ -53,11 +24,9 @@ FLOWPM_INLINE void difference(const Geometry& g, const CellRange& range, const T
     for (int64_t y = 0; y < ny; ++y) {
       const T* f = block + (x + 2) * sx + (y + 2) * sy + 2;
       T* out = window + 4 * (x * ny + y) * nz;
-      for (int64_t z = 0; z < nz; ++z) {
-        out[4 * z] = c[0] * (8 * (f[z - sx] - f[z + sx]) + (f[z + 2 * sx] - f[z - 2 * sx]));
-        out[4 * z + 1] = c[1] * (8 * (f[z - sy] - f[z + sy]) + (f[z + 2 * sy] - f[z - 2 * sy]));
-        out[4 * z + 2] = c[2] * (8 * (f[z - 1] - f[z + 1]) + (f[z + 2] - f[z - 2]));
-        out[4 * z + 3] = 0;
+      for (int64_t z = 0; z < nz; z += 4) {
+        store_vectors<T>(out + 4 * z, 4, difference_along(f + z, sx, c[0]),
+                         difference_along(f + z, sy, c[1]), difference_along(f + z, 1, c[2]));
       }
     }
   }
@@ -85,7 +54,7 @@ inline int64_t block_size(bool spectral, const CellRange& range) {
   return (size + 15) / 16 * 16;
 }
 
-// Values of a window on the force.
+// Values of a window on the force, with what `difference` may write after it.
 inline int64_t window_size(const CellRange& range) {
   return (4 * std::max<int64_t>(8, range.count()) + 31) / 16 * 16;
 }

@@ -63,6 +63,7 @@ FLOWPM_INLINE void paint_vjp_column(const PaintVjp<T>& call, const Tiling& tilin
       if (!range.empty()) copy_in(g, range, 1, mesh, window);
       Row<T> row;
       T cell[8][kRow], ds[3][kRow], value[kRow];
+      alignas(64) T slope[3 * kRow + 4];
       for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
         locate_in(g, range, 0, i, j, k, count, at(g, call.s, 3, patch.batch, i, j, k), row);
         const T* w = call.weights ? at(g, call.weights, 1, patch.batch, i, j, k) : nullptr;
@@ -99,13 +100,19 @@ FLOWPM_INLINE void paint_vjp_column(const PaintVjp<T>& call, const Tiling& tilin
           T* out = at(g, call.dweights, 1, patch.batch, i, j, k);
           for (int m = 0; m < count; ++m) out[m] = row.inside[m] ? value[m] : T(0);
         }
+        for (int m = 0; m < count && !row.all; ++m) {
+          for (int a = 0; a < 3; ++a) ds[a][m] = row.inside[m] ? ds[a][m] : T(0);
+        }
+        for (int m = 0; m < count; m += 4) {
+          store_vectors(slope + 3 * m, 3, load<One<T>>(ds[0] + m), load<One<T>>(ds[1] + m),
+                        load<One<T>>(ds[2] + m));
+        }
         T* out = at(g, call.ds, 3, patch.batch, i, j, k);
-        const T* add = call.add ? call.add + (out - call.ds) : nullptr;
-        for (int m = 0; m < count; ++m) {
-          for (int a = 0; a < 3; ++a) {
-            const T slope = row.inside[m] ? ds[a][m] : T(0);
-            out[3 * m + a] = add ? add[3 * m + a] + slope : slope;
-          }
+        if (call.add) {
+          const T* add = call.add + (out - call.ds);
+          for (int m = 0; m < 3 * count; ++m) out[m] = add[m] + slope[m];
+        } else {
+          for (int m = 0; m < 3 * count; ++m) out[m] = slope[m];
         }
       });
     });
