@@ -18,7 +18,7 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction, block_of, check_divisible, whole_tensor
-from meshimpl.operations.fft import Pencils, pencils, spectral_shape
+from meshimpl.operations.fft import Pencils, pencils, spectral_shape, transform_between
 from meshimpl.operations.halo import SUFFIX
 from meshimpl.process_mesh import ProcessMesh
 
@@ -205,6 +205,10 @@ class Box:
         """`mtf.Shape` of one real number for each mode: [..., kz, ky, kx]."""
         return mtf.Shape(self.spectral_shape.dims[:-1])
 
+    def transform_of(self, spectrum: Any) -> Pencils:
+        """Returns the transform between fields and an mtf spectrum, which may be in order."""
+        return transform_between(self.shape, spectrum.shape, self.impl)
+
     @property
     def pencils(self) -> Pencils:
         """The transform between fields and spectra."""
@@ -255,17 +259,24 @@ class Box:
         )
         return x[:, np.newaxis, np.newaxis], y[:, np.newaxis], z
 
-    def wavenumbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block."""
-        numbers = self.pencils.mode_numbers()
+    def wavenumbers(
+        self, transform: Pencils | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """kx, ky, kz [h/Mpc] of this rank's modes: float64 arrays that broadcast to a block.
+
+        Args:
+            transform: gives the order of the modes; `pencils` if None.
+        """
+        numbers = (transform or self.pencils).mode_numbers()
         kx, ky, kz = (2 * np.pi / s * n for s, n in zip(self.size, numbers, strict=True))
         return kx, ky, kz
 
-    def graph_wavenumbers(self) -> list[tf.Tensor]:
-        """kx, ky, kz [h/Mpc] in the field's dtype, the same graph on every rank."""
+    def graph_wavenumbers(self, transform: Pencils | None = None) -> list[tf.Tensor]:
+        """As `wavenumbers`, in the field's dtype and the same graph on every rank."""
+        transform = transform or self.pencils
         if self.size is not _ANY_SIZE:
-            return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers()]
-        numbers = [fence(tf.constant(n, tf.float64)) for n in self.pencils.mode_numbers()]
+            return [fence(tf.constant(k, self.dtype)) for k in self.wavenumbers(transform)]
+        numbers = [fence(tf.constant(n, tf.float64)) for n in transform.mode_numbers()]
         return [
             tf.cast(2 * np.pi / s * n, self.dtype)
             for s, n in zip(self.lengths, numbers, strict=True)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_for_all_sizes, cast_float
@@ -105,7 +104,7 @@ class ConvolveOperation(mtf.Operation):
         if adjoint and len(inputs) > 1:
             self._outputs.append(mtf.Tensor(self, inputs[1].shape, tf.float64))
         self._box, self._filters, self._is_adjoint = box, filters, adjoint
-        self._pencils = dataclasses.replace(box.pencils, half=half)
+        self._pencils = dataclasses.replace(box.pencils, half=half).in_order()
 
     @property
     def has_gradient(self) -> bool:
@@ -157,23 +156,26 @@ class ConvolveOperation(mtf.Operation):
         conjugated = self._pencils.conjugate_scale is not None
         return self._pencils.inverse(tf.bitcast(pairs, dtype), conjugated=conjugated)
 
+    def _wavenumbers(self) -> list[tf.Tensor]:
+        return self._box.graph_wavenumbers(self._pencils)
+
     def _apply(self, filter_: Filter, value: tf.Tensor, sign: float, *c: tf.Tensor) -> tf.Tensor:
         """Returns a spectrum times a filter and a sign, as `_inverse` takes it."""
         scale = self._pencils.conjugate_scale
         by = sign if scale is None else sign * scale
         filtering = multiply(filter_, by, conjugate=scale is not None)
-        result = filtering(value, *self._box.graph_wavenumbers())
+        result = filtering(value, *self._wavenumbers())
         for coefficients in c:
-            result = _correct(filter_)(result, coefficients, *self._box.graph_wavenumbers())
+            result = _correct(filter_)(result, coefficients, *self._wavenumbers())
         return result
 
     def _slopes(
         self, filter_: Filter, x: tf.Tensor, y: tf.Tensor, sign: float, c: tf.Tensor
     ) -> tf.Tensor:
         """Returns this rank's part of the derivatives of the product of y and F^-1 K F x [b, n]."""
-        m = self._pencils.multiplicity()[:, np.newaxis, np.newaxis] / math.prod(self._pencils.grid)
+        m = self._pencils.multiplicity() / math.prod(self._pencils.grid)
         weights = fence(tf.constant(m, self._box.dtype))
-        return _slopes(filter_, sign)(x, y, weights, c, *self._box.graph_wavenumbers())
+        return _slopes(filter_, sign)(x, y, weights, c, *self._wavenumbers())
 
 
 def multiply(filter_: Filter, scale: float, *, conjugate: bool = False) -> Callable[..., tf.Tensor]:
@@ -313,9 +315,9 @@ def convolve_adjoint(
     return cotangents[0] if coefficients is None else list(cotangents)
 
 
-def to_spectrum(field: Any) -> Any:
-    """Returns the spectrum of a real mtf field, not normalised."""
-    return rfft3d(field)
+def to_spectrum(field: Any, *, in_order: bool = False) -> Any:
+    """Returns the spectrum of a real mtf field, not normalised; see `rfft3d` for its order."""
+    return rfft3d(field, in_order=in_order)
 
 
 def to_field(spectrum: Any, box: Box) -> Any:

@@ -76,7 +76,7 @@ def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) 
     """Returns the spectrum of a derivative of the potential phi, where laplacian phi = source.
 
     Args:
-        spectrum: the spectrum of the source, mtf [..., kz, ky, kx, pair].
+        spectrum: the spectrum of the source, mtf [..., kz, ky, kx, pair], or in order.
         box: its grid and size.
         axes: one axis, for i k_i / k^2 and so -d phi / dx_i; or two, for d^2 phi / dx_i dx_j.
         sign: the sign of the result.
@@ -84,7 +84,7 @@ def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) 
     odd = len(axes) == 1
 
     def apply(pairs: tf.Tensor) -> tf.Tensor:
-        k = box.graph_wavenumbers()
+        k = box.graph_wavenumbers(box.transform_of(spectrum))
         square = axes[0] == axes[-1] and not odd
         along = k if square else [without_nyquist(k[i], i, box) for i in range(3)]
         direction, *others = [tf.one_hot(i, 3, dtype=k[0].dtype) for i in axes]
@@ -268,18 +268,20 @@ def lpt_function(
     n_terms = len(terms_of(order)) + by_scale
     row, term = mtf.Dimension("row", 2), mtf.Dimension("term", n_terms)
 
-    def build(_: Any, noise: Any, amplitude: Any, factors: Any, *excess: Any) -> tuple[Any, ...]:
+    def build(_: Any, noise: Any, amplitude: Any, factors: Any, *more: Any) -> tuple[Any, ...]:
         in_turn = SequentialFFT(box)
-        linear = pointwise(_scale_modes, to_spectrum(noise), amplitude)
+        white = to_spectrum(noise, in_order=True)
+        amplitude, *excess = (mtf.transpose(x, white.shape.dims[:-1]) for x in (amplitude, *more))
+        linear = pointwise(_scale_modes, white, amplitude)
         delta = in_turn(linear)
         sources, transverse = [linear], []
         if order > 1:
             hessian, source = second_order_source(linear, delta, in_turn, keep=order > 2)
-            sources.append(to_spectrum(source))
+            sources.append(to_spectrum(source, in_order=True))
         if order > 2:
             *others, x, y, z = third_order_sources(hessian, sources[1], in_turn)
-            sources += [to_spectrum(s) for s in others]
-            transverse = [to_spectrum(s) for s in (x, y, z)]
+            sources += [to_spectrum(s, in_order=True) for s in others]
+            transverse = [to_spectrum(s, in_order=True) for s in (x, y, z)]
         scalars = [*(pointwise(_scale_modes, linear, each) for each in excess), *sources]
         state = [
             _displacement(mtf.unstack(f, term), scalars, transverse, in_turn)

@@ -117,7 +117,9 @@ def bias_expansion(box: Box) -> MeshFunction:
         b1, b2, bs2 = mtf.unstack(factors, names)
         square = mtf.square(delta)
         # sum_ij phi_ij^2 = delta^2 - 2 sum_{i<j} (phi_ii phi_jj - phi_ij^2), less delta^2 / 3
-        _, minors = second_order_source(to_spectrum(delta), delta, SequentialFFT(box))
+        _, minors = second_order_source(
+            to_spectrum(delta, in_order=True), delta, SequentialFFT(box)
+        )
         tide = square * (2 / 3) - 2 * minors
         return 1 + b1 * delta + b2 * _centred(square, box) + bs2 * _centred(tide, box)
 

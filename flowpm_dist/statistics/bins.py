@@ -305,7 +305,7 @@ def multiplicities(box: Box) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for padding. The shapes are the same as for `relative_wavenumbers`.
     """
     x, y, z = box.pencils.mode_numbers()
-    twice = box.pencils.multiplicity()[:, np.newaxis, np.newaxis]
+    twice = box.pencils.multiplicity()
     real_z = np.where(z <= box.grid[2] // 2, twice, 0.0)
     return np.ones(x.shape), np.where(y < box.grid[1] // 2, 1.0, 0.0), real_z
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,8 @@ class Pencils:
         row, col: the lines of ranks over which x and y, later ky and kz, are split.
         half: whether messages are float16, see `Communicator.alltoall`.
         real: whether the field is real.
+        ordered: whether the spectrum has the order of the field, [kx, ky, kz]. Only one rank can
+            make it so, and needs no transposition then.
     """
 
     grid: tuple[int, int, int]
@@ -168,6 +170,7 @@ class Pencils:
     col: Communicator
     half: bool = False
     real: bool = True
+    ordered: bool = False
 
     @property
     def _kz(self) -> int:
@@ -188,9 +191,18 @@ class Pencils:
 
     @property
     def spectral_block(self) -> tuple[int, int, int]:
-        """The modes (kz, ky, kx) of this rank's block."""
+        """The modes (kz, ky, kx) of this rank's block; (kx, ky, kz) if it is `ordered`."""
         kz, ky, kx = self.modes
-        return kz // self.col.size, ky // self.row.size, kx
+        block = kz // self.col.size, ky // self.row.size, kx
+        return block[::-1] if self.ordered else block
+
+    def in_order(self) -> Pencils:
+        """Returns the same transform with an `ordered` spectrum, if that is faster here.
+
+        On a GPU it has not been measured.
+        """
+        alone = self.row.size == self.col.size == 1
+        return replace(self, ordered=alone and not _has_gpu())
 
     @property
     def _z_to_y(self) -> Transfer:
@@ -212,6 +224,8 @@ class Pencils:
 
     def forward(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the complex spectrum [b, kz/col, ky/row, kx] of a field [b, x/row, y/col, z]."""
+        if self.ordered:
+            return tf.signal.rfft3d(x) if self.real else tf.signal.fft3d(x)
         kz, ky, _ = self.modes
         along_z = tf.signal.rfft if self.real else tf.signal.fft
         along_yz = tf.signal.rfft2d if self.real else tf.signal.fft2d
@@ -234,16 +248,20 @@ class Pencils:
         that conjugates and scales, and a transposition that conjugates, need none for x and y.
         """
         nx, ny, _ = self.grid
-        return 1 / (nx * ny) if self.row.size == 1 and _has_gpu() else None
+        return 1 / (nx * ny) if self.row.size == 1 and not self.ordered and _has_gpu() else None
 
     def inverse(self, spectrum: tf.Tensor, *, conjugated: bool = False) -> tf.Tensor:
         """Returns the block [b, x/row, y/col, z] of a spectrum's field, over the number of cells.
 
         Args:
-            spectrum: complex [b, kz/col, ky/row, kx].
+            spectrum: complex [b, kz/col, ky/row, kx], or `ordered`.
             conjugated: whether it is the conjugate of the field's spectrum times `conjugate_scale`.
         """
         (_, ny, nz), kz = self.grid, self._kz
+        if self.ordered:
+            if not self.real:
+                return tf.signal.ifft3d(spectrum)
+            return tf.signal.irfft3d(spectrum, fft_length=self.grid)
         if self.row.size == 1:
             # [b, kz/col, y, x] -> [b, x, y/col, kz]
             planes = tf.signal.fft2d(spectrum) if conjugated else tf.signal.ifft2d(spectrum)
@@ -257,11 +275,15 @@ class Pencils:
         return tf.signal.irfft(modes, fft_length=[nz]) if self.real else tf.signal.ifft(modes)
 
     def multiplicity(self) -> np.ndarray:
-        """Returns, for each kz of this rank, 2 if a mode also stands for its conjugate, else 1."""
-        nz, kz = self.grid[2], self.spectral_block[0]
+        """Returns 2 for modes that also stand for their conjugates, and 1 for others.
+
+        The array broadcasts to a spectral block.
+        """
+        nz, kz = self.grid[2], self.modes[0] // self.col.size
         index = self.col.index * kz + np.arange(kz)
         alone = (index == 0) | (2 * index == nz) | (not self.real)
-        return np.where(alone, 1.0, 2.0)
+        along_z = np.where(alone, 1.0, 2.0)
+        return along_z if self.ordered else along_z[:, np.newaxis, np.newaxis]
 
     def mode_numbers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the signed integer wavenumbers (along x, y, z) of this rank's spectrum.
@@ -272,14 +294,15 @@ class Pencils:
             no power; their numbers continue the sequence.
         """
         nx, ny, nz = self.grid
-        kz, ky, _ = self.spectral_block
+        kz, ky = self.modes[0] // self.col.size, self.modes[1] // self.row.size
         along_z, along_y = (np.arange(size) for size in self.modes[:2])
         along_y[:ny] = _signed(ny)
         if not self.real:
             along_z[:nz] = _signed(nz)
         own_y = along_y[self.row.index * ky :][:ky]
         own_z = along_z[self.col.index * kz :][:kz]
-        return _signed(nx)[None, None, :], own_y[None, :, None], own_z[:, None, None]
+        x, y, z = _signed(nx)[:, None, None], own_y[None, :, None], own_z[None, None, :]
+        return (x, y, z) if self.ordered else (x.T, y.T, z.T)
 
 
 def _signed(size: int) -> np.ndarray:
@@ -321,18 +344,30 @@ def pencils(shape: Any, impl: HvdSimdMeshImpl) -> Pencils:
 
 def _spectral_dims(xyz: Any, plan: Pencils) -> list[Any]:
     modes = zip(reversed(xyz), plan.modes, strict=True)
-    return [mtf.Dimension("k" + dim.name, size) for dim, size in modes]
+    dims = [mtf.Dimension("k" + dim.name, size) for dim, size in modes]
+    return dims[::-1] if plan.ordered else dims
 
 
-def spectral_shape(shape: Any, impl: HvdSimdMeshImpl) -> Any:
+def spectral_shape(shape: Any, impl: HvdSimdMeshImpl, *, in_order: bool = False) -> Any:
     """Returns the shape [..., kz, ky, kx, pair] of a field's spectrum.
 
     Args:
         shape: [..., x, y, z] of a real field, or [..., x, y, z, pair] of a complex one.
         impl: the layout.
+        in_order: whether it is [..., kx, ky, kz, pair] where that is faster, see
+            `Pencils.in_order`.
     """
     leading, xyz, _ = _parts(shape)
-    return mtf.Shape([*leading, *_spectral_dims(xyz, pencils(shape, impl)), PAIR])
+    plan = pencils(shape, impl)
+    dims = _spectral_dims(xyz, plan.in_order() if in_order else plan)
+    return mtf.Shape([*leading, *dims, PAIR])
+
+
+def transform_between(field: Any, spectrum: Any, impl: HvdSimdMeshImpl) -> Pencils:
+    """Returns the transform between fields and spectra of two shapes."""
+    last, _ = spectrum.dims[-2:]
+    _, (_, _, z), _ = _parts(field)
+    return replace(pencils(field, impl), ordered=last.name == f"k{z.name}")
 
 
 def _transform(x: Any, shape: Any, *, inverse: bool, adjoint: bool = False) -> Any:
@@ -345,13 +380,13 @@ def _transform(x: Any, shape: Any, *, inverse: bool, adjoint: bool = False) -> A
     """
 
     def lower(impl: HvdSimdMeshImpl, block: tf.Tensor) -> tf.Tensor:
-        plan = pencils((shape if inverse else x.shape), impl)
+        plan = transform_between(*((shape, x.shape) if inverse else (x.shape, shape)), impl)
         complex_dtype = tf.complex64 if x.dtype == tf.float32 else tf.complex128
 
         def weighted(spectrum: tf.Tensor) -> tf.Tensor:
             if not adjoint:
                 return spectrum
-            m = plan.multiplicity()[:, np.newaxis, np.newaxis, np.newaxis]
+            m = plan.multiplicity()[..., np.newaxis]
             cells = math.prod(plan.grid)
             return spectrum * fence(tf.constant(cells / m if inverse else m / cells, x.dtype))
 
@@ -374,7 +409,7 @@ def _transform(x: Any, shape: Any, *, inverse: bool, adjoint: bool = False) -> A
     return on_blocks(lower, [x], [(shape, x.dtype)], adjoint=gradient, name=name)[0]
 
 
-def _spectrum(x: Any, name: str, real: bool) -> Any:
+def _spectrum(x: Any, name: str, real: bool, *, in_order: bool = False) -> Any:
     _check_dtype(x)
     if _parts(x.shape)[2] != real:
         kind, other = ("real", "fft3d") if real else ("complex", "rfft3d")
@@ -382,13 +417,16 @@ def _spectrum(x: Any, name: str, real: bool) -> Any:
         raise ValueError(
             f"{name} takes a {kind} field [..., {ending}], got {x.shape}; is it one for {other}?"
         )
-    return _transform(x, spectral_shape(x.shape, x.mesh.impl), inverse=False)
+    shape = spectral_shape(x.shape, x.mesh.impl, in_order=in_order)
+    return _transform(x, shape, inverse=False)
 
 
 def _field(spectrum: Any, shape: Any, name: str) -> Any:
     _check_dtype(spectrum)
-    expected = spectral_shape(shape, spectrum.mesh.impl)
-    if spectrum.shape != expected:
+    expected, ordered = (
+        spectral_shape(shape, spectrum.mesh.impl, in_order=choice) for choice in (False, True)
+    )
+    if spectrum.shape not in (expected, ordered):
         raise ValueError(f"{name}: expected a spectrum of {expected}, got {spectrum.shape}")
     return _transform(spectrum, shape, inverse=True)
 
@@ -398,11 +436,13 @@ def _check_dtype(x: Any) -> None:
         raise ValueError(f"the FFT takes float32 or float64, got {x.dtype.name}")
 
 
-def rfft3d(x: Any) -> Any:
+def rfft3d(x: Any, *, in_order: bool = False) -> Any:
     """Returns the spectrum of a real field, not normalised.
 
     Args:
         x: mtf tensor [..., x, y, z] of a mesh function, float32 or float64; z is not split.
+        in_order: whether the spectrum may be [..., kX, kY, kZ, pair]. It is so on one rank without
+            a GPU, where it takes no transposition.
 
     Returns:
         mtf tensor [..., kZ, kY, kX, pair], where X, Y, Z are the names of the dimensions. The
@@ -411,7 +451,7 @@ def rfft3d(x: Any) -> Any:
     Raises:
         ValueError: if the dtype or the shape is another one, or the layout does not fit.
     """
-    return _spectrum(x, "rfft3d", real=True)
+    return _spectrum(x, "rfft3d", real=True, in_order=in_order)
 
 
 def irfft3d(spectrum: Any, shape: Any) -> Any:
