@@ -75,6 +75,24 @@ FLOWPM_INLINE void store_vectors(T* to, int64_t stride, const One<T>& x, const O
   store(to + 3 * stride, One<T>(__builtin_shufflevector(xy1, z1, 2, 3, 6, 7)));
 }
 
+// The components of four vectors (x, y, z, anything) that follow each other.
+template <typename T>
+struct Vector {
+  One<T> x, y, z;
+};
+template <typename T>
+FLOWPM_INLINE Vector<T> load_vectors(const T* from) {
+  const One<T> a = load<One<T>>(from), b = load<One<T>>(from + 4);
+  const One<T> c = load<One<T>>(from + 8), d = load<One<T>>(from + 12);
+  const One<T> ab0 = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  const One<T> ab1 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const One<T> cd0 = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const One<T> cd1 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  return {__builtin_shufflevector(ab0, cd0, 0, 1, 4, 5),
+          __builtin_shufflevector(ab0, cd0, 2, 3, 6, 7),
+          __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5)};
+}
+
 // The sum of products in double, in an order that does not depend on the processor.
 template <typename T>
 struct Dot {

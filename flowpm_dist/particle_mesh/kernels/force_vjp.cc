@@ -5,33 +5,44 @@
 namespace flowpm {
 namespace {
 
-// Adjoint of `difference`; `line` has room for range.size(2) + 8 values.
+// Adjoint of `difference`. `apart` has room for as many values as a window, and `line` for
+// range.size(2) + 8.
 template <typename T>
 FLOWPM_INLINE void difference_adjoint(const Geometry& g, const CellRange& range, const T* window,
-                                      T* line, T* block) {
-  const int64_t nx = range.size(0), ny = range.size(1), nz = range.size(2);
-  const int64_t sy = nz + 4, sx = (ny + 4) * sy;
+                                      T* apart, T* line, T* block) {
+  const int64_t nx = range.size(0), ny = range.size(1), nz = range.size(2), count = range.count();
+  const int64_t each = (count + 3) / 4 * 4;
+  T *along_x = apart, *along_y = along_x + each, *along_z = along_y + each, *none = along_z + each;
   const T c[3] = {T(g.per_cell[0] / 12), T(g.per_cell[1] / 12), T(g.per_cell[2] / 12)};
-  std::memset(block, 0, (nx + 4) * sx * sizeof(T));
-  std::memset(line, 0, (nz + 8) * sizeof(T));
-  T* along = line + 4;
-  for (int64_t x = 0; x < nx; ++x) {
-    for (int64_t y = 0; y < ny; ++y) {
-      const T* in = window + 4 * (x * ny + y) * nz;
-      T* out = block + (x + 2) * sx + (y + 2) * sy + 2;
-      for (int axis = 0; axis < 2; ++axis) {
-        const int64_t step = axis == 0 ? sx : sy;
-        for (int64_t z = 0; z < nz; ++z) along[z] = c[axis] * in[4 * z + axis];
-        for (int64_t z = 0; z < nz; ++z) {
-          out[z - 2 * step] -= along[z];
-          out[z - step] += 8 * along[z];
-          out[z + step] -= 8 * along[z];
-          out[z + 2 * step] += along[z];
-        }
+  for (int64_t m = 0; m < count; m += 4) {
+    const Vector<T> v = load_vectors(window + 4 * m);
+    store(along_x + m, One<T>(c[0] * v.x));
+    store(along_y + m, One<T>(c[1] * v.y));
+    store(along_z + m, One<T>(c[2] * v.z));
+  }
+  for (int64_t z = 0; z < nz; ++z) none[z] = 0;
+  for (int64_t z = 0; z < nz + 8; ++z) line[z] = 0;
+  for (int64_t x = -2; x < nx + 2; ++x) {
+    for (int64_t y = -2; y < ny + 2; ++y) {
+      const bool in_x = x >= 0 && x < nx, in_y = y >= 0 && y < ny;
+      T* out = block + ((x + 2) * (ny + 4) + y + 2) * (nz + 4);
+      const auto row = [&](const T* along, bool used, int64_t i, int64_t j) {
+        const bool there = used && i >= 0 && i < nx && j >= 0 && j < ny;
+        return there ? along + (i * ny + j) * nz : none;
+      };
+      const T *x0 = row(along_x, in_y, x - 2, y), *x1 = row(along_x, in_y, x - 1, y);
+      const T *x3 = row(along_x, in_y, x + 1, y), *x4 = row(along_x, in_y, x + 2, y);
+      const T *y0 = row(along_y, in_x, x, y - 2), *y1 = row(along_y, in_x, x, y - 1);
+      const T *y3 = row(along_y, in_x, x, y + 1), *y4 = row(along_y, in_x, x, y + 2);
+      out[0] = out[1] = out[nz + 2] = out[nz + 3] = 0;
+      for (int64_t z = 0; z < nz; ++z) {
+        out[z + 2] = 8 * ((x3[z] - x1[z]) + (y3[z] - y1[z])) + ((x0[z] - x4[z]) + (y0[z] - y4[z]));
       }
-      for (int64_t z = 0; z < nz; ++z) along[z] = c[2] * in[4 * z + 2];
-      for (int64_t z = -2; z < nz + 2; ++z) {
-        out[z] += 8 * (along[z + 1] - along[z - 1]) + (along[z - 2] - along[z + 2]);
+      if (!in_x || !in_y) continue;
+      const T* from = row(along_z, true, x, y);
+      for (int64_t z = 0; z < nz; ++z) line[z + 4] = from[z];
+      for (int64_t z = 2; z < nz + 6; ++z) {
+        out[z - 2] += 8 * (line[z + 1] - line[z - 1]) + (line[z - 2] - line[z + 2]);
       }
     }
   }
@@ -40,9 +51,9 @@ FLOWPM_INLINE void difference_adjoint(const Geometry& g, const CellRange& range,
 // Adds the adjoint of `load_force` to the cotangent of the field.
 template <typename T>
 FLOWPM_INLINE void add_force(const Geometry& g, bool spectral, const CellRange& range,
-                             const T* window, T* line, T* block, T* dfield) {
+                             const T* window, T* apart, T* line, T* block, T* dfield) {
   if (!spectral) {
-    difference_adjoint(g, range, window, line, block);
+    difference_adjoint(g, range, window, apart, line, block);
     add_out(g, range.grown(2), 1, dfield, block);
     return;
   }
@@ -149,8 +160,8 @@ FLOWPM_INLINE void force_vjp_column(const ForceVjpColumns<T>& call, const Tiling
             along_force.add(dv, value, 3 * count);
           });
           if (range.empty()) return;
-          add_force(g, call.spectral, range, sums, block + block_size(call.spectral, range),
-                    block, call.dfield + first);
+          add_force(g, call.spectral, range, sums, window,
+                    block + block_size(call.spectral, range), block, call.dfield + first);
         });
   }
   call.partial[2 * column] = along_v.total();
