@@ -304,7 +304,14 @@ class EmulationOptions(SimulatedRun):
         pairs, network = self.truth.pairs, self.emulate.kind == "network"
         truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = 0 if pairs else simulation_bytes(truth, grid, axes, outputs=True)
-        learning = gradient_bytes(self.emulate.structure, self.solver, grid, axes, network=network)
+        learning = gradient_bytes(
+            self.emulate.structure,
+            self.solver,
+            grid,
+            axes,
+            steps=self.evolution.step_count,
+            network=network,
+        )
         times = sum(len(pair.final) for pair in pairs) or len(self.times) * self.universes
         # The truth, what pairs begin with, and cheap runs that a network moves.
         states = times + len(pairs) + times * network

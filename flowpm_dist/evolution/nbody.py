@@ -16,7 +16,7 @@ import tensorflow as tf
 from flowpm_dist.evolution.integrators import Operation
 from flowpm_dist.evolution.observers import Measured, Moment, add_to
 from flowpm_dist.evolution.operations import accelerated, drifted, kicked
-from flowpm_dist.evolution.pairs import Kinds, Pairs
+from flowpm_dist.evolution.pairs import Kept, Kinds, Pairs
 from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
 from flowpm_dist.grid.box import Box
 from flowpm_dist.particle_mesh.cloud_in_cell import (
@@ -122,6 +122,7 @@ class NBody:
         *,
         fused: bool = True,
         keep: Mapping[int, Callable[[Particles], None]] | None = None,
+        kept: Kept | None = None,
     ) -> Evolved:
         """Carries the particles through the operations of a plan.
 
@@ -134,6 +135,7 @@ class NBody:
             clock: gets an entry a step.
             fused: read and kick in one kernel, which plain differentiation cannot handle.
             keep: called before the kicks of these numbers among the operations, with the state.
+            kept: gets what kicks can keep for their adjoint; None if they keep nothing.
 
         Raises:
             HaloError, FloatingPointError: on every rank, naming the step.
@@ -151,7 +153,8 @@ class NBody:
             operation, c = plan.operations[begin], factors[..., begin, :]
             number = blocks.get(begin, begin + 1)
             if begin in blocks:
-                x, v, reaches = pairs.forward(x, v, factors[..., begin:number, :], plan.lpt)
+                lists = None if kept is None else kept.setdefault((begin, number), [])
+                x, v, reaches = pairs.forward(x, v, factors[..., begin:number, :], plan.lpt, lists)
                 self.check(reaches, plan.kicks_from(begin, number))
             elif operation.kind == "drift":
                 drift = functools.partial(drifted, fused=fused)
@@ -162,8 +165,12 @@ class NBody:
                 if begin in keep:
                     keep[begin](Particles(x, v))
                 before = v if kicks[begin] in observed_kicks else None
+                keeping = None
+                if kept is not None:
+                    keeping = functools.partial(kept.__setitem__, (begin, number))
+                measure = clock.measure
                 v, reach = kicked(
-                    self.gravity, x, v, c, plan.lpt, fused=fused, measure=clock.measure
+                    self.gravity, x, v, c, plan.lpt, fused=fused, measure=measure, keep=keeping
                 )
                 self.check(reach[tf.newaxis], plan.kicks_from(begin, number))
                 if before is not None:

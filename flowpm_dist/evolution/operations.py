@@ -84,6 +84,7 @@ def kicked(
     *,
     fused: bool = True,
     measure: Callable[..., Any] = _plainly,
+    keep: Callable[[list[tf.Tensor]], None] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the velocity after a kick, and the particles' reach, see `cloud_in_cell.paint`.
 
@@ -91,9 +92,12 @@ def kicked(
         gravity: makes the force.
         x, v, c, lpt, fused: as for `drifted`; `c` ends with the coefficients of a response.
         measure: calls the functions of each phase, such as `Clock.measure`.
+        keep: called with what `undo_kick` can use again, see `Gravity.kept_shapes`.
     """
     painted, reach = measure("paint", gravity.paint, x)
     field = measure("force", gravity.field, painted, *coefficients_in(c))
+    if keep is not None:
+        keep([field, painted][: len(gravity.kept_shapes)])
     del painted
     if fused:
         v = measure("read", gravity.kick, field, x, v, c[..., :2])
@@ -164,6 +168,7 @@ def undo_kick(
     check: Callable[[tf.Tensor], None],
     before: tuple[tf.Tensor, tf.Tensor] | None = None,
     observe: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None,
+    kept: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
     """Undoes a kick; returns the cotangents of its factors, see `row_of`.
 
@@ -172,21 +177,27 @@ def undo_kick(
         state: after the kick.
         c: the factors of the kick.
         decays: whether c0 may differ from 1.
-        check: called with the particles' reach, once they are painted.
+        check: called with the particles' reach, if they are painted.
         before: displacement and velocity before the kick, if they were recorded.
         observe: called with the field and the velocity after the kick, once the displacement and
             the velocity without the kick's LPT fields are there. It adds the cotangents of
             measurements, and returns the cotangent of the velocity before the kick.
+        kept: what `kicked` kept; without it the particles are painted again.
     """
     after = state.v
     if lpt:
         state.v = combine([state.v, *lpt], _undone(c[..., 2:4]))
     if before is not None:
         state.x = before[0]
-    (painted, reach), coefficients = gravity.paint(state.x), coefficients_in(c)
-    check(reach)
-    field = gravity.field(painted, *coefficients)
-    needed = [*coefficients, painted] if coefficients else []
+    coefficients = coefficients_in(c)
+    if kept:
+        field, *painted = kept
+    else:
+        again, reach = gravity.paint(state.x)
+        check(reach)
+        field, painted = gravity.field(again, *coefficients), [again]
+        del again
+    needed = [*coefficients, *painted] if coefficients else []
     del painted
     slope_before = None if observe is None else observe(field, after)
     del after

@@ -7,6 +7,7 @@ the last state, and is checked there.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,10 @@ from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.particle_mesh.gravity import Gravity
 from meshimpl.mesh_graph import MeshProgram
 
+Kept = dict[tuple[int, int], list[tf.Tensor]]
+"""What kicks keep for their adjoint, by the first of some operations and the one after the last:
+of a single kick what `operations.kicked` keeps, of pairs in one call what `Pairs.forward` does.
+"""
 Kinds = tuple[Literal["kick", "drift"], Literal["kick", "drift"]]
 
 LONGEST = 64
@@ -59,6 +64,7 @@ class Pairs:
         v: tf.Tensor,
         factors: tf.Tensor,
         lpt: Sequence[tf.Tensor],
+        kept: list[tf.Tensor] | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns displacement and velocity after pairs, and the reach at each of their kicks.
 
@@ -67,15 +73,25 @@ class Pairs:
             factors: the factors of the operations, in order, [..., 2 pairs, 4 or more]; or one
                 row less, if there is no drift before the first kick.
             lpt: psi1 and psi2, blocks [..., x, y, z, 3], where operations use them.
+            kept: gets what the kicks keep for `backward`, see `operations.kicked`; None if they
+                keep nothing.
         """
         box = self.gravity.pm.box
-        program = _forward(box.of_any_size, self._of_any_size)
+        program = _forward(box.of_any_size, self._of_any_size, kept is not None)
         count, rows = _in_rows(factors)
-        x, v, reaches = program(box.size_tensor, count, rows, x, v, *lpt)
+        x, v, reaches, *lists = program(box.size_tensor, count, rows, x, v, *lpt)
+        if kept is not None:
+            kept.extend(lists)
         return x, v, reaches
 
     def backward(
-        self, state: Backward, factors: tf.Tensor, lpt: Sequence[tf.Tensor], *, decays: bool
+        self,
+        state: Backward,
+        factors: tf.Tensor,
+        lpt: Sequence[tf.Tensor],
+        *,
+        decays: bool,
+        kept: Sequence[tf.Tensor] = (),
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Undoes pairs; returns the cotangents of their factors, and the reach at each kick.
 
@@ -83,17 +99,34 @@ class Pairs:
             state: after the pairs; changed.
             factors, lpt: as for `forward`.
             decays: see `undo_kick`.
+            kept: what `forward` kept; without it the reach is 0, as nothing is painted.
         """
         box = self.gravity.pm.box
-        program = _backward(box.of_any_size, self._of_any_size, decays)
+        program = _backward(box.of_any_size, self._of_any_size, decays, bool(kept))
         count, rows = _in_rows(factors)
         moving = state.x, state.v, state.dx, state.dv
-        results = program(box.size_tensor, count, rows, *moving, *state.dlpt, *lpt)
+        results = program(box.size_tensor, count, rows, *moving, *state.dlpt, *lpt, *kept)
         state.x, state.v, state.dx, state.dv, *state.dlpt, slopes, reaches = results
         slopes = tf.reshape(slopes, [*slopes.shape[:-3], 2 * LONGEST, slopes.shape[-1]])
         operations = factors.shape[-2]
         missing = operations % 2
         return slopes[..., missing : missing + operations, :], reaches
+
+    def lists(self, kept: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """Returns what single kicks kept as `forward` keeps it."""
+        lists: list[tf.Tensor] = []
+        for shape, items in zip(self.kept_shapes, zip(*kept, strict=True), strict=True):
+            each = _new_list(tf.constant(len(items)), shape, items[0].dtype)
+            for number, item in enumerate(items):
+                each = _with_item(each, tf.constant(number), item)
+            lists.append(each)
+        return lists
+
+    @property
+    def kept_shapes(self) -> list[list[int]]:
+        """The shapes of this rank's blocks of what a kick keeps."""
+        gravity = self.gravity
+        return [gravity.pm.box.impl.slice_shape(shape) for shape in gravity.kept_shapes]
 
     @property
     def _of_any_size(self) -> Pairs:
@@ -112,6 +145,20 @@ def _in_rows(factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     pairs = (operations + missing) // 2
     padding = [[0, 0]] * len(batch) + [[missing, 2 * (LONGEST - pairs)], [0, 0]]
     return tf.constant(pairs), tf.reshape(tf.pad(factors, padding), [*batch, LONGEST, 2, columns])
+
+
+def _new_list(size: tf.Tensor, shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.TensorListReserve(element_shape=shape, num_elements=size, element_dtype=dtype)
+
+
+def _with_item(items: tf.Tensor, number: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.TensorListSetItem(input_handle=items, index=number, item=item)
+
+
+def _item(items: tf.Tensor, number: tf.Tensor, shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=items, index=number, element_shape=shape, element_dtype=dtype
+    )
 
 
 def _loop(
@@ -144,40 +191,48 @@ def _loop(
 
 
 @cached_on_mesh(64)
-def _forward(box: Box, pairs: Pairs) -> MeshProgram:
+def _forward(box: Box, pairs: Pairs, keeps: bool) -> MeshProgram:
     """Returns `f(size of the box, count, rows, x, v, *lpt)`, see `Pairs.forward`."""
+    shapes = pairs.kept_shapes if keeps else []
 
     def run(
         size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor
     ) -> list[tf.Tensor]:
         x, v, *lpt = blocks
+        lists = [_new_list(count, shape, x.dtype) for shape in shapes]
 
         def step(
-            number: tf.Tensor, x: tf.Tensor, v: tf.Tensor
+            number: tf.Tensor, x: tf.Tensor, v: tf.Tensor, *lists: tf.Tensor
         ) -> tuple[list[tf.Tensor], tf.Tensor]:
             box.set_size(size)
             row = tf.gather(rows, number, axis=-3)
+            kept: list[tf.Tensor] = []
+            keep = kept.extend if keeps else None
             for place, kind in enumerate(pairs.kinds):
                 c = row[..., place, :]
                 if kind == "drift":
                     x = drifted(x, v, c, lpt)
                 else:
-                    v, reach = kicked(pairs.gravity, x, v, c, lpt)
-            return [x, v], reach
+                    v, reach = kicked(pairs.gravity, x, v, c, lpt, keep=keep)
+            added = [_with_item(*each) for each in zip(lists, itertools.repeat(number), kept)]
+            return [x, v, *added], reach
 
-        return _loop(box, count, step, [x, v])
+        x, v, *lists, reaches = _loop(box, count, step, [x, v, *lists])
+        return [x, v, reaches, *lists]
 
     return MeshProgram(run, box.mesh, "steps")
 
 
 @cached_on_mesh(64)
-def _backward(box: Box, pairs: Pairs, decays: bool) -> MeshProgram:
-    """Returns `f(size, count, rows, x, v, dx, dv, *dlpt, *lpt)`, see `Pairs.backward`."""
+def _backward(box: Box, pairs: Pairs, decays: bool, kept: bool) -> MeshProgram:
+    """Returns `f(size, count, rows, x, v, dx, dv, *dlpt, *lpt, *kept)`, see `Pairs.backward`."""
+    shapes = pairs.kept_shapes if kept else []
 
     def run(
         size: tf.Tensor, count: tf.Tensor, rows: tf.Tensor, *blocks: tf.Tensor
     ) -> list[tf.Tensor]:
-        moving, lpt = blocks[: 4 + pairs.terms], blocks[4 + pairs.terms :]
+        moving, rest = blocks[: 4 + pairs.terms], blocks[4 + pairs.terms :]
+        lpt, lists = rest[: pairs.terms], rest[pairs.terms :]
         slopes = tf.zeros_like(rows, tf.float64)
         axis_of_pairs = rows.shape.rank - 3
 
@@ -196,12 +251,22 @@ def _backward(box: Box, pairs: Pairs, decays: bool) -> MeshProgram:
                     of_pair.insert(0, undo_drift(state, c, lpt))
                 else:
                     kick = undo_kick(
-                        pairs.gravity, state, c, lpt, decays=decays, check=reached.append
+                        pairs.gravity,
+                        state,
+                        c,
+                        lpt,
+                        decays=decays,
+                        check=reached.append,
+                        kept=[
+                            _item(each, number, shape, x.dtype)
+                            for each, shape in zip(lists, shapes, strict=True)
+                        ],
                     )
                     of_pair.insert(0, kick)
             here = tf.reshape(tf.one_hot(number, LONGEST, dtype=tf.float64), [-1, 1, 1])
             slopes = slopes + tf.expand_dims(tf.stack(of_pair, axis=-2), axis_of_pairs) * here
-            return [slopes, state.x, state.v, state.dx, state.dv, *state.dlpt], reached[0]
+            reach = reached[0] if reached else tf.zeros([3], box.dtype)
+            return [slopes, state.x, state.v, state.dx, state.dv, *state.dlpt], reach
 
         slopes, *last, reaches = _loop(box, count, step, [slopes, *moving], back=True)
         return [*last, slopes, reaches]

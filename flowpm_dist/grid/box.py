@@ -18,7 +18,7 @@ from meshimpl.compat import mtf
 from meshimpl.graph_guards import fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl
 from meshimpl.mesh_function import MeshFunction, block_of, check_divisible, whole_tensor
-from meshimpl.operations.fft import Pencils, pencils, spectral_shape, transform_between
+from meshimpl.operations.fft import Pencils, pencils, spectral_shape
 from meshimpl.operations.halo import SUFFIX
 from meshimpl.process_mesh import ProcessMesh
 
@@ -204,10 +204,6 @@ class Box:
     def mode_shape(self) -> Any:
         """`mtf.Shape` of one real number for each mode: [..., kz, ky, kx]."""
         return mtf.Shape(self.spectral_shape.dims[:-1])
-
-    def transform_of(self, spectrum: Any) -> Pencils:
-        """Returns the transform between fields and an mtf spectrum, which may be in order."""
-        return transform_between(self.shape, spectrum.shape, self.impl)
 
     @property
     def pencils(self) -> Pencils:

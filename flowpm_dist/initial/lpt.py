@@ -33,6 +33,7 @@ from flowpm_dist.grid.fourier import inverse_square, to_field, to_spectrum, with
 from flowpm_dist.initial.options import LptOrder
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
+from meshimpl.operations.fft import transform_between
 from meshimpl.operations.local import after, combine, local, pointwise, vector
 
 Hessian = dict[tuple[int, int], Any]
@@ -84,7 +85,7 @@ def derivative(spectrum: Any, box: Box, axes: Sequence[int], sign: float = 1.0) 
     odd = len(axes) == 1
 
     def apply(pairs: tf.Tensor) -> tf.Tensor:
-        k = box.graph_wavenumbers(box.transform_of(spectrum))
+        k = box.graph_wavenumbers(transform_between(box.shape, spectrum.shape, box.impl))
         square = axes[0] == axes[-1] and not odd
         along = k if square else [without_nyquist(k[i], i, box) for i in range(3)]
         direction, *others = [tf.one_hot(i, 3, dtype=k[0].dtype) for i in axes]

@@ -157,6 +157,13 @@ class Gravity:
         mesh = self.pm.mesh
         return mesh.vector_shape if self._components else mesh.shape
 
+    @property
+    def kept_shapes(self) -> list[Any]:
+        """The `mtf.Shape`s of what a kick can keep for its adjoint: its field and, for the adjoint
+        of a response, what was painted.
+        """
+        return [self.field_shape, *([] if self.response is None else [self.pm.mesh.shape])]
+
     @_lowered_for_all_sizes
     def paint(self) -> MeshFunction:
         """The function `f(displacement)`: particles in each cell of the mesh, and their reach."""

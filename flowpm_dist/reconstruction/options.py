@@ -375,6 +375,7 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
             self.observation.structure,
             self.solver,
             grid,
+            steps=self.evolution.step_count,
             network=self.solver.state_correction is not None,
         )
         rows = axes.get("replica", 1) * axes.get("row", 1)  # as in `search_mesh`

@@ -147,6 +147,7 @@ class SimulatedRun(RunFile):
         "cosmology.radiation": False,
         "cosmology.f_NL": 0.0,
         "evolution.max_error_growth": 32.0,
+        "evolution.keep_fields": "auto",
     }
 
     @property

@@ -241,6 +241,7 @@ def gradient_bytes(
     grid: Grid,
     axes: Mapping[str, int],
     *,
+    steps: int,
     network: bool = False,
 ) -> int:
     """Returns the memory of a rank while a loss of one universe is differentiated [bytes].
@@ -248,6 +249,7 @@ def gradient_bytes(
     Args:
         structure: the model's structure; one that is not in `GRADIENT` has steps.
         solver, grid, axes: as for `simulation_bytes`.
+        steps: their number, with whose kicks the kept fields of forces grow.
         network: whether a network moves the particles of states.
 
     Raises:
@@ -258,7 +260,14 @@ def gradient_bytes(
     values += 0 if structure in GRADIENT else FORCE[solver.force_gradient] * cells
     each = GRADIENT.get(structure, GRADIENT["2lpt"]) + NETWORK_GRADIENT * network
     values += each * field_cells(grid, axes)
-    return math.ceil(values * np.dtype(solver.precision).itemsize)
+    itemsize = np.dtype(solver.precision).itemsize
+    kept = 0
+    if structure not in GRADIENT:
+        field = COMPONENTS[solver.force_gradient] * (cells + halos * (solver.pyramid != "off"))
+        field += cells * (solver.force_correction is not None)
+        of_particles = field_cells(grid, axes) * itemsize
+        kept = solver.adjoint.kept_bytes(steps + 1, int(field * itemsize), int(of_particles))
+    return math.ceil(values * itemsize) + kept
 
 
 def map_bytes(

@@ -240,6 +240,7 @@ class SolverKeys(TypedDict, total=False):
     exponent: float
     adjoint: Adjoint | str
     max_error_growth: float
+    keep_fields: Literal["auto"] | bool
     correction: Correction | str | None
     lpt_order: LptOrder
     noise: Noise

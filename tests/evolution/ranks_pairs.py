@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from ranks import SHAPES, SIZE
 
 import flowpm_dist as fpm
 from flowpm_dist.evolution import nbody, pairs
-from flowpm_dist.evolution.adjoints import ReversibleAdjoint
+from flowpm_dist.evolution.adjoints import ReversibleAdjoint, backward_pass
 from flowpm_dist.evolution.integrators import FastPM
-from flowpm_dist.evolution.operations import kicked
+from flowpm_dist.evolution.operations import kicked, undo_drift
 from flowpm_dist.evolution.pairs import Pairs
 from flowpm_dist.grid.field import Field
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
+from flowpm_dist.particle_mesh.gravity import Gravity
 
 pytestmark = [
     pytest.mark.ranks(1, 2),
@@ -25,6 +27,7 @@ pytestmark = [
     pytest.mark.timeout(180, method="thread"),
 ]
 N = 8
+KEEPING = {keep: ReversibleAdjoint(keep_fields=keep) for keep in (True, False)}
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 5)
 MESH = SHAPES[SIZE][-1]
 
@@ -83,30 +86,72 @@ def test_the_same_bits_as_single_operations(calls, monkeypatch, integrator):
     assert len(together.timings["steps"]) == 5
 
 
+@pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("integrator", SCHEMES)
-def test_the_same_gradient(calls, monkeypatch, integrator):
+def test_the_same_gradient(calls, monkeypatch, integrator, keep):
     """By the white noise and a parameter, with neutrinos whose force has coefficients."""
-    sim = simulation(integrator, **SCHEMES[integrator])
+    sim = simulation(integrator, adjoint=KEEPING[keep], **SCHEMES[integrator])
     noise = sim.run(seed=2).white_noise.block
+    monkeypatch.setattr(Gravity, "paint", property(paint := Mock(wraps=Gravity.paint.func)))
 
-    def gradient():
+    def gradient(**options):
         omega = tf.constant(0.31, tf.float64)
         with tf.GradientTape() as tape:
             tape.watch([noise, omega])
             cosmology = fpm.Cosmology.planck18().replace(Omega_m=omega, m_nu=0.1, radiation=True)
-            state = sim.run(white_noise=noise, cosmology=cosmology)
+            state = sim.run(white_noise=noise, cosmology=cosmology, **options)
             loss = tf.reduce_sum(state.density().block ** 2)
+        paint.reset_mock()
         return [x.numpy() for x in tape.gradient(loss, [noise, omega])]
 
     together = gradient()
     assert {kind for kind, _ in calls} == {"forward", "backward"}
+    calls.clear()
+    reported = gradient(progress=lambda *_: None)
+    assert [kind for kind, _ in calls] == ["backward"]
     monkeypatch.setattr(pairs, "LARGEST", 0)
     calls.clear()
     apart = gradient()
-    assert not calls
-    for one, other in zip(together, apart, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert not calls and bool(paint.call_count) != keep
+    for one, *others in zip(together, reported, apart, strict=True):
         assert np.abs(one).max() > 0
+        for other in others:
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"mesh_factor": 2, "force_gradient": "spectral"}])
+def test_fields_that_are_kept_or_computed_again(options):
+    """The gradient is the same, but for the rounding of positions on the way back."""
+    found = []
+    for keep in KEEPING:
+        sim = simulation("fastpm", adjoint=KEEPING[keep], **options)
+        noise = sim.run(seed=2).white_noise.block
+        with tf.GradientTape() as tape:
+            tape.watch(noise)
+            loss = tf.reduce_sum(sim.run(white_noise=noise).density().block ** 2)
+        found.append(tape.gradient(loss, noise).numpy())
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-10 * np.abs(found[0]).max())
+
+
+@pytest.mark.ranks(2)
+def test_a_particle_beyond_the_halo_on_the_way_back(monkeypatch):
+    """Nothing is painted there that would tell it: all ranks raise it at the end."""
+    sim = simulation("fastpm", halo=3, adjoint=KEEPING[True])
+    noise = sim.run(seed=2).white_noise.block
+    monkeypatch.setattr(pairs, "LARGEST", 0)
+
+    def far(state, *args):
+        slopes = undo_drift(state, *args)
+        if sim.box.mesh.rank == 0:
+            state.x = state.x + 16.0
+        return slopes
+
+    with tf.GradientTape() as tape:
+        tape.watch(noise)
+        loss = tf.reduce_sum(sim.run(white_noise=noise).displacement.block ** 2)
+    monkeypatch.setattr(backward_pass, "undo_drift", far)
+    with pytest.raises(HaloError, match="way back .* halo of 3; halo = 4 would do"):
+        tape.gradient(loss, noise)
 
 
 def test_a_long_run_takes_several_calls(calls, monkeypatch):

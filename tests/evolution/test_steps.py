@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmology import Growth
+from flowpm_dist.evolution.adjoints import DirectAdjoint, ReversibleAdjoint
 from flowpm_dist.evolution.adjoints.reversible import kicks_to_keep
 from flowpm_dist.evolution.integrators import COLA, BullFrog, FastPM, drift_kick_drift, rows
 from flowpm_dist.evolution.plan import EvolutionPlan
@@ -324,3 +325,16 @@ def test_no_kick_that_forgets_the_velocity_is_undone():
     forgets = [n for n, c in enumerate(schedule.factors.numpy()) if c[0] == 0]
     plan = EvolutionPlan(schedule.operations, schedule.factors)
     assert kicks_to_keep(plan, 1e6) == forgets
+
+
+def test_fields_of_forces_are_kept_where_they_take_little():
+    """By themselves at most 16 values a particle, or a quarter of a gibibyte; or as one says."""
+    value, mib = 4 * 512**3, 2**20
+    by_itself, always, never = (ReversibleAdjoint(keep_fields=x) for x in ("auto", True, False))
+    assert by_itself.kept_bytes(16, value, value) == 16 * value
+    assert by_itself.kept_bytes(17, value, value) == 0
+    assert by_itself.kept_bytes(2, 8 * value, value) == 16 * value
+    assert by_itself.kept_bytes(32, 8 * mib, mib) == 256 * mib
+    assert by_itself.kept_bytes(33, 8 * mib, mib) == 0
+    assert always.kept_bytes(17, value, value) == 17 * value
+    assert never.kept_bytes(1, value, value) == DirectAdjoint().kept_bytes(1, value, value) == 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.observers import Measured, Moment, Observer, measurements_vjp
 from flowpm_dist.evolution.operations import Backward, undo_drift, undo_kick, undo_velocity
+from flowpm_dist.evolution.pairs import Kept, Pairs
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
+from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 
 
 class BackwardPass:
@@ -21,12 +24,18 @@ class BackwardPass:
         plan: the plan of the evolution.
         final: its last state.
         recorded: states before kicks, by the number among the operations.
+        kept: what kicks kept; empty if they kept nothing.
     """
 
     def __init__(
-        self, nbody: NBody, plan: EvolutionPlan, final: Particles, recorded: dict[int, Particles]
+        self,
+        nbody: NBody,
+        plan: EvolutionPlan,
+        final: Particles,
+        recorded: dict[int, Particles],
+        kept: Kept,
     ) -> None:
-        self._nbody, self._plan, self._recorded = nbody, plan, recorded
+        self._nbody, self._plan, self._recorded, self._kept = nbody, plan, recorded, kept
         self._final, self._kicks = final, plan.kick_numbers
         self._dobserved = [tf.zeros_like(t) for t in plan.observed]
         self._dmeasured: Measured = {}
@@ -57,13 +66,36 @@ class BackwardPass:
             begin = ends.get(end, end - 1)
             kind, c = self._plan.operations[begin].kind, factors[..., begin:end, :]
             if end in ends:
-                slopes, reaches = pairs.backward(state, c, lpt, decays=decays)
-                self._check(reaches, begin, end)
+                kept = self._kept_of_pairs(pairs, begin, end)
+                slopes, reaches = pairs.backward(state, c, lpt, decays=decays, kept=kept)
+                if not kept:
+                    self._check(reaches, begin, end)
             else:
                 slopes = undo[kind](begin, state, c[..., 0, :])[..., tf.newaxis, :]
             rows.insert(0, slopes)
             end = begin
+        if self._kept:
+            self._check_inside(state.v)
         return [state.dx, state.dv, tf.concat(rows, axis=-2), *state.dlpt, *self._dobserved]
+
+    def _kept_of_pairs(self, pairs: Pairs, begin: int, end: int) -> Sequence[tf.Tensor]:
+        """Returns what pairs kept; they may have been single operations in the forward pass."""
+        if (begin, end) in self._kept or not self._kept:
+            return self._kept.get((begin, end), [])
+        return pairs.lists([self._kept[n, n + 1] for n in range(begin, end) if n in self._kicks])
+
+    def _check_inside(self, v: tf.Tensor) -> None:
+        """Checks that no particle left the halo, which kicks would have set to NaN.
+
+        Raises:
+            HaloError: one did; on every rank.
+        """
+        largest, halo = self._nbody.max_displacement, self._nbody.gravity.pm.halo
+        if largest.is_bounded and not math.isfinite(largest(v)):
+            raise HaloError(
+                f"on the way back a particle left the halo of {halo}; halo = {halo + 1} would do",
+                halo + 1,
+            )
 
     def _check(self, reaches: tf.Tensor, begin: int, end: int) -> None:
         moments = [
@@ -85,6 +117,7 @@ class BackwardPass:
             check=lambda reach: self._check(reach[tf.newaxis], number, number + 1),
             before=before,
             observe=observe,
+            kept=self._kept.get((number, number + 1), ()),
         )
 
     def _observe(

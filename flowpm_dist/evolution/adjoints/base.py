@@ -37,6 +37,16 @@ class Adjoint(Options, abc.ABC):
             HaloError, FloatingPointError: as there.
         """
 
+    def kept_bytes(self, kicks: int, field: int, particles: int) -> int:
+        """Returns the memory of the kicks' fields that the forward pass keeps on a rank [bytes].
+
+        Args:
+            kicks: their number.
+            field: what each can keep, see `Gravity.kept_shapes` [bytes].
+            particles: the memory of one value of each particle [bytes].
+        """
+        return 0
+
 
 ADJOINTS: dict[str, type[Adjoint]] = {}
 """Name in a run file -> way to differentiate; filled by the package."""

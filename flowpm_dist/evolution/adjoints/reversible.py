@@ -1,9 +1,10 @@
 """The gradient of an evolution, computed back in time: memory does not grow with the steps.
 
-The backward pass starts from the final state and undoes kicks and drifts one by one. It computes
-each force again, and updates the cotangents of positions, velocities and factors. The forward pass
-keeps its final state and a few earlier states. The backward pass restarts from an earlier state
-where rounding errors would have grown too far.
+The backward pass starts from the final state and undoes kicks and drifts one by one, and updates
+the cotangents of positions, velocities and factors. The forward pass keeps its final state and a
+few earlier states. The backward pass restarts from an earlier state where rounding errors would
+have grown too far. It needs the field of each force. The forward pass keeps the fields where they
+take little memory; otherwise the particles are painted and the field is computed again.
 The adjoint method of Li, Modi, Jamieson and others 2022 (arXiv:2211.09815), for any schedule of
 kicks and drifts.
 """
@@ -11,10 +12,11 @@ kicks and drifts.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +30,13 @@ if TYPE_CHECKING:
     from flowpm_dist.evolution.nbody import NBody
     from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
     from flowpm_dist.grid.box import Box
+    from flowpm_dist.particle_mesh.gravity import Gravity
+
+
+LITTLE = 16
+"""Most values of a particle for fields that are kept."""
+SMALL = 256 * 2**20
+"""Memory of a rank that they may always take [bytes]."""
 
 
 class ReversibleAdjoint(Adjoint):
@@ -41,9 +50,18 @@ class ReversibleAdjoint(Adjoint):
     Attributes:
         max_error_growth: the factor by which the rounding error of the positions may grow between
             two kept states. The error is taken relative to the displacements at the same time.
+        keep_fields: whether the forward pass keeps the field of each force for the backward pass.
+            "auto" keeps them if they take at most 16 values a particle, or 256 MiB of a rank.
     """
 
     max_error_growth: float = Field(default=32.0, ge=1, description="a number of at least 1")
+    keep_fields: Literal["auto"] | bool = Field(default="auto", description='"auto", true or false')
+
+    @override
+    def kept_bytes(self, kicks: int, field: int, particles: int) -> int:
+        total = kicks * field
+        little = total <= max(LITTLE * particles, SMALL)
+        return total if self.keep_fields is True or (self.keep_fields and little) else 0
 
     @override
     def evolve(
@@ -52,6 +70,7 @@ class ReversibleAdjoint(Adjoint):
         import tensorflow as tf
 
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
+        from flowpm_dist.evolution.pairs import Kept
         from flowpm_dist.evolution.plan import Evolved, Particles
         from meshimpl.graph_guards import is_watched, not_recorded, once_differentiable
 
@@ -63,14 +82,17 @@ class ReversibleAdjoint(Adjoint):
         numbers = on_all_replicas(plan.known_factors, nbody.box)
         here = replace(plan, factors=factors, lpt=lpt, observed=observed, numbers=numbers)
         chosen = kicks_to_keep(here, self.max_error_growth)
+        field, values = kept_by_a_kick(nbody.gravity), math.prod(x.shape[:-1])
+        keeps = self.kept_bytes(len(here.kick_numbers), field * x.dtype.size, values * x.dtype.size)
         recorded: dict[int, Particles] = {}
+        kept: Kept = {}
 
         keep = {n: functools.partial(recorded.__setitem__, n) for n in chosen}
         first = [Particles(x, v)]
         del x, v
         # The observer's operations are recorded, to find out what else its results depend on.
         with not_recorded() if plan.observer is None else nullcontext():
-            done = nbody.evolve(first, here, clock, keep=keep)
+            done = nbody.evolve(first, here, clock, keep=keep, kept=kept if keeps else None)
         final, names = done.particles, list(done.measured)
         if is_watched(list(done.measured.values())):
             raise ValueError(
@@ -80,7 +102,7 @@ class ReversibleAdjoint(Adjoint):
 
         def carry(*tensors: tf.Tensor) -> list[tf.Tensor]:
             dx, dv, *rest = tensors[: 2 + len(names)]
-            back = BackwardPass(nbody, here, final, recorded)
+            back = BackwardPass(nbody, here, final, recorded, kept)
             return back.carry(dx, dv, dict(zip(names, rest, strict=True)))
 
         once = once_differentiable(carry, "an evolution by the adjoint method")
@@ -94,6 +116,12 @@ class ReversibleAdjoint(Adjoint):
 
         x, v, *measured = run(*inputs)
         return Evolved(Particles(x, v), dict(zip(names, measured, strict=True)))
+
+
+def kept_by_a_kick(gravity: Gravity) -> int:
+    """Returns the number of values on this rank that a kick can keep."""
+    shape_of = gravity.pm.box.impl.slice_shape
+    return sum(math.prod(shape_of(shape)) for shape in gravity.kept_shapes)
 
 
 def on_all_replicas(factors: np.ndarray, box: Box) -> np.ndarray:
