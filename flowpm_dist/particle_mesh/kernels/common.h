@@ -93,16 +93,19 @@ FLOWPM_INLINE Vector<T> load_vectors(const T* from) {
           __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5)};
 }
 
-// The sum of products in double, in an order that does not depend on the processor.
+// The sum of products, in an order that does not depend on the processor: in double, but for the
+// products of one call that are eight apart.
 template <typename T>
 struct Dot {
   double lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 
   FLOWPM_INLINE void add(const T* a, const T* b, int64_t count) {
+    T sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
     int64_t m = 0;
     for (; m + 8 <= count; m += 8) {
-      for (int lane = 0; lane < 8; ++lane) lanes[lane] += double(a[m + lane]) * double(b[m + lane]);
+      for (int lane = 0; lane < 8; ++lane) sums[lane] += a[m + lane] * b[m + lane];
     }
+    for (int lane = 0; lane < 8; ++lane) lanes[lane] += double(sums[lane]);
     for (; m < count; ++m) lanes[m % 8] += double(a[m]) * double(b[m]);
   }
   double total() const {

@@ -26,6 +26,8 @@ FLOWPM_INLINE void force_column(const Force<T>& call, const Tiling& tiling, cons
       alignas(64) T value[3 * kRow + 4];
       for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
         const T* s = at(g, call.s, 3, patch.batch, i, j, k);
+        prefetch_next(g, s, count);
+        if (call.v) prefetch_next(g, call.v + (s - call.s), count);
         locate_in(g, range, margin, i, j, k, count, s, row);
         for (int m = 0; m < count; ++m) {
           const T* cell = window + 4 * int64_t(row.index[m]);

@@ -123,6 +123,12 @@ FLOWPM_INLINE void force_vjp_column(const ForceVjpColumns<T>& call, const Tiling
           for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
             const T* s = at(g, call.s, 3, patch.batch, i, j, k);
             const int64_t offset = s - call.s;
+            prefetch_next(g, s, count);
+            prefetch_next(g, call.dv + offset, count);
+            if (call.v_after) {
+              prefetch_next(g, call.add + offset, count);
+              prefetch_next(g, call.v_after + offset, count);
+            }
             locate_in(g, range, margin, i, j, k, count, s, row);
             for (int m = 0; m < 3 * count; ++m) dv[m] = call.dv[offset + m];
             dv[3 * count] = 0;

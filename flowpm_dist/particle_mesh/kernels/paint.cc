@@ -65,7 +65,10 @@ FLOWPM_INLINE void paint_vjp_column(const PaintVjp<T>& call, const Tiling& tilin
       T cell[8][kRow], ds[3][kRow], value[kRow];
       alignas(64) T slope[3 * kRow + 4];
       for_rows(patch, [&](int64_t i, int64_t j, int64_t k, int count) {
-        locate_in(g, range, 0, i, j, k, count, at(g, call.s, 3, patch.batch, i, j, k), row);
+        const T* s = at(g, call.s, 3, patch.batch, i, j, k);
+        prefetch_next(g, s, count);
+        if (call.add) prefetch_next(g, call.add + (s - call.s), count);
+        locate_in(g, range, 0, i, j, k, count, s, row);
         const T* w = call.weights ? at(g, call.weights, 1, patch.batch, i, j, k) : nullptr;
         if (range.empty()) std::memset(cell, 0, sizeof(cell));
         for (int m = 0; m < count && !range.empty(); ++m) {
