@@ -10,6 +10,9 @@ import worker
 
 from meshimpl import launch
 
+WHOLE = 64
+"""Largest grid whose run is one `tf.function`."""
+
 
 def main() -> None:
     options = worker.arguments()
@@ -39,16 +42,29 @@ def main() -> None:
     power = LinearPower(cosmology)
     noise, weight = tf.constant(options.noise), tf.constant(options.weight)
 
-    def forward() -> tuple[Any, Any]:
+    def simulate(noise: tf.Tensor) -> tuple[Any, Any]:
         state = sim.run(white_noise=noise)
-        density = state.density().block.numpy()
-        return state.displacement.block.numpy(), density
+        return state.displacement.block, state.density().block
 
-    def gradient() -> tuple[Any, Any]:
+    def differentiate(noise: tf.Tensor) -> tuple[Any, Any]:
         with tf.GradientTape() as tape:
             tape.watch(noise)
-            loss = tf.reduce_sum(weight * sim.run(white_noise=noise).density().block)
-        return loss.numpy(), tape.gradient(loss, noise).numpy()
+            loss = tf.reduce_sum(weight * simulate(noise)[1])
+        return loss, tape.gradient(loss, noise)
+
+    # Small runs are whole functions, as in the other codes; large ones would take more memory.
+    whole = options.grid <= WHOLE
+    run, slope = (
+        tf.function(f, autograph=False) if whole else f for f in (simulate, differentiate)
+    )
+
+    def forward() -> tuple[Any, Any]:
+        displacement, density = run(noise)
+        return displacement.numpy(), density.numpy()
+
+    def gradient() -> tuple[Any, Any]:
+        loss, to_noise = slope(noise)
+        return loss.numpy(), to_noise.numpy()
 
     side = np.degrees(worker.CELL * options.grid / Distances(cosmology).comoving(0.5))
     field, farthest = float(side) * (1 - 1e-9), worker.SOURCES[-1]

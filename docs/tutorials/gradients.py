@@ -37,7 +37,8 @@ slope = float(tape.gradient(first_bin, sigma8))
 print(f"d ln P / d ln sigma8 = {0.75 * slope:.3f} in the first bin; linear theory has 2")
 
 # %% [markdown]
-# The backward pass recomputes the steps in reverse order. Its memory does not grow with the number of steps.
+# The backward pass undoes the steps in reverse order. Its memory does not grow with their number, beyond [a small
+# amount](../explanations/gradients.md#memory).
 #
 # ## All bins at once
 #

@@ -165,7 +165,7 @@ class EmulationOptions(SimulatedRun):
     truth: TruthOptions
     emulate: EmulateOptions
 
-    may_differ = ("emulate.checkpoint_every", "run.halo")
+    may_differ = ("emulate.checkpoint_every", "run.halo", "evolution.keep_fields")
 
     @property
     def parameter_ranges(self) -> ParameterRanges:

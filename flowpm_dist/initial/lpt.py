@@ -269,10 +269,12 @@ def lpt_function(
     n_terms = len(terms_of(order)) + by_scale
     row, term = mtf.Dimension("row", 2), mtf.Dimension("term", n_terms)
 
-    def build(_: Any, noise: Any, amplitude: Any, factors: Any, *more: Any) -> tuple[Any, ...]:
+    def build(_: Any, noise: Any, amplitude: Any, factors: Any, *excess: Any) -> tuple[Any, ...]:
         in_turn = SequentialFFT(box)
         white = to_spectrum(noise, in_order=True)
-        amplitude, *excess = (mtf.transpose(x, white.shape.dims[:-1]) for x in (amplitude, *more))
+        if (modes := mtf.Shape(white.shape.dims[:-1])) != amplitude.shape:
+            amplitude = mtf.transpose(amplitude, modes)
+            excess = tuple(mtf.transpose(each, modes) for each in excess)
         linear = pointwise(_scale_modes, white, amplitude)
         delta = in_turn(linear)
         sources, transverse = [linear], []

@@ -194,7 +194,12 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
     run: RunOptions
     lightcone: ConvergenceOptions | None = None
 
-    may_differ = ("search.checkpoint_every", "search.keep", "run.halo")
+    may_differ = (
+        "search.checkpoint_every",
+        "search.keep",
+        "run.halo",
+        "evolution.keep_fields",
+    )
 
     @property
     def initial_options(self) -> InitialOptions:

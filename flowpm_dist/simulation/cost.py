@@ -249,7 +249,8 @@ def gradient_bytes(
     Args:
         structure: the model's structure; one that is not in `GRADIENT` has steps.
         solver, grid, axes: as for `simulation_bytes`.
-        steps: their number, with whose kicks the kept fields of forces grow.
+        steps: their number, with whose kicks the kept fields of forces grow. What massive neutrinos
+            add to a kick is not counted.
         network: whether a network moves the particles of states.
 
     Raises:
@@ -263,10 +264,16 @@ def gradient_bytes(
     itemsize = np.dtype(solver.precision).itemsize
     kept = 0
     if structure not in GRADIENT:
-        field = COMPONENTS[solver.force_gradient] * (cells + halos * (solver.pyramid != "off"))
+        field = COMPONENTS[solver.force_gradient] * cells
+        if solver.pyramid != "off":
+            field = field_cells(finer_grid(grid, solver.mesh_factor), axes, halo_width(solver))
         field += cells * (solver.force_correction is not None)
-        of_particles = field_cells(grid, axes) * itemsize
-        kept = solver.adjoint.kept_bytes(steps + 1, int(field * itemsize), int(of_particles))
+        of_particles = int(field_cells(grid, axes) * itemsize)
+        # integrators make a kick for each step, or one more
+        kept = max(
+            solver.adjoint.kept_bytes(kicks, int(field * itemsize), of_particles)
+            for kicks in (steps, steps + 1)
+        )
     return math.ceil(values * itemsize) + kept
 
 

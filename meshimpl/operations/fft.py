@@ -161,8 +161,8 @@ class Pencils:
         row, col: the lines of ranks over which x and y, later ky and kz, are split.
         half: whether messages are float16, see `Communicator.alltoall`.
         real: whether the field is real.
-        ordered: whether the spectrum has the order of the field, [kx, ky, kz]. Only one rank can
-            make it so, and needs no transposition then.
+        ordered: whether the spectrum has the order of the field, [kx, ky, kz]. One rank can make a
+            real field's so, and needs no transposition then.
     """
 
     grid: tuple[int, int, int]
@@ -199,10 +199,10 @@ class Pencils:
     def in_order(self) -> Pencils:
         """Returns the same transform with an `ordered` spectrum, if that is faster here.
 
-        On a GPU it has not been measured.
+        It is so for real fields on one rank. On a GPU it has not been measured.
         """
         alone = self.row.size == self.col.size == 1
-        return replace(self, ordered=alone and not _has_gpu())
+        return replace(self, ordered=alone and self.real and not _has_gpu())
 
     @property
     def _z_to_y(self) -> Transfer:
@@ -225,7 +225,7 @@ class Pencils:
     def forward(self, x: tf.Tensor) -> tf.Tensor:
         """Returns the complex spectrum [b, kz/col, ky/row, kx] of a field [b, x/row, y/col, z]."""
         if self.ordered:
-            return tf.signal.rfft3d(x) if self.real else tf.signal.fft3d(x)
+            return tf.signal.rfft3d(x)
         kz, ky, _ = self.modes
         along_z = tf.signal.rfft if self.real else tf.signal.fft
         along_yz = tf.signal.rfft2d if self.real else tf.signal.fft2d
@@ -259,8 +259,6 @@ class Pencils:
         """
         (_, ny, nz), kz = self.grid, self._kz
         if self.ordered:
-            if not self.real:
-                return tf.signal.ifft3d(spectrum)
             return tf.signal.irfft3d(spectrum, fft_length=self.grid)
         if self.row.size == 1:
             # [b, kz/col, y, x] -> [b, x, y/col, kz]
@@ -290,8 +288,9 @@ class Pencils:
 
         Returns:
             int64 arrays of shapes [1, 1, kx], [1, ky, 1], [kz, 1, 1], which broadcast to a spectral
-            block. The Nyquist mode is -N/2, but N/2 along z if the field is real. Padded modes hold
-            no power; their numbers continue the sequence.
+            block; [kx, 1, 1], [1, ky, 1], [1, 1, kz] if it is `ordered`. The Nyquist mode is -N/2,
+            but N/2 along z if the field is real. Padded modes hold no power; their numbers continue
+            the sequence.
         """
         nx, ny, nz = self.grid
         kz, ky = self.modes[0] // self.col.size, self.modes[1] // self.row.size
@@ -445,8 +444,8 @@ def rfft3d(x: Any, *, in_order: bool = False) -> Any:
             a GPU, where it takes no transposition.
 
     Returns:
-        mtf tensor [..., kZ, kY, kX, pair], where X, Y, Z are the names of the dimensions. The
-        layout must split kY like X and kZ like Y.
+        mtf tensor [..., kZ, kY, kX, pair] or, see `in_order`, [..., kX, kY, kZ, pair], where X, Y,
+        Z are the names of the dimensions. The layout must split kY like X and kZ like Y.
 
     Raises:
         ValueError: if the dtype or the shape is another one, or the layout does not fit.

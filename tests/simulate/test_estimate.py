@@ -14,6 +14,7 @@ from commands import flowpm, flowpm_and_loaded, flowpm_here, folder_with, plain
 from run_files import RUN
 
 from flowpm_dist.cosmology.parameters import Cosmology
+from flowpm_dist.evolution.adjoints import ReversibleAdjoint
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.decomposition import default_mesh
 from flowpm_dist.initial.conditions import linear_amplitude
@@ -283,6 +284,23 @@ def test_a_wide_halo_takes_the_memory_of_its_planes(gradient, values):
         )
         assert more - less == 2 * planes
     assert simulation_bytes(wider, grid, {}) == simulation_bytes(wide, grid, {})
+
+
+def test_a_gradient_counts_the_fields_that_it_keeps():
+    """As many as the integrator has kicks, one more than steps at most; none if they are many."""
+    grid, value = (256,) * 3, 4 * 256**3
+
+    def kept(steps, structure="pm", **options):
+        whole, again = (
+            gradient_bytes(structure, SolverOptions(**options, **keys), grid, {}, steps=steps)
+            for keys in ({}, {"adjoint": ReversibleAdjoint(keep_fields=False)})
+        )
+        return (whole - again) / value
+
+    assert [kept(10), kept(16), kept(17)] == [11, 16, 0]
+    assert kept(10, "2lpt") == 0
+    assert kept(4, force_gradient="spectral") == 15
+    assert kept(5, correction="default") == 12
 
 
 @pytest.mark.parametrize(("halo", "peak"), [(16, 1479), (64, 1617), (120, 1949)])

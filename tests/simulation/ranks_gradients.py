@@ -65,17 +65,19 @@ def test_pmwd(mesh, name):
 
 
 KEEPS_MANY = ReversibleAdjoint(max_error_growth=2.0)
+AGAIN = ReversibleAdjoint(keep_fields=False)  # fields of forces are computed again
 SCHEMES = {
     "fastpm": dict(integrator="fastpm", steps=fpm.scale_factor_steps(0.1, 1.0, 4)),
     "fastpm, log a": dict(integrator="fastpm", steps=fpm.logarithmic_steps(0.1, 1.0, 4)),
     "bullfrog from a = 0": dict(integrator="bullfrog", steps=np.linspace(0.0, 1.0, 5)),
-    "cola": dict(integrator="cola", steps=fpm.scale_factor_steps(0.1, 1.0, 3)),
+    "cola": dict(integrator="cola", steps=fpm.scale_factor_steps(0.1, 1.0, 3), adjoint=AGAIN),
     "spectral, 2": dict(
         integrator="fastpm",
         steps=fpm.scale_factor_steps(0.1, 1.0, 2),
         force_gradient="spectral",
         mesh_factor=2,
         deconvolve=True,
+        adjoint=AGAIN,
     ),
     "mesh factor 1.5": dict(
         integrator="bullfrog",
@@ -90,7 +92,9 @@ SCHEMES = {
         integrator="bullfrog", steps=fpm.logarithmic_steps(0.02, 1.0, 4), adjoint=KEEPS_MANY
     ),
     "cola, states kept": dict(
-        integrator="cola", steps=fpm.scale_factor_steps(0.1, 1.0, 3), adjoint=KEEPS_MANY
+        integrator="cola",
+        steps=fpm.scale_factor_steps(0.1, 1.0, 3),
+        adjoint=AGAIN.model_copy(update={"max_error_growth": 2.0}),
     ),
     "pyramid": dict(
         integrator="bullfrog",
@@ -105,6 +109,7 @@ SCHEMES = {
             integrator=integrator,
             steps=fpm.scale_factor_steps(0.1, 1.0, 2),
             cosmology={"radiation": True, "m_nu": 0.3, "N_eff": 3.0},
+            **({"adjoint": AGAIN} if integrator == "cola" else {}),
         )
         for integrator in ("fastpm", "bullfrog", "cola")
     },

@@ -74,8 +74,7 @@ class BackwardPass:
                 slopes = undo[kind](begin, state, c[..., 0, :])[..., tf.newaxis, :]
             rows.insert(0, slopes)
             end = begin
-        if self._kept:
-            self._check_inside(state.v)
+        self._check_inside(state, self._plan.label(0))
         return [state.dx, state.dv, tf.concat(rows, axis=-2), *state.dlpt, *self._dobserved]
 
     def _kept_of_pairs(self, pairs: Pairs, begin: int, end: int) -> Sequence[tf.Tensor]:
@@ -84,16 +83,19 @@ class BackwardPass:
             return self._kept.get((begin, end), [])
         return pairs.lists([self._kept[n, n + 1] for n in range(begin, end) if n in self._kicks])
 
-    def _check_inside(self, v: tf.Tensor) -> None:
-        """Checks that no particle left the halo, which kicks would have set to NaN.
+    def _check_inside(self, state: Backward, label: str) -> None:
+        """Checks that no particle was beyond the halo in a kick with a kept field.
+
+        Such a kick sets its velocity to NaN.
 
         Raises:
             HaloError: one did; on every rank.
         """
         largest, halo = self._nbody.max_displacement, self._nbody.gravity.pm.halo
-        if largest.is_bounded and not math.isfinite(largest(v)):
+        if self._kept and largest.is_bounded and not math.isfinite(largest(state.v)):
             raise HaloError(
-                f"on the way back a particle left the halo of {halo}; halo = {halo + 1} would do",
+                f"on the way back to {label}: a particle left the halo of {halo}; "
+                f"halo = {halo + 1} would do",
                 halo + 1,
             )
 
@@ -105,6 +107,8 @@ class BackwardPass:
 
     def _kick(self, decays: bool, number: int, state: Backward, c: tf.Tensor) -> tf.Tensor:
         recorded, observer, observe = self._recorded.get(number), self._plan.observer, None
+        if recorded is not None:  # a state in which nothing is NaN takes the place of this one
+            self._check_inside(state, self._plan.label(number))
         if observer is not None and self._kicks[number] in observer.kicks:
             observe = functools.partial(self._observe, observer, number, c, state)
         before = None if recorded is None else (recorded.displacement, recorded.velocity)

@@ -1,4 +1,4 @@
-"""The gradient of an evolution, computed back in time: memory does not grow with the steps.
+"""The gradient of an evolution, computed back in time: states are undone, not kept.
 
 The backward pass starts from the final state and undoes kicks and drifts one by one, and updates
 the cotangents of positions, velocities and factors. The forward pass keeps its final state and a
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 LITTLE = 16
 """Most values of a particle for fields that are kept."""
 SMALL = 256 * 2**20
-"""Memory of a rank that they may always take [bytes]."""
+"""Memory on a rank that those of a run may always take [bytes]."""
 
 
 class ReversibleAdjoint(Adjoint):
@@ -51,7 +51,8 @@ class ReversibleAdjoint(Adjoint):
         max_error_growth: the factor by which the rounding error of the positions may grow between
             two kept states. The error is taken relative to the displacements at the same time.
         keep_fields: whether the forward pass keeps the field of each force for the backward pass.
-            "auto" keeps them if they take at most 16 values a particle, or 256 MiB of a rank.
+            "auto" keeps them if those of a run take at most 16 values a particle, or 256 MiB on a
+            rank.
     """
 
     max_error_growth: float = Field(default=32.0, ge=1, description="a number of at least 1")

@@ -23,8 +23,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 OPTIMISED = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"]
-# Rows of a window are short: calls of memcpy, and vectors of 16 values, cost more than they save.
-OPTIMISED.append("-fno-tree-loop-distribute-patterns")
+# Rows of a window are short: vectors of 16 values, and calls of memcpy, cost more than they save.
+OF_GCC = ["-fno-tree-loop-distribute-patterns"]
 if platform.machine().lower() in ("x86_64", "amd64"):
     OPTIMISED.append("-mprefer-vector-width=256")
 
@@ -153,7 +153,8 @@ def _build(library: Path, objects: Path) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         # The largest file takes longest. Importing TensorFlow for its flags takes a core as well.
         largest_first = sorted(loops, key=lambda source: -source.stat().st_size)
-        compiled = [pool.submit(compile_one, source, OPTIMISED) for source in largest_first]
+        optimised = OPTIMISED + ([] if _is_clang(command) else OF_GCC)
+        compiled = [pool.submit(compile_one, source, optimised) for source in largest_first]
         compiling, linking = tensorflow_flags()
         # TensorFlow's headers take longer than the operations, so they are read once.
         together = objects / "operations.cc"
@@ -161,6 +162,12 @@ def _build(library: Path, objects: Path) -> None:
         compiled.append(pool.submit(compile_one, together, ["-O2", *compiling]))
         done = [task.result() for task in compiled]
     _publish(library, [*command, "-shared", *done, *linking])
+
+
+def _is_clang(command: list[str]) -> bool:
+    """Returns whether a compiler is clang, which refuses options of GCC."""
+    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return "clang" in told.stdout
 
 
 def _publish(library: Path, command: list[str]) -> None:

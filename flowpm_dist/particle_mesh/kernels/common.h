@@ -1,5 +1,5 @@
-// What the kernels share: entries for each processor, vectors of few values, the survey before a
-// scatter, exact sums.
+// What the kernels share: entries for each processor, vectors of few values, sums of products, the
+// survey before a scatter.
 #pragma once
 
 #include "window.h"
@@ -93,8 +93,8 @@ FLOWPM_INLINE Vector<T> load_vectors(const T* from) {
           __builtin_shufflevector(ab1, cd1, 0, 1, 4, 5)};
 }
 
-// The sum of products, in an order that does not depend on the processor: in double, but for the
-// products of one call that are eight apart.
+// The sum of products, in an order that does not depend on the processor. Products of one call that
+// are eight apart are summed as T, the rest in double.
 template <typename T>
 struct Dot {
   double lanes[8] = {0, 0, 0, 0, 0, 0, 0, 0};
