@@ -155,6 +155,18 @@ total = _either("reduce_sum", lambda x: np.sum(x, axis=-1), axis=-1)
 """The sum along the last axis."""
 
 
+def largest(value: Any, axis: int) -> Any:
+    """Returns the largest elements along an axis."""
+    return _tensorflow().reduce_max(value, axis) if is_tensor(value) else np.max(value, axis)
+
+
+def chosen(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """Returns what one of two functions returns; in a graph, both are parts of it."""
+    if is_tensor(condition):
+        return _tensorflow().cond(condition, yes, no)
+    return yes() if condition else no()
+
+
 def stacked(values: Sequence[Any], axis: int) -> Any:
     """Returns arrays or tensors of one shape along a new axis."""
     return (_tensorflow().stack if any(map(is_tensor, values)) else np.stack)(values, axis=axis)

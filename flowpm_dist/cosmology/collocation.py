@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.polynomial import chebyshev
 
-from flowpm_dist.cosmology.arrays import arccos, clip, cos, known, log, solve, total
+from flowpm_dist.cosmology.arrays import arccos, clip, cos, known, largest, log, solve, total
 
 Solution = tuple[Any, Any, Any]
 """A function of the logarithm and its first two derivatives at the nodes, each [..., nodes]."""
@@ -87,14 +87,14 @@ def collocation(nodes: int, first: float, last: float) -> Collocation:
     )
 
 
-def tail(coefficients: Any) -> float | None:
-    """Returns the last coefficients over the largest one; None if they are not known yet.
+def tail(coefficients: Any) -> Any:
+    """Returns the last coefficients over the largest one: a number, or a tensor in a graph.
 
     Args:
         coefficients: the coefficients of several series, [nodes, series].
     """
     numbers = known(coefficients)
     if numbers is None:
-        return None
+        return largest(largest(abs(coefficients[-_TAIL:]), 0) / largest(abs(coefficients), 0), 0)
     sizes = np.abs(numbers)
     return float((sizes[-_TAIL:].max(axis=0) / sizes.max(axis=0)).max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import (
     as_array,
+    chosen,
     cos,
     gives_tensor,
+    is_tensor,
+    joined,
     known,
     maximum,
     product,
@@ -25,6 +29,7 @@ from flowpm_dist.cosmology.growth_equations import (
     SCALES,
     TERMS,
     WAVENUMBERS,
+    Coefficients,
     Term,
     coefficients,
     coefficients_by_scale,
@@ -32,12 +37,13 @@ from flowpm_dist.cosmology.growth_equations import (
     order_of,
     scales,
     solved,
+    third_order_coefficients,
 )
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.options import in_unit
 
 NODES = (128, 256)
-"""Numbers of Chebyshev nodes that are tried in turn. The first does for w near -1."""
+"""Fewest and most Chebyshev nodes. The fewest do for w near -1."""
 
 CONVERGED = 1e-9
 """Size of the last Chebyshev coefficients, over the largest, at which no more nodes are tried."""
@@ -60,8 +66,8 @@ class Growth:
 
     Growth factors and rates are accurate to 1e-11 for dark energy near w = -1; otherwise factors
     are accurate to 1e-7 and rates to 1e-6. The steeper dark energy rises, the more nodes are
-    needed. The last Chebyshev coefficients measure the accuracy. More nodes are tried until these
-    coefficients are small enough. If they stay too large, a ValueError is raised.
+    needed. The last Chebyshev coefficients measure the accuracy. If they are too large for the
+    fewest nodes, the most are taken; if they stay too large, a ValueError is raised.
 
     Methods that take a wavenumber k [h/Mpc] return an array that broadcasts with it. Here growth
     does not depend on it; where it does, a subclass replaces these methods and sets `by_scale`.
@@ -82,13 +88,13 @@ class Growth:
 
     def __init__(self, universe: Cosmology | Background) -> None:
         self.background = background_of(universe)
-        for nodes in NODES:
-            self._grid = grid_of(nodes)
-            self._coefficients = solved(self.background, nodes, coefficients)
-            last = tail(self._coefficients)
-            if last is not None and last <= CONVERGED:
-                break
-        if last is not None and not last <= RESOLVED:
+        few, many = NODES[0], NODES[-1]
+        found = solved(self.background, few, coefficients)
+        last = tail(found)
+        self._few_do = last <= CONVERGED
+        self._grid = grid_of(few if self._few_do is True else many)
+        self._coefficients = self._at_nodes(coefficients, found)
+        if not is_tensor(last) and not tail(self._coefficients) <= RESOLVED:
             values = {name: float(self.background.values[name]) for name in GROWTH}
             shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
             raise ValueError(
@@ -100,6 +106,28 @@ class Growth:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.background})"
 
+    @functools.cached_property
+    def _third_order(self) -> Any:
+        return self._at_nodes(third_order_coefficients)
+
+    def _at_nodes(self, function: Coefficients, of_few: Any = None) -> Any:
+        """Returns a function's coefficients for as many nodes as growth needs.
+
+        In a graph, where this is not known, they have as many rows as for most nodes.
+
+        Args:
+            function: see `solved`.
+            of_few: what it is for fewest nodes, if known.
+        """
+        few, many = NODES[0], NODES[-1]
+
+        def with_few() -> Any:
+            found = solved(self.background, few, function) if of_few is None else of_few
+            missing = np.zeros([len(self._grid.x) - few, found.shape[1]])
+            return joined([found, missing], 0) if len(missing) else found
+
+        return chosen(self._few_do, with_few, lambda: solved(self.background, many, function))
+
     @gives_tensor
     def ratio(self, a: Any, term: Term, derivative: int) -> Any:
         """Returns d^derivative D_term / dlna^derivative / a^order [1], finite at a = 0.
@@ -110,7 +138,10 @@ class Growth:
             derivative: 0, 1 or 2.
         """
         basis = self._grid.functions(maximum(in_unit("a", a), A_MIN))
-        return total(basis * self._coefficients[:, 3 * TERMS.index(term) + derivative])
+        number, series = TERMS.index(term), self._coefficients
+        if order_of(term) == 3:
+            number, series = number - TERMS.index("3a"), self._third_order
+        return total(basis * series[:, 3 * number + derivative])
 
     @gives_tensor
     def factor(self, a: Any, term: Term, derivative: int = 0) -> Any:
@@ -193,8 +224,7 @@ class GrowthByScale(Growth):
     def __init__(self, universe: Cosmology | Background) -> None:
         super().__init__(universe)
         self._scales = scales()
-        nodes = len(self._grid.x)
-        self._by_scale = solved(self.background, nodes, coefficients_by_scale)
+        self._by_scale = self._at_nodes(coefficients_by_scale)
 
     @override
     @gives_tensor

@@ -89,12 +89,20 @@ Coefficients = Callable[[Background, int], Any]
 def coefficients(background: Background, nodes: int) -> Any:
     """Returns the Chebyshev coefficients of D, dD/dlna and d2D/dlna2 over a^order.
 
-    They are [nodes, 15], for all terms in order.
+    They are [nodes, 6], for the terms up to second order.
     """
-    grid = grid_of(nodes)
-    derivatives = []
     with arrays_within():
-        solutions = _solve(background, grid)
+        return _of_solutions(_lower_orders(background, grid_of(nodes)), nodes)
+
+
+def third_order_coefficients(background: Background, nodes: int) -> Any:
+    """Returns the same of the three terms of third order, [nodes, 9]."""
+    with arrays_within():
+        return _of_solutions(_third_order(background, grid_of(nodes)), nodes)
+
+
+def _of_solutions(solutions: dict[Term, Solution], nodes: int) -> Any:
+    grid, derivatives = grid_of(nodes), []
     for term, (g, dg, ddg) in solutions.items():
         n = order_of(term)
         derivatives += [g, n * g + dg, n**2 * g + 2.0 * n * dg + ddg]
@@ -163,21 +171,29 @@ def _first_order_equation(background: Background, a: np.ndarray, factor: Any = 1
     return 4.0 + background.dlne_dlna(a), q
 
 
-def _solve(background: Background, grid: Collocation) -> dict[Term, Solution]:
-    """Returns g = D/a^order of every term at the nodes, with its derivatives by ln a."""
+def _lower_orders(background: Background, grid: Collocation) -> dict[Term, Solution]:
+    """Returns g = D/a^order of the first two terms at the nodes, with its derivatives by ln a."""
     a, solve = np.exp(grid.x), grid.solved
     matter, slope = background.omega_m(a), background.dlne_dlna(a)
     early = _early_times(background)
     p, q = _first_order_equation(background, a)
     first = solve(p, q, zeros_like(matter), *early[1])
-    g1 = first[0]
-    second = solve(6.0 + slope, 8.0 + 2.0 * slope - 1.5 * matter, 1.5 * matter * g1**2, *early[2])
+    source = 1.5 * matter * first[0] ** 2
+    second = solve(6.0 + slope, 8.0 + 2.0 * slope - 1.5 * matter, source, *early[2])
+    return {1: first, 2: second}
+
+
+def _third_order(background: Background, grid: Collocation) -> dict[Term, Solution]:
+    """Returns the same of the terms of third order."""
+    lower, solve = _lower_orders(background, grid), grid.solved
+    (g1, *_), (g2, *_) = lower[1], lower[2]
+    a = np.exp(grid.x)
+    matter, slope = background.omega_m(a), background.dlne_dlna(a)
+    early = _early_times(background)
     friction, transverse = 8.0 + slope, 15.0 + 3.0 * slope
     longitudinal = transverse - 1.5 * matter
-    mixed = 3.0 * matter * g1 * (second[0] + g1**2)
+    mixed = 3.0 * matter * g1 * (g2 + g1**2)
     return {
-        1: first,
-        2: second,
         "3a": solve(friction, longitudinal, 3.0 * matter * g1**3, *early["3a"]),
         "3b": solve(friction, longitudinal, mixed, *early["3b"]),
         "3c": solve(friction, transverse, 1.5 * matter * g1**3, *early["3c"]),

@@ -10,6 +10,8 @@ from scipy.integrate import solve_ivp
 
 from flowpm_dist.cosmology import Background, Cosmology, Growth
 from flowpm_dist.cosmology import growth as growth_module
+from flowpm_dist.cosmology.growth import growth_of
+from flowpm_dist.cosmology.growth_equations import TERMS
 
 ORDERS = {1: 1, 2: 2, "3a": 3, "3b": 3, "3c": 3}
 EINSTEIN_DE_SITTER = {1: 1.0, 2: 3 / 7, "3a": 1 / 3, "3b": 10 / 21, "3c": 1 / 7}
@@ -240,3 +242,38 @@ def test_equations_of_numbers_are_solved_once():
     again = Growth(own.replace(Omega_m=tf.constant(own.Omega_m, tf.float64)))._coefficients
     assert again is not first
     np.testing.assert_allclose(again, first, rtol=0, atol=1e-12)  # NumPy's rounding, TensorFlow's
+
+
+@pytest.mark.parametrize(("w0", "few"), [(-1.0, True), (-3.0, False)])
+@pytest.mark.parametrize("m_nu", [0.0, 0.2])
+def test_a_graph_takes_as_many_nodes_as_growth_needs(w0, few, m_nu):
+    """It finds out when it runs; values and derivatives are those of tensors outside a graph."""
+    a = np.array([0.1, 0.5, 1.0])
+
+    def grown(w):
+        own = Cosmology(0.3, 0.05, 0.7, 0.96, A_s=2e-9, w0=w, m_nu=m_nu, radiation=m_nu > 0)
+        growth = Growth(own) if m_nu == 0 else growth_of(Background(own))
+        parts = [growth.factor(a, term, 1) for term in TERMS]
+        parts += [growth.d1(a, 0.2)] if m_nu else []
+        return tf.stack(parts), growth._coefficients
+
+    @tf.function(autograph=False)
+    def in_graph(w):
+        with tf.GradientTape() as tape:
+            tape.watch(w)
+            values, coefficients = grown(w)
+            total = tf.reduce_sum(values)
+        return values, tape.gradient(total, w), coefficients
+
+    w = tf.constant(w0, tf.float64)
+    values, slope, coefficients = in_graph(w)
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        expected, own = grown(w)
+        total = tf.reduce_sum(expected)
+    fewest, most = growth_module.NODES
+    assert (own.shape[0], coefficients.shape[0]) == (fewest if few else most, most)
+    assert bool(tf.reduce_all(coefficients[fewest:] == 0)) == few
+    precision = 1e-7 if m_nu else 1e-11  # rounding grows in the era of radiation
+    np.testing.assert_allclose(values, expected, rtol=precision)
+    np.testing.assert_allclose(slope, tape.gradient(total, w), rtol=100 * precision)
