@@ -89,11 +89,11 @@ class Growth:
     def __init__(self, universe: Cosmology | Background) -> None:
         self.background = background_of(universe)
         few, many = NODES[0], NODES[-1]
-        found = solved(self.background, few, coefficients)
-        last = tail(found)
+        series = solved(self.background, few, coefficients)
+        last = tail(series)
         self._few_do = last <= CONVERGED
         self._grid = grid_of(few if self._few_do is True else many)
-        self._coefficients = self._at_nodes(coefficients, found)
+        self._coefficients = self._at_nodes(coefficients, series)
         if not is_tensor(last) and not tail(self._coefficients) <= RESOLVED:
             values = {name: float(self.background.values[name]) for name in GROWTH}
             shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
@@ -122,9 +122,9 @@ class Growth:
         few, many = NODES[0], NODES[-1]
 
         def with_few() -> Any:
-            found = solved(self.background, few, function) if of_few is None else of_few
-            missing = np.zeros([len(self._grid.x) - few, found.shape[1]])
-            return joined([found, missing], 0) if len(missing) else found
+            series = solved(self.background, few, function) if of_few is None else of_few
+            missing = np.zeros([len(self._grid.x) - few, series.shape[1]])
+            return joined([series, missing], 0) if len(missing) else series
 
         return chosen(self._few_do, with_few, lambda: solved(self.background, many, function))
 

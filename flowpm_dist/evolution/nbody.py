@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 import tensorflow as tf
 
-from flowpm_dist.evolution.integrators import Operation
 from flowpm_dist.evolution.observers import Measured, Moment, add_to
 from flowpm_dist.evolution.operations import accelerated, drifted, kicked
 from flowpm_dist.evolution.pairs import Kept, Kinds, Pairs
@@ -126,8 +125,6 @@ class NBody:
     ) -> Evolved:
         """Carries the particles through the operations of a plan.
 
-        Pairs of operations are one graph where nothing looks at the state between them.
-
         Args:
             particles: one, at the start; taken out of the list, so that the first state is not
                 kept while others follow.
@@ -152,9 +149,9 @@ class NBody:
         while (begin := number) < len(plan.operations):
             operation, c = plan.operations[begin], factors[..., begin, :]
             number = blocks.get(begin, begin + 1)
+            fields = None if kept is None else kept.setdefault((begin, number), [])
             if begin in blocks:
-                lists = None if kept is None else kept.setdefault((begin, number), [])
-                x, v, reaches = pairs.forward(x, v, factors[..., begin:number, :], plan.lpt, lists)
+                x, v, reaches = pairs.forward(x, v, factors[..., begin:number, :], plan.lpt, fields)
                 self.check(reaches, plan.kicks_from(begin, number))
             elif operation.kind == "drift":
                 drift = functools.partial(drifted, fused=fused)
@@ -165,21 +162,14 @@ class NBody:
                 if begin in keep:
                     keep[begin](Particles(x, v))
                 before = v if kicks[begin] in observed_kicks else None
-                keeping = None
-                if kept is not None:
-                    keeping = functools.partial(kept.__setitem__, (begin, number))
-                measure = clock.measure
                 v, reach = kicked(
-                    self.gravity, x, v, c, plan.lpt, fused=fused, measure=measure, keep=keeping
+                    self.gravity, x, v, c, plan.lpt, fused=fused, measure=clock.measure, kept=fields
                 )
                 self.check(reach[tf.newaxis], plan.kicks_from(begin, number))
                 if before is not None:
                     _observe(Moment(x, before, v, plan.lpt), kicks[begin], plan, clock, measured)
                 del before
-            ended = [each for each in plan.operations[begin:number] if each.ends_step]
-            clock.end_steps(ended, plan.steps)
-            if ended:
-                _report(number, ended[-1], Particles(x, v), plan, clock, measured)
+            _end_steps(begin, number, Particles(x, v), plan, clock, measured)
         if plan.ends_with_drift:  # each other drift is checked by the paint after it
             self.max_displacement.check_finite(x, plan.label(-1))
         return Evolved(Particles(x, v), measured)
@@ -214,16 +204,18 @@ def _observe(
         add_to(measured, clock.measure("observe", measurement, moment, plan.observed))
 
 
-def _report(
+def _end_steps(
+    begin: int,
     done: int,
-    last: Operation,
     particles: Particles,
     plan: EvolutionPlan,
     clock: Clock,
     measured: Measured,
 ) -> None:
-    """Calls the plan's callbacks after `done` operations, the last of which ends a step."""
-    if plan.progress is not None:
-        plan.progress(last.step, plan.steps, last.a, clock.steps[-1])
-    if plan.after_step is not None:
-        plan.after_step(done, last, particles, dict(measured))
+    """Ends the steps that some operations end, and calls the plan's callbacks for the last."""
+    ended = [operation for operation in plan.operations[begin:done] if operation.ends_step]
+    clock.end_steps(ended, plan.steps)
+    if ended and plan.progress is not None:
+        plan.progress(ended[-1].step, plan.steps, ended[-1].a, clock.steps[-1])
+    if ended and plan.after_step is not None:
+        plan.after_step(done, ended[-1], particles, dict(measured))

@@ -84,7 +84,7 @@ def kicked(
     *,
     fused: bool = True,
     measure: Callable[..., Any] = _plainly,
-    keep: Callable[[list[tf.Tensor]], None] | None = None,
+    kept: list[tf.Tensor] | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the velocity after a kick, and the particles' reach, see `cloud_in_cell.paint`.
 
@@ -92,12 +92,13 @@ def kicked(
         gravity: makes the force.
         x, v, c, lpt, fused: as for `drifted`; `c` ends with the coefficients of a response.
         measure: calls the functions of each phase, such as `Clock.measure`.
-        keep: called with what `undo_kick` can use again, see `Gravity.kept_shapes`.
+        kept: gets what `undo_kick` can use again, see `Gravity.kept_shapes`; None if it keeps
+            nothing.
     """
     painted, reach = measure("paint", gravity.paint, x)
     field = measure("force", gravity.field, painted, *coefficients_in(c))
-    if keep is not None:
-        keep([field, painted][: len(gravity.kept_shapes)])
+    if kept is not None:
+        kept.extend([field, painted][: len(gravity.kept_shapes)])
     del painted
     if fused:
         v = measure("read", gravity.kick, field, x, v, c[..., :2])
@@ -189,16 +190,7 @@ def undo_kick(
         state.v = combine([state.v, *lpt], _undone(c[..., 2:4]))
     if before is not None:
         state.x = before[0]
-    coefficients = coefficients_in(c)
-    if kept:
-        field, *painted = kept
-    else:
-        again, reach = gravity.paint(state.x)
-        check(reach)
-        field, painted = gravity.field(again, *coefficients), [again]
-        del again
-    needed = [*coefficients, *painted] if coefficients else []
-    del painted
+    field, needed = _field_of_kick(gravity, state.x, coefficients_in(c), check, kept)
     slope_before = None if observe is None else observe(field, after)
     del after
     slopes = state.add_to_lpt(state.dv, c, lpt)
@@ -220,6 +212,23 @@ def undo_kick(
     if slope_before is not None:
         state.dv = state.dv + slope_before
     return row_of([along, sums[..., 1], *slopes], c, *of_coefficients)
+
+
+def _field_of_kick(
+    gravity: Gravity,
+    x: tf.Tensor,
+    coefficients: list[tf.Tensor],
+    check: Callable[[tf.Tensor], None],
+    kept: Sequence[tf.Tensor],
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """Returns the field of a kick, and what its adjoint needs besides a cotangent."""
+    if kept:
+        field, *painted = kept
+    else:
+        again, reach = gravity.paint(x)
+        check(reach)
+        field, painted = gravity.field(again, *coefficients), [again]
+    return field, [*coefficients, *painted] if coefficients else []
 
 
 def _undone(factors: tf.Tensor) -> tf.Tensor:

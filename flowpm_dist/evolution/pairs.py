@@ -7,7 +7,6 @@ the last state, and is checked there.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -206,15 +205,17 @@ def _forward(box: Box, pairs: Pairs, keeps: bool) -> MeshProgram:
         ) -> tuple[list[tf.Tensor], tf.Tensor]:
             box.set_size(size)
             row = tf.gather(rows, number, axis=-3)
-            kept: list[tf.Tensor] = []
-            keep = kept.extend if keeps else None
+            fields: list[tf.Tensor] | None = [] if keeps else None
             for place, kind in enumerate(pairs.kinds):
                 c = row[..., place, :]
                 if kind == "drift":
                     x = drifted(x, v, c, lpt)
                 else:
-                    v, reach = kicked(pairs.gravity, x, v, c, lpt, keep=keep)
-            added = [_with_item(*each) for each in zip(lists, itertools.repeat(number), kept)]
+                    v, reach = kicked(pairs.gravity, x, v, c, lpt, kept=fields)
+            added = [
+                _with_item(items, number, item)
+                for items, item in zip(lists, fields or [], strict=True)
+            ]
             return [x, v, *added], reach
 
         x, v, *lists, reaches = _loop(box, count, step, [x, v, *lists])

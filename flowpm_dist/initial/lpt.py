@@ -272,10 +272,7 @@ def lpt_function(
     def build(_: Any, noise: Any, amplitude: Any, factors: Any, *excess: Any) -> tuple[Any, ...]:
         in_turn = SequentialFFT(box)
         white = to_spectrum(noise, in_order=True)
-        if (modes := mtf.Shape(white.shape.dims[:-1])) != amplitude.shape:
-            amplitude = mtf.transpose(amplitude, modes)
-            excess = tuple(mtf.transpose(each, modes) for each in excess)
-        linear = pointwise(_scale_modes, white, amplitude)
+        linear = pointwise(_scale_modes, white, _of_modes(white, amplitude))
         delta = in_turn(linear)
         sources, transverse = [linear], []
         if order > 1:
@@ -285,7 +282,10 @@ def lpt_function(
             *others, x, y, z = third_order_sources(hessian, sources[1], in_turn)
             sources += [to_spectrum(s, in_order=True) for s in others]
             transverse = [to_spectrum(s, in_order=True) for s in (x, y, z)]
-        scalars = [*(pointwise(_scale_modes, linear, each) for each in excess), *sources]
+        scalars = [
+            *(pointwise(_scale_modes, linear, _of_modes(white, each)) for each in excess),
+            *sources,
+        ]
         state = [
             _displacement(mtf.unstack(f, term), scalars, transverse, in_turn)
             for f in mtf.unstack(factors, row)
@@ -300,6 +300,12 @@ def lpt_function(
         factors=mtf.Shape([*box.number_shape.dims, row, term]),
         **({"excess": box.mode_shape} if by_scale else {}),
     )
+
+
+def _of_modes(spectrum: Any, numbers: Any) -> Any:
+    """Returns a number for each mode [..., kz, ky, kx] in the order of a spectrum."""
+    modes = mtf.Shape(spectrum.shape.dims[:-1])
+    return numbers if numbers.shape == modes else mtf.transpose(numbers, modes)
 
 
 def _scale_modes(pairs: tf.Tensor, amplitude: tf.Tensor) -> tf.Tensor:

@@ -262,7 +262,7 @@ def gradient_bytes(
     each = GRADIENT.get(structure, GRADIENT["2lpt"]) + NETWORK_GRADIENT * network
     values += each * field_cells(grid, axes)
     itemsize = np.dtype(solver.precision).itemsize
-    kept = 0
+    of_fields = 0
     if structure not in GRADIENT:
         field = COMPONENTS[solver.force_gradient] * cells
         if solver.pyramid != "off":
@@ -270,11 +270,11 @@ def gradient_bytes(
         field += cells * (solver.force_correction is not None)
         of_particles = int(field_cells(grid, axes) * itemsize)
         # integrators make a kick for each step, or one more
-        kept = max(
+        of_fields = max(
             solver.adjoint.kept_bytes(kicks, int(field * itemsize), of_particles)
             for kicks in (steps, steps + 1)
         )
-    return math.ceil(values * itemsize) + kept
+    return math.ceil(values * itemsize) + of_fields
 
 
 def map_bytes(

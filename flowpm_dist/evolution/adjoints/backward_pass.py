@@ -66,9 +66,9 @@ class BackwardPass:
             begin = ends.get(end, end - 1)
             kind, c = self._plan.operations[begin].kind, factors[..., begin:end, :]
             if end in ends:
-                kept = self._kept_of_pairs(pairs, begin, end)
-                slopes, reaches = pairs.backward(state, c, lpt, decays=decays, kept=kept)
-                if not kept:
+                fields = self._kept_of_pairs(pairs, begin, end)
+                slopes, reaches = pairs.backward(state, c, lpt, decays=decays, kept=fields)
+                if not fields:
                     self._check(reaches, begin, end)
             else:
                 slopes = undo[kind](begin, state, c[..., 0, :])[..., tf.newaxis, :]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from flowpm_dist.evolution.nbody import NBody
+    from flowpm_dist.evolution.pairs import Kept
     from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
     from flowpm_dist.grid.box import Box
     from flowpm_dist.particle_mesh.gravity import Gravity
@@ -71,7 +72,6 @@ class ReversibleAdjoint(Adjoint):
         import tensorflow as tf
 
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
-        from flowpm_dist.evolution.pairs import Kept
         from flowpm_dist.evolution.plan import Evolved, Particles
         from meshimpl.graph_guards import is_watched, not_recorded, once_differentiable
 
@@ -83,17 +83,18 @@ class ReversibleAdjoint(Adjoint):
         numbers = on_all_replicas(plan.known_factors, nbody.box)
         here = replace(plan, factors=factors, lpt=lpt, observed=observed, numbers=numbers)
         chosen = kicks_to_keep(here, self.max_error_growth)
-        field, values = kept_by_a_kick(nbody.gravity), math.prod(x.shape[:-1])
-        keeps = self.kept_bytes(len(here.kick_numbers), field * x.dtype.size, values * x.dtype.size)
+        values, particles = kept_by_a_kick(nbody.gravity), math.prod(x.shape[:-1])
+        size = x.dtype.size
+        keeps = self.kept_bytes(len(here.kick_numbers), values * size, particles * size)
         recorded: dict[int, Particles] = {}
-        kept: Kept = {}
+        fields: Kept = {}
 
         keep = {n: functools.partial(recorded.__setitem__, n) for n in chosen}
         first = [Particles(x, v)]
         del x, v
         # The observer's operations are recorded, to find out what else its results depend on.
         with not_recorded() if plan.observer is None else nullcontext():
-            done = nbody.evolve(first, here, clock, keep=keep, kept=kept if keeps else None)
+            done = nbody.evolve(first, here, clock, keep=keep, kept=fields if keeps else None)
         final, names = done.particles, list(done.measured)
         if is_watched(list(done.measured.values())):
             raise ValueError(
@@ -103,7 +104,7 @@ class ReversibleAdjoint(Adjoint):
 
         def carry(*tensors: tf.Tensor) -> list[tf.Tensor]:
             dx, dv, *rest = tensors[: 2 + len(names)]
-            back = BackwardPass(nbody, here, final, recorded, kept)
+            back = BackwardPass(nbody, here, final, recorded, fields)
             return back.carry(dx, dv, dict(zip(names, rest, strict=True)))
 
         once = once_differentiable(carry, "an evolution by the adjoint method")

@@ -166,8 +166,8 @@ def _build(library: Path, objects: Path) -> None:
 
 def _is_clang(command: list[str]) -> bool:
     """Returns whether a compiler is clang, which refuses options of GCC."""
-    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return "clang" in told.stdout
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return "clang" in version.stdout
 
 
 def _publish(library: Path, command: list[str]) -> None:
