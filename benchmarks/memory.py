@@ -106,7 +106,7 @@ steps = 6
 mesh_factor = 2
 """,
 }
-"""Run files without their box. Peaks do not grow with the number of steps."""
+"""Run files without their box. Peaks hardly grow with the number of steps."""
 PEAKS = "FLOWPM_BENCHMARK_PEAKS"
 
 

@@ -56,7 +56,8 @@ class Growth:
     """The growth functions D1, D2, D3a, D3b and D3c of a cosmology, for any 0 <= a <= 2.
 
     Each method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
-    of that shape. The equations are solved once, at construction.
+    of that shape. The equations are solved once: at construction, but for plain numbers those of
+    third order when they are first needed.
 
     The equations are solved for g = D/a^n, where n is the order, because g hardly varies. They read
     g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna and the prime for d/dlna. The unknowns
@@ -67,7 +68,8 @@ class Growth:
     Growth factors and rates are accurate to 1e-11 for dark energy near w = -1; otherwise factors
     are accurate to 1e-7 and rates to 1e-6. The steeper dark energy rises, the more nodes are
     needed. The last Chebyshev coefficients measure the accuracy. If they are too large for the
-    fewest nodes, the most are taken; if they stay too large, a ValueError is raised.
+    fewest nodes, those of first and second order decide, the most are taken; if they stay too
+    large, a ValueError is raised.
 
     Methods that take a wavenumber k [h/Mpc] return an array that broadcasts with it. Here growth
     does not depend on it; where it does, a subclass replaces these methods and sets `by_scale`.
@@ -93,22 +95,33 @@ class Growth:
         last = tail(series)
         self._few_do = last <= CONVERGED
         self._grid = grid_of(few if self._few_do is True else many)
-        self._coefficients = self._at_nodes(coefficients, series)
-        if not is_tensor(last) and not tail(self._coefficients) <= RESOLVED:
-            values = {name: float(self.background.values[name]) for name in GROWTH}
-            shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
-            raise ValueError(
-                f"{shown}: the expansion changes too steeply before a = {A_MAX:g}, or would end, "
-                "for growth functions to be resolved; w0 nearer to -1, wa and Omega_k nearer to 0 "
-                "or more matter would do"
-            )
+        self._coefficients = self._resolved(self._at_nodes(coefficients, series))
+        if is_tensor(self._coefficients):  # under the tape and in the graph of the parameters
+            self._third_order  # noqa: B018
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.background})"
 
     @functools.cached_property
     def _third_order(self) -> Any:
-        return self._at_nodes(third_order_coefficients)
+        return self._resolved(self._at_nodes(third_order_coefficients))
+
+    def _resolved(self, series: Any) -> Any:
+        """Returns coefficients that are resolved, or not known yet.
+
+        Raises:
+            ValueError: they are not.
+        """
+        last = tail(series)
+        if is_tensor(last) or last <= RESOLVED:
+            return series
+        values = {name: float(self.background.values[name]) for name in GROWTH}
+        shown = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        raise ValueError(
+            f"{shown}: the expansion changes too steeply before a = {A_MAX:g}, or would end, for "
+            "growth functions to be resolved; w0 nearer to -1, wa and Omega_k nearer to 0 or more "
+            "matter would do"
+        )
 
     def _at_nodes(self, function: Coefficients, of_few: Any = None) -> Any:
         """Returns a function's coefficients for as many nodes as growth needs.

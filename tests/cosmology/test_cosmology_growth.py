@@ -218,8 +218,10 @@ def test_growth_at_the_limits_of_dark_energy(parameters):
     """Two orders of an independent integrator: dark energy appears all at once, or was early."""
     cosmology, a = universe(*parameters, Omega_b=0.005), np.array([0.1, 0.3, 0.5, 0.7, 0.9, 1, 1.5])
     # From so early that dark energy is nothing even for w = -0.2.
-    d1, d2, *_, d1_dlna, d2_dlna, _, _, _ = integrated(cosmology, 1e-16, a, 1e-40)
+    d1, d2, *third, d1_dlna, d2_dlna, _, _, _ = integrated(cosmology, 1e-16, a, 1e-40)
     growth = Growth(cosmology)
+    for term, expected in zip(("3a", "3b", "3c"), third, strict=True):
+        np.testing.assert_allclose(growth.factor(a, term), expected, rtol=1e-6)
     np.testing.assert_allclose(growth.d1(a), d1, rtol=1e-7)
     np.testing.assert_allclose(growth.f1(a), d1_dlna / d1, atol=1e-6)
     np.testing.assert_allclose(growth.d2_dlna(a) / growth.d2(a), d2_dlna / d2, atol=1e-6)
@@ -277,3 +279,18 @@ def test_a_graph_takes_as_many_nodes_as_growth_needs(w0, few, m_nu):
     precision = 1e-7 if m_nu else 1e-11  # rounding grows in the era of radiation
     np.testing.assert_allclose(values, expected, rtol=precision)
     np.testing.assert_allclose(slope, tape.gradient(total, w), rtol=100 * precision)
+
+
+def test_third_order_belongs_to_the_tape_and_the_graph_of_its_parameters():
+    """Though it is asked for elsewhere: it is kept for later."""
+    omega = tf.constant(0.3, tf.float64)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(omega)
+        growth = Growth(Cosmology.planck18().replace(Omega_m=omega))
+        with tape.stop_recording():
+            growth.factor(1.0, "3a")
+        later = growth.factor(1.0, "3a")
+    assert abs(float(tape.gradient(later, omega))) > 1e-3
+    outside = Growth(Cosmology.planck18().replace(Omega_m=omega))
+    inside = [tf.function(lambda: outside.factor(1.0, "3b"))() for _ in range(2)]
+    assert float(inside[0]) == float(inside[1]) == float(outside.factor(1.0, "3b"))
