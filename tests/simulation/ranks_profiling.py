@@ -19,9 +19,10 @@ def test_profile_accounts_for_the_evolution():
     found = profile(sim, seed=1, progress=lambda *step: message.append(step))
     assert set(found.seconds) == set(PARTS)
     assert sum(found.seconds.values()) == pytest.approx(found.total, rel=0.2)
-    for part in ("paint", "FFT", "transposes", "filter", "read", "update"):
+    for part in ("paint", "FFT", "filter", "read", "update"):
         assert found.seconds[part] > 0, part
-    assert (found.seconds["exchange"] > 0) == (mesh.size > 1)
+    for part in ("exchange", "transposes"):  # one rank needs none of them
+        assert (found.seconds[part] > 0) == (mesh.size > 1), part
     assert "ns/particle/step" in str(found)
     assert [step[:2] for step in message] == [(n + 1, 3) for n in range(3)]
     rows, cols = mesh.axis_size("row"), mesh.axis_size("col")
