@@ -19,7 +19,8 @@ compute the same, the script prints their densities' power spectra with linear t
 noise, and their correlation with flowpm_dist's density.
 
 The first call installs the other codes in an environment in ~/.cache/flowpm-dist, from the package
-registry. pmwd is not in the registry and is left out; PM++ descends from it.
+registry. pmwd is not in the registry. `--pmwd FOLDER` names a checkout of it, whose runs are then
+timed, too. Its gradient does not work under this JAX.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from worker import SOURCES  # noqa: E402
 OURS = "flowpm_dist"
 CODES = (OURS, "jaxpm", "pmpp")
 LENSING = (OURS, "jaxpm")
+PMWD = "pmwd"
 CELL = 2.0
 WAVENUMBERS = (0.1, 0.2, 0.4, 0.8)
 """[h/Mpc]."""
@@ -58,7 +60,14 @@ WAVENUMBERS = (0.1, 0.2, 0.4, 0.8)
 class Worker:
     """A code's process for one task; its first run, with compilation, is done once it is made."""
 
-    def __init__(self, code: str, task: str, python: str | Path, arguments: Sequence[str]) -> None:
+    def __init__(
+        self,
+        code: str,
+        task: str,
+        python: str | Path,
+        arguments: Sequence[str],
+        checkout: Path | None = None,
+    ) -> None:
         self.code, self.task = code, task
         script = HERE / "peers" / f"run_{code}.py"
         self._log = tempfile.TemporaryFile("w+")
@@ -68,7 +77,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=_worker_environment(code, arguments),
+            env=_worker_environment(code, arguments, checkout),
         )
         self.about = self._answer()
         self.seconds: list[float] = []
@@ -109,7 +118,9 @@ class Worker:
         return json.loads(line)
 
 
-def _worker_environment(code: str, arguments: Sequence[str]) -> dict[str, str]:
+def _worker_environment(
+    code: str, arguments: Sequence[str], checkout: Path | None
+) -> dict[str, str]:
     """As many threads as the parent has cores, for each library in its own way."""
     threads = arguments[arguments.index("--threads") + 1]
     found = dict(os.environ, OMP_NUM_THREADS=threads)
@@ -121,6 +132,8 @@ def _worker_environment(code: str, arguments: Sequence[str]) -> dict[str, str]:
         found["NPROC"] = threads
         found.setdefault("JAX_PLATFORMS", "cpu")
         found.pop("PYTHONPATH", None)
+        if checkout is not None:
+            found["PYTHONPATH"] = str(checkout.resolve())
     return found
 
 
@@ -140,17 +153,18 @@ def measure(
     Returns:
         the workers, stopped, and what they said of their results, by code and task.
     """
-    tasks, codes = tasks_of(options), LENSING if options.lensing else CODES
+    tasks = tasks_of(options)
     arguments = [str(folder), "--steps", str(options.steps), "--threads", str(options.threads)]
     workers: dict[tuple[str, str], Worker] = {}
     results: dict[tuple[str, str], dict[str, Any]] = {}
     try:
         for task in tasks:
-            for code in codes:
+            for code in codes_of(options, task):
                 begin = time.perf_counter()
                 own = code == OURS
+                checkout = options.pmwd if code == PMWD else None
                 workers[code, task] = Worker(
-                    code, task, sys.executable if own else python, arguments
+                    code, task, sys.executable if own else python, arguments, checkout
                 )
                 if own and task == tasks[0]:
                     sigma8 = workers[code, task].about["sigma8"]
@@ -178,6 +192,13 @@ def tasks_of(options: argparse.Namespace) -> tuple[str, ...]:
     if options.lensing:
         return ("lensing", "lensing-gradient")
     return ("forward", "gradient") if options.gradient else ("forward",)
+
+
+def codes_of(options: argparse.Namespace, task: str) -> tuple[str, ...]:
+    """The codes that do a task, flowpm_dist first."""
+    if options.lensing:
+        return LENSING
+    return (*CODES, PMWD) if options.pmwd and task == "forward" else CODES
 
 
 def say(text: str) -> None:
@@ -233,7 +254,7 @@ def compare(
     linear = spectra.cross(linear_modes, linear_modes)
     found: dict[str, Any] = {"k": spectra.k, "linear_power": linear.tolist(), "codes": {}}
     reference = gradient = None
-    for code in CODES:
+    for code in codes_of(options, "forward"):
         modes = spectra.modes(np.load(folder / f"{code}-forward.npy"))
         own = spectra.cross(modes, modes)
         if reference is None:
@@ -245,7 +266,7 @@ def compare(
                 spectra.cross(modes, reference) / np.sqrt(own * reference_power)
             ).tolist(),
         }
-        if options.gradient:
+        if options.gradient and code in CODES:
             value = np.load(folder / f"{code}-gradient.npy").astype(np.float64).ravel()
             gradient = value if gradient is None else gradient
             norms = np.linalg.norm(value), np.linalg.norm(gradient)
@@ -302,9 +323,9 @@ def show(options: argparse.Namespace, found: dict[str, Any]) -> None:
     for task in tasks_of(options):
         rows = [[task, "version", *(head for head, _ in columns)]]
         for code, entry in found["timings"].items():
-            rows.append(
-                [code, entry["about"]["version"], *(text(entry[task]) for _, text in columns)]
-            )
+            if task in entry:
+                cells = (text(entry[task]) for _, text in columns)
+                rows.append([code, entry["about"]["version"], *cells])
         print_table(rows)
     if options.lensing:
         print("\nrms of the convergence")
@@ -318,7 +339,7 @@ def show(options: argparse.Namespace, found: dict[str, Any]) -> None:
     heads = [f"k={k:.2f}" for k in guard["k"]]
     print("\npower over linear theory's (same noise), and correlation with flowpm_dist's density")
     rows = [["density", "rms Mpc/h", *heads, *(f"r, {head}" for head in heads)]]
-    for code in CODES:
+    for code in codes_of(options, "forward"):
         entry = guard["codes"][code]
         row = [code, f"{entry['rms_displacement']:.2f}"]
         row += [f"{x:.3f}" for x in entry["power_over_linear"]]
@@ -352,6 +373,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
     parser.add_argument("--gradient", action="store_true")
     parser.add_argument("--lensing", action="store_true")
+    parser.add_argument("--pmwd", type=Path, metavar="FOLDER", help="a checkout of pmwd")
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options = parser.parse_args()
     python = environment(REQUIREMENTS, "peers")

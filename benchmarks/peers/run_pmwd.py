@@ -1,17 +1,24 @@
-"""Worker of gpu.py: pmwd, 2LPT, its FastPM leapfrog and its adjoint, on one device.
+"""Worker of gpu.py and peers.py: pmwd, 2LPT, its FastPM leapfrog and its adjoint, on one device.
 
 It does what run_pmpp.py does, with the functions that PM++ took from pmwd.
 """
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import worker
 from pmwd import Configuration, Cosmology, boltzmann, linear_modes, lpt, nbody, scatter
+
+
+def _version() -> str:
+    try:
+        return version("pmwd")
+    except PackageNotFoundError:
+        return "a checkout"
 
 
 def main() -> None:
@@ -50,7 +57,7 @@ def main() -> None:
         options,
         lambda: jax.block_until_ready(simulate(noise)),
         lambda: jax.block_until_ready(differentiate(noise)),
-        version=version("pmwd"),
+        version=_version(),
         beside=f"jax {version('jax')}",
         scheme=f"2LPT, FastPM leapfrog, spectral force, {options.steps + 1} forces",
     )

@@ -8,8 +8,8 @@
 
 TensorFlow's own profiler records every operation of the evolution; nothing is built differently for
 it. Each rank profiles itself, and what it waits for shows up as exchange; on one rank the overhead
-of calls is in "other", and a force has no transposes. Only operations of a CPU are distinguished. Messages are counted where they
-are sent, see `meshimpl.traffic`.
+of calls is in "other", and a force has no transposes. Only operations of a CPU are distinguished.
+Messages are counted where they are sent, see `meshimpl.traffic`.
 """
 
 from __future__ import annotations
