@@ -56,8 +56,8 @@ class Growth:
     """The growth functions D1, D2, D3a, D3b and D3c of a cosmology, for any 0 <= a <= 2.
 
     Each method takes `a` [1] of any shape (number, array or tensor) and returns a float64 tensor
-    of that shape. The equations are solved once: at construction, but for plain numbers those of
-    third order when they are first needed.
+    of that shape. The equations are solved once, at construction. For plain numbers the equations
+    of third order are solved when they are first needed.
 
     The equations are solved for g = D/a^n, where n is the order, because g hardly varies. They read
     g'' + (2 n + 2 + e) g' + q g = source, with e = dlnE/dlna and the prime for d/dlna. The unknowns
@@ -67,8 +67,8 @@ class Growth:
 
     Growth factors and rates are accurate to 1e-11 for dark energy near w = -1; otherwise factors
     are accurate to 1e-7 and rates to 1e-6. The steeper dark energy rises, the more nodes are
-    needed. The last Chebyshev coefficients measure the accuracy. If they are too large for the
-    fewest nodes, those of first and second order decide, the most are taken; if they stay too
+    needed. The last Chebyshev coefficients measure the accuracy. If at first or second
+    order they are too large with the fewest nodes, the most nodes are taken. If they stay too
     large, a ValueError is raised.
 
     Methods that take a wavenumber k [h/Mpc] return an array that broadcasts with it. Here growth

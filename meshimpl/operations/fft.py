@@ -248,7 +248,7 @@ class Pencils:
         that conjugates and scales, and a transposition that conjugates, need none for x and y.
         """
         nx, ny, _ = self.grid
-        return 1 / (nx * ny) if self.row.size == 1 and not self.ordered and _has_gpu() else None
+        return 1 / (nx * ny) if self.row.size == 1 and _has_gpu() else None
 
     def inverse(self, spectrum: tf.Tensor, *, conjugated: bool = False) -> tf.Tensor:
         """Returns the block [b, x/row, y/col, z] of a spectrum's field, over the number of cells.

@@ -249,7 +249,7 @@ def test_equations_of_numbers_are_solved_once():
 @pytest.mark.parametrize(("w0", "few"), [(-1.0, True), (-3.0, False)])
 @pytest.mark.parametrize("m_nu", [0.0, pytest.param(0.2, marks=pytest.mark.long)])
 def test_a_graph_takes_as_many_nodes_as_growth_needs(w0, few, m_nu):
-    """It finds out when it runs; values and derivatives are those of tensors outside a graph."""
+    """It finds out when it runs; values and derivatives are as with tensors outside a graph."""
     a = np.array([0.1, 0.5, 1.0])
 
     def grown(w):

@@ -121,7 +121,7 @@ def test_the_same_gradient(calls, monkeypatch, integrator, keep):
 
 @pytest.mark.parametrize("options", [{}, {"mesh_factor": 2, "force_gradient": "spectral"}])
 def test_fields_that_are_kept_or_computed_again(options):
-    """The gradient is the same, but for the rounding of positions on the way back."""
+    """The gradient is the same, but for the rounding of positions in the backward pass."""
     found = []
     for keep in KEEPING:
         sim = simulation("fastpm", adjoint=KEEPING[keep], **options)
@@ -155,7 +155,7 @@ def test_a_particle_beyond_the_halo_on_the_way_back(monkeypatch, where):
         tape.watch(noise)
         loss = tf.reduce_sum(sim.run(white_noise=noise).displacement.block ** 2)
     monkeypatch.setattr(backward_pass, "undo_drift", far)
-    with pytest.raises(HaloError, match="way back to step .* halo of 3; halo = 4 would do"):
+    with pytest.raises(HaloError, match="backward pass to step .* halo of 3; halo = 4 would do"):
         tape.gradient(loss, noise)
 
 

@@ -94,7 +94,7 @@ class BackwardPass:
         largest, halo = self._nbody.max_displacement, self._nbody.gravity.pm.halo
         if self._kept and largest.is_bounded and not math.isfinite(largest(state.v)):
             raise HaloError(
-                f"on the way back to {label}: a particle left the halo of {halo}; "
+                f"in the backward pass to {label}: a particle left the halo of {halo}; "
                 f"halo = {halo + 1} would do",
                 halo + 1,
             )

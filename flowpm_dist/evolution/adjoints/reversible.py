@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from flowpm_dist.evolution.pairs import Kept
     from flowpm_dist.evolution.plan import Clock, EvolutionPlan, Evolved, Particles
     from flowpm_dist.grid.box import Box
-    from flowpm_dist.particle_mesh.gravity import Gravity
 
 
 LITTLE = 16
 """Most values of a particle for fields that are kept."""
 SMALL = 256 * 2**20
-"""Memory on a rank that those of a run may always take [bytes]."""
+"""Memory on a rank that the fields of a run may always take [bytes]."""
 
 
 class ReversibleAdjoint(Adjoint):
@@ -52,8 +51,8 @@ class ReversibleAdjoint(Adjoint):
         max_error_growth: the factor by which the rounding error of the positions may grow between
             two kept states. The error is taken relative to the displacements at the same time.
         keep_fields: whether the forward pass keeps the field of each force for the backward pass.
-            "auto" keeps them if those of a run take at most 16 values a particle, or 256 MiB on a
-            rank.
+            "auto" keeps them if the fields of a run take at most 16 values a particle, or 256 MiB
+            on a rank.
     """
 
     max_error_growth: float = Field(default=32.0, ge=1, description="a number of at least 1")
@@ -83,8 +82,8 @@ class ReversibleAdjoint(Adjoint):
         numbers = on_all_replicas(plan.known_factors, nbody.box)
         here = replace(plan, factors=factors, lpt=lpt, observed=observed, numbers=numbers)
         chosen = kicks_to_keep(here, self.max_error_growth)
-        values, particles = kept_by_a_kick(nbody.gravity), math.prod(x.shape[:-1])
-        size = x.dtype.size
+        values, size = sum(map(math.prod, nbody.pairs_of(here).kept_shapes)), x.dtype.size
+        particles = math.prod(x.shape[:-1])
         keeps = self.kept_bytes(len(here.kick_numbers), values * size, particles * size)
         recorded: dict[int, Particles] = {}
         fields: Kept = {}
@@ -118,12 +117,6 @@ class ReversibleAdjoint(Adjoint):
 
         x, v, *measured = run(*inputs)
         return Evolved(Particles(x, v), dict(zip(names, measured, strict=True)))
-
-
-def kept_by_a_kick(gravity: Gravity) -> int:
-    """Returns the number of values on this rank that a kick can keep."""
-    shape_of = gravity.pm.box.impl.slice_shape
-    return sum(math.prod(shape_of(shape)) for shape in gravity.kept_shapes)
 
 
 def on_all_replicas(factors: np.ndarray, box: Box) -> np.ndarray:
