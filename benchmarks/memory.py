@@ -2,24 +2,30 @@
 
     python benchmarks/memory.py [--grid 128]        gradients through 10, 40 and 160 steps
     python benchmarks/memory.py --corrected 64      the same with a correction, 5, 10 and 20 steps
+    python benchmarks/memory.py --live 256          bytes a particle that a gradient needs
     python benchmarks/memory.py --large 512         a run of 10 steps on 2 ranks of one thread
     python benchmarks/memory.py --jobs 64 128 256   each job of the command line on 1 and 2 ranks
     python benchmarks/memory.py --jobs 256 --only simulate --set run.halo=64   with other settings
 
 Each number comes from new processes and includes TensorFlow. It is the peak of all ranks together.
+With --live it is the peak of what is allocated at the same time, less what was before, by the
+counts of the C library, without what allocators keep for later.
 With --jobs it is the peak of the largest rank, and the job's own estimate is printed with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from common import report, start_worker
 
@@ -186,6 +192,91 @@ def print_jobs(grids: list[int], kinds: list[str], numbers: list[int], changes: 
                 print(f"| {kind} | {grid}^3 | {ranks} | {figures} |", flush=True)
 
 
+class LivePeak:
+    """Watches what is allocated within a context.
+
+    Attributes:
+        bytes: the peak, less what was allocated when the context began.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._stopped = threading.Event()
+        self._library = ctypes.CDLL(None)
+        self._library.mallinfo2.restype = _Allocated
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        self._first = self._now()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _now(self) -> int:
+        counts = self._library.mallinfo2()
+        return int(counts.uordblks + counts.hblkhd)
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(5e-4):
+            self.bytes = max(self.bytes, self._now() - self._first)
+
+
+class _Allocated(ctypes.Structure):
+    """The C library's `struct mallinfo2`."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+            *("uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def print_live(grid: int, steps: int) -> None:
+    """Print what a gradient needs, with and without fields of forces that are kept."""
+    os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # its allocator gives nothing back
+    for adjoint in ("reversible", "reversible, no fields kept"):
+        arguments = [f"--live={grid}", f"--steps={steps}", f"--adjoint={adjoint}"]
+        found = start_worker(sys.argv[0], arguments, 1, launch.available_cores())
+        figures = ", ".join(f"{name} {value / grid**3:.0f}" for name, value in found.items())
+        print(f"{grid}^3 x {steps} steps, {adjoint} [bytes a particle]: {figures}", flush=True)
+
+
+def live_worker(grid: int, steps: int, adjoint: str) -> None:
+    """Report the live memory of a run and of a gradient, without and with its state in use."""
+    launch.configure_threads()
+    import tensorflow as tf
+
+    import flowpm_dist as fpm
+
+    kept = {} if adjoint == "reversible" else {"keep_fields": False}
+    chosen = ADJOINTS["reversible"](**kept)
+    edges = fpm.scale_factor_steps(0.1, 1.0, steps)
+    sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 2.0 * grid, edges, adjoint=chosen)
+    noise = tf.random.stateless_normal([grid] * 3, [1, 2])
+    found = {}
+    # the first time with what is built and kept for later calls
+    for name in ("first", "gradient", "gradient with the state in use"):
+        with LivePeak() as run:
+            sim.run(white_noise=noise).displacement.numpy()
+        with LivePeak() as gradient:
+            with tf.GradientTape() as tape:
+                tape.watch(noise)
+                state = sim.run(white_noise=noise)
+                loss = tf.reduce_sum(state.density().block ** 2)
+            if name != "gradient with the state in use":
+                del state
+            tape.gradient(loss, noise).numpy()
+        found |= {"run": run.bytes, name: gradient.bytes}
+    del found["first"]
+    report(found)
+
+
 def worker(grid: int, steps: int, adjoint: str, corrected: bool) -> None:
     """One run, or one value and gradient; peak memory over all ranks.
 
@@ -238,6 +329,7 @@ def main() -> None:
     parser.add_argument("role", nargs="?", default="driver", choices=["driver", "worker"])
     parser.add_argument("--grid", type=int, default=128)
     parser.add_argument("--corrected", type=int, default=0, metavar="GRID")
+    parser.add_argument("--live", type=int, default=0, metavar="GRID")
     parser.add_argument("--large", type=int, default=0, metavar="GRID")
     parser.add_argument("--jobs", type=int, nargs="+", default=[], metavar="GRID")
     parser.add_argument("--only", choices=list(JOBS), nargs="+", help="these jobs alone")
@@ -246,10 +338,16 @@ def main() -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of the jobs"
     )
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--adjoint", default="reversible", choices=["none", *ADJOINTS])
+    parser.add_argument("--adjoint", default="reversible")
     options = parser.parse_args()
+    if options.role == "worker" and options.live:
+        live_worker(options.live, options.steps, options.adjoint)
+        return
     if options.role == "worker":
         worker(options.grid, options.steps, options.adjoint, bool(options.corrected))
+        return
+    if options.live:
+        print_live(options.live, options.steps)
         return
     if options.jobs:
         print_jobs(options.jobs, options.only or list(JOBS), options.ranks, options.set)

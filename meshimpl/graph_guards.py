@@ -296,6 +296,29 @@ def not_recorded() -> contextlib.AbstractContextManager[None]:
     return record.stop_recording()
 
 
+def with_gradient(function: Callable[..., Any]) -> Callable[..., list[tf.Tensor]]:
+    """Returns a function with a gradient of its own, as `tf.custom_gradient` does.
+
+    Outside of graphs, tapes keep only what the gradient refers to; with `tf.custom_gradient` they
+    keep the outputs, too.
+
+    Args:
+        function: from tensors to a sequence of tensors, and to the function from their cotangents
+            to those of the inputs. What it computes must be hidden from tapes.
+    """
+    in_graphs = tf.custom_gradient(function)
+
+    def recorded(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        if not tf.executing_eagerly():
+            return list(in_graphs(*inputs))
+        results, gradient = function(*inputs)
+        outputs = [tf.identity(result) for result in results]
+        record.record_operation(function.__name__, outputs, inputs, gradient)
+        return outputs
+
+    return recorded
+
+
 def not_differentiable(function: Callable[..., Any], message: str) -> Callable[..., Any]:
     """Returns a function, itself hidden from tapes, whose gradient is refused.
 
@@ -327,3 +350,52 @@ def once_differentiable(function: Callable[..., Any], name: str) -> Callable[...
         "for the former; a simulation has flowpm_dist.jacobian in place of the latter"
     )
     return not_differentiable(function, message)
+
+
+Outputs = list[tf.Tensor]
+
+
+def in_two_parts(
+    name: str, *inputs: tf.Tensor
+) -> Callable[[Outputs, Callable[..., Callable[[], Outputs]]], Outputs]:
+    """Records a function on tapes without keeping its inputs, and without what its gradient used.
+
+    A tape keeps the tensors that a gradient function refers to, and TensorFlow the cotangents while
+    one runs. So the gradient has two parts on the tape. The first takes the cotangents and
+    lets a tape that is not persistent forget it; the second computes the gradient.
+
+    Args:
+        name: see `once_differentiable`.
+        inputs: the inputs. The caller may forget them at once.
+
+    Returns:
+        `leave(outputs, begin)`, to be called once, for the same outputs as a tape sees them. From
+        their cotangents `begin` returns a function, called once, that returns the cotangents of the
+        inputs.
+    """
+    begun: list[tuple[Callable[[], Outputs], tf.Tensor]] = []
+
+    @with_gradient
+    def enter(*_: tf.Tensor) -> tuple[Outputs, Callable[..., Any]]:
+        def gradient(_: tf.Tensor) -> Outputs:
+            finish, mark = begun.pop()
+            return list(once_differentiable(lambda _: finish(), name)(mark))
+
+        return [tf.zeros([])], gradient
+
+    entered = enter(*inputs)
+
+    def leave(outputs: Outputs, begin: Callable[..., Callable[[], Outputs]]) -> Outputs:
+        @with_gradient
+        def end(entered: tf.Tensor) -> tuple[Outputs, Callable[..., Any]]:
+            def gradient(*cotangents: tf.Tensor) -> Outputs:
+                # watched where the inputs or the cotangents are, for a second derivative
+                mark = once_differentiable(lambda *_: tf.zeros([]), name)(entered, *cotangents)
+                begun.append((begin(*map(tf.stop_gradient, cotangents)), mark))
+                return [tf.zeros([])]
+
+            return outputs, gradient
+
+        return end(*entered)
+
+    return leave

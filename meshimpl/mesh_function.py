@@ -37,6 +37,7 @@ from meshimpl.graph_guards import (
     last_collective,
     once_differentiable,
     timed,
+    with_gradient,
 )
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.mesh_graph import MeshGraph, check_place
@@ -148,7 +149,7 @@ class MeshFunction:
             check_divisible(shape, self.impl, name)
         self.output_shapes: list[Any] = []
         self._variables: dict[str, tf.Variable] = {}
-        self._differentiable = tf.custom_gradient(self._forward_and_gradient)
+        self._differentiable = with_gradient(self._forward_and_gradient)
         self.__name__ = getattr(build, "__name__", "mesh function")
         self.__doc__ = build.__doc__
 
@@ -288,8 +289,7 @@ class MeshFunction:
             cotangents = [dys[i] for i in self._floating_outputs]
             slopes = self._vjp(*slices, *cotangents, *readings)
             by_number = dict(zip(self._differentiated, slopes, strict=True))
-            gradients = [by_number.get(i) for i in range(len(slices))]
-            return gradients[0] if len(gradients) == 1 else gradients
+            return [by_number.get(i) for i in range(len(slices))]
 
         return outputs, gradient
 

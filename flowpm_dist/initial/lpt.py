@@ -19,8 +19,9 @@ beyond one half at third order. The Nyquist planes of odd derivatives are set to
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import tensorflow as tf
@@ -34,13 +35,25 @@ from flowpm_dist.initial.options import LptOrder
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.fft import transform_between
-from meshimpl.operations.local import after, combine, local, pointwise, vector
+from meshimpl.operations.local import (
+    after,
+    combine,
+    local,
+    one_component,
+    pointwise,
+    vector,
+)
 
 Hessian = dict[tuple[int, int], Any]
 """A map from (i, j), i <= j, to d^2 phi / dx_i dx_j, mtf [..., x, y, z]."""
 
 Wavenumbers = list[tf.Tensor]
 """kx, ky and kz, each of length 1 along the other two dimensions."""
+
+Composite = Callable[..., Any]
+"""A function from a `SequentialFFT` and mtf tensors to an mtf tensor."""
+CompositeAdjoint = Callable[["SequentialFFT", list[Any], list[Any], Any, Any], list[Any]]
+"""Its adjoint, see `SequentialFFT.apart`."""
 
 PAIRS = tuple(itertools.combinations_with_replacement(range(3), 2))
 
@@ -49,12 +62,13 @@ class SequentialFFT:
     """Transforms from spectra to fields, one after another.
 
     Each begins when the one before it is complete. This limits how many fields and
-    transform buffers are in memory at once.
+    transform buffers are in memory at once. The adjoints of `apart` follow each other, too.
     """
 
     def __init__(self, box: Box) -> None:
         self.box = box
         self._last: Any = None
+        self._last_adjoint: Any = None
 
     def __call__(self, spectrum: Any, *axes: int) -> Any:
         """Returns the field of a spectrum, or of its `derivative`."""
@@ -70,6 +84,37 @@ class SequentialFFT:
         for part in parts[1:]:
             total = total + part
         self._last = to_field(total, self.box)
+        return self._last
+
+    def apart(self, function: Composite, adjoint: CompositeAdjoint, *inputs: Any) -> Any:
+        """Returns a function of mtf tensors that makes transforms, with an adjoint of its own.
+
+        Args:
+            function: called with a `SequentialFFT` and the inputs; it must use no other tensors.
+            adjoint: called with a `SequentialFFT`, the operations that the function made, the
+                inputs, the result and its cotangent; returns the cotangents of the inputs.
+            inputs: mtf tensors.
+        """
+        if self._last is not None:
+            inputs = tuple(after(x, self._last) for x in inputs)
+
+        def grad_fn(
+            explicit_inputs: list[Any],
+            forward_operations: list[Any],
+            outputs: list[Any],
+            output_grads: list[Any],
+            **_: Any,
+        ) -> list[Any]:
+            (result,), (dy,) = outputs, output_grads
+            if self._last_adjoint is not None:
+                dy = after(dy, self._last_adjoint)
+            in_turn = SequentialFFT(self.box)
+            cotangents = adjoint(in_turn, forward_operations, explicit_inputs, result, dy)
+            self._last_adjoint = cotangents[0]
+            return cotangents
+
+        inside = functools.partial(function, SequentialFFT(self.box))
+        self._last = mtf.custom_gradient(inside, grad_fn, list(inputs))
         return self._last
 
 
@@ -146,6 +191,19 @@ def second_order_source(
     for i, j in ((0, 1), (0, 2), (1, 2)):
         source = pointwise(_minus_square, source, second(i, j))
     return hessian, source
+
+
+def _source_alone(in_turn: SequentialFFT, linear: Any, delta: Any) -> Any:
+    return second_order_source(linear, delta, in_turn)[1]
+
+
+def _by_source_alone(
+    in_turn: SequentialFFT, _: list[Any], inputs: list[Any], source: Any, dy: Any
+) -> list[Any]:
+    """Returns the cotangents of `_source_alone`, which computes its fields again."""
+    waiting = [after(x, dy) for x in inputs]
+    again, operations = dy.graph.capture_operations(lambda: _source_alone(in_turn, *waiting))
+    return list(mtf.gradients([again], waiting, [dy], operations=operations))
 
 
 def _diagonal_minors(delta: tf.Tensor, xx: tf.Tensor, yy: tf.Tensor) -> tf.Tensor:
@@ -276,7 +334,10 @@ def lpt_function(
         delta = in_turn(linear)
         sources, transverse = [linear], []
         if order > 1:
-            hessian, source = second_order_source(linear, delta, in_turn, keep=order > 2)
+            if order > 2:
+                hessian, source = second_order_source(linear, delta, in_turn, keep=True)
+            else:
+                source = in_turn.apart(_source_alone, _by_source_alone, linear, delta)
             sources.append(to_spectrum(source, in_order=True))
         if order > 2:
             *others, x, y, z = third_order_sources(hessian, sources[1], in_turn)
@@ -325,7 +386,26 @@ def _displacement(
     """
     scalar = sources[0] if factors[0] is None else combine(factors[: len(sources)], sources)
     curl = [combine(factors[len(sources) :], [spectrum]) for spectrum in transverse]
+    return in_turn.apart(_vector, _by_vector, scalar, *curl)
+
+
+def _vector(in_turn: SequentialFFT, scalar: Any, *curl: Any) -> Any:
     return vector([_component(axis, scalar, curl, in_turn) for axis in range(3)])
+
+
+def _by_vector(
+    _: SequentialFFT, operations: list[Any], spectra: list[Any], field: Any, dy: Any
+) -> list[Any]:
+    """Returns the cotangents of the spectra of `_vector`, one component after the other."""
+    totals: list[Any] = [None] * len(spectra)
+    for axis, component in enumerate(field.operation.inputs):
+        part = one_component(dy if axis == 0 else after(dy, totals[0]), axis)
+        slopes = mtf.gradients([component], spectra, [part], operations=operations)
+        totals = [
+            slope if total is None else total if slope is None else total + slope
+            for total, slope in zip(totals, slopes, strict=True)
+        ]
+    return totals
 
 
 def _component(axis: int, scalar: Any, curl: Sequence[Any], in_turn: SequentialFFT) -> Any:

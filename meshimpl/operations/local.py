@@ -349,5 +349,11 @@ def vector(parts: Sequence[Any]) -> Any:
     return pointwise(_stack, *parts, outputs=[shape])[0]
 
 
+def one_component(x: Any, number: int) -> Any:
+    """Returns a component [...] of an mtf tensor [..., component]; it has no gradient."""
+    shape = mtf.Shape(x.shape.dims[:-1])
+    return local(lambda block: block[..., number], [x], [(shape, x.dtype)], name="one_component")[0]
+
+
 def _stack(*blocks: tf.Tensor) -> tf.Tensor:
     return tf.stack(blocks, axis=-1)

@@ -22,8 +22,8 @@ class BackwardPass:
     Args:
         nbody: what was evolved.
         plan: the plan of the evolution.
-        final: its last state.
-        recorded: states before kicks, by the number among the operations.
+        state: its last state, with cotangents; changed.
+        recorded: states before kicks, by the number among the operations; each is taken out.
         kept: what kicks kept; empty if they kept nothing.
     """
 
@@ -31,25 +31,24 @@ class BackwardPass:
         self,
         nbody: NBody,
         plan: EvolutionPlan,
-        final: Particles,
+        state: Backward,
         recorded: dict[int, Particles],
         kept: Kept,
     ) -> None:
         self._nbody, self._plan, self._recorded, self._kept = nbody, plan, recorded, kept
-        self._final, self._kicks = final, plan.kick_numbers
+        self._state, self._kicks = state, plan.kick_numbers
         self._dobserved = [tf.zeros_like(t) for t in plan.observed]
         self._dmeasured: Measured = {}
 
-    def carry(self, dx: tf.Tensor, dv: tf.Tensor, dmeasured: Measured) -> list[tf.Tensor]:
+    def carry(self, dmeasured: Measured) -> list[tf.Tensor]:
         """Returns the cotangents of start, factors, LPT fields and the observer's inputs.
 
+        It can be called once.
+
         Args:
-            dx, dv: cotangents of the final state.
             dmeasured: cotangents of the observer's measurements.
         """
-        self._dmeasured, lpt = dmeasured, self._plan.lpt
-        zeros = [tf.zeros_like(psi) for psi in lpt]
-        state = Backward(self._final.displacement, self._final.velocity, dx, dv, zeros)
+        self._dmeasured, lpt, state = dmeasured, self._plan.lpt, self._state
         factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
         decays = bool((self._plan.known_factors[..., list(self._kicks), 0] != 1).any())
         pairs = self._nbody.pairs_of(self._plan)

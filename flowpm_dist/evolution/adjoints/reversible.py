@@ -2,9 +2,9 @@
 
 The backward pass starts from the final state and undoes kicks and drifts one by one, and updates
 the cotangents of positions, velocities and factors. The forward pass keeps its final state and a
-few earlier states. The backward pass restarts from an earlier state where rounding errors would
-have grown too far. It needs the field of each force. The forward pass keeps the fields where they
-take little memory; otherwise the particles are painted and the field is computed again.
+few states before, not the first. The backward pass restarts from such a state where rounding errors
+would have grown too far. It needs the field of each force. The forward pass keeps the fields where
+they take little memory; otherwise the particles are painted and the field is computed again.
 The adjoint method of Li, Modi, Jamieson and others 2022 (arXiv:2211.09815), for any schedule of
 kicks and drifts.
 """
@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import Field
@@ -71,20 +71,23 @@ class ReversibleAdjoint(Adjoint):
         import tensorflow as tf
 
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
+        from flowpm_dist.evolution.operations import Backward
         from flowpm_dist.evolution.plan import Evolved, Particles
-        from meshimpl.graph_guards import is_watched, not_recorded, once_differentiable
+        from meshimpl.graph_guards import in_two_parts, is_watched, not_recorded
 
         start = particles.pop()
         inputs = [start.displacement, start.velocity, plan.factors, *plan.lpt, *plan.observed]
         terms = len(plan.lpt)
         x, v, factors, *more = (tf.stop_gradient(t) for t in inputs)
         lpt, observed = tuple(more[:terms]), tuple(more[terms:])
+        leave = in_two_parts("an evolution by the adjoint method", *inputs)
+        del start, inputs
         numbers = on_all_replicas(plan.known_factors, nbody.box)
         here = replace(plan, factors=factors, lpt=lpt, observed=observed, numbers=numbers)
         chosen = kicks_to_keep(here, self.max_error_growth)
         values, size = sum(map(math.prod, nbody.pairs_of(here).kept_shapes)), x.dtype.size
-        particles = math.prod(x.shape[:-1])
-        keeps = self.kept_bytes(len(here.kick_numbers), values * size, particles * size)
+        number = math.prod(x.shape[:-1])
+        keeps = self.kept_bytes(len(here.kick_numbers), values * size, number * size)
         recorded: dict[int, Particles] = {}
         fields: Kept = {}
 
@@ -101,21 +104,15 @@ class ReversibleAdjoint(Adjoint):
                 "the cosmology: gradients to those would be lost"
             )
 
-        def carry(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            dx, dv, *rest = tensors[: 2 + len(names)]
-            back = BackwardPass(nbody, here, final, recorded, fields)
-            return back.carry(dx, dv, dict(zip(names, rest, strict=True)))
+        def begin(dx: tf.Tensor, dv: tf.Tensor, *rest: tf.Tensor) -> Callable[[], list[tf.Tensor]]:
+            zeros = [tf.zeros_like(psi) for psi in lpt]
+            state = Backward(final.displacement, final.velocity, dx, dv, zeros)
+            back = BackwardPass(nbody, here, state, dict(recorded), fields)
+            return functools.partial(back.carry, dict(zip(names, rest, strict=True)))
 
-        once = once_differentiable(carry, "an evolution by the adjoint method")
-
-        @tf.custom_gradient
-        def run(*inputs: tf.Tensor) -> tuple[Any, Callable[..., Any]]:
-            def gradient(*cotangents: tf.Tensor) -> list[tf.Tensor]:
-                return once(*cotangents, *inputs)
-
-            return (final.displacement, final.velocity, *done.measured.values()), gradient
-
-        x, v, *measured = run(*inputs)
+        x, v, *measured = leave(
+            [final.displacement, final.velocity, *done.measured.values()], begin
+        )
         return Evolved(Particles(x, v), dict(zip(names, measured, strict=True)))
 
 
