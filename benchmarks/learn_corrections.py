@@ -25,11 +25,17 @@ import flowpm_dist as fpm
 from flowpm_dist.corrections import Iteration, Learner, Pair
 from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
 
+OF_NETWORKS = {
+    "iterations": 2000,
+    "correlation": 0.1,
+    "displacement": 0.001,
+    "redshift_space": 0.1,
+}
 LEARNED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "default": (PotentialFilter, {}, {"iterations": 300}),
     "default-2": (PotentialFilter, {"mesh_factor": 2}, {"iterations": 300}),
-    "network": (ResidualNetwork, {}, {"iterations": 2000}),
-    "network-2": (ResidualNetwork, {"mesh_factor": 2}, {"iterations": 2000}),
+    "network": (ResidualNetwork, {}, OF_NETWORKS),
+    "network-2": (ResidualNetwork, {"mesh_factor": 2}, OF_NETWORKS),
 }
 """The kind of a correction, the options of its cheap runs, and the options of its learning."""
 

@@ -200,10 +200,10 @@ class Loss:
     def terms(self, compared: Compared) -> list[tf.Tensor]:
         """Returns the loss, and its terms, see `TERMS`: means over times and bins.
 
-        Bins have the weight 1 / k^2, so that an error of P counts by its ratio to k. The last term
-        is missing where redshift space is not learned.
+        Bins have the weight k^-2.5: an error of P at large scales counts more. The last term is
+        missing where redshift space is not learned.
         """
-        per_bin = compared.k**-2
+        per_bin = compared.k**-2.5
         per_bin /= per_bin.sum() * compared.power.shape[0]
         power = tf.einsum("tsk,k->s", tf.math.log(compared.power) ** 2, per_bin)
         phases = tf.einsum("tsk,k->s", 1.0 - compared.correlation**2, per_bin)

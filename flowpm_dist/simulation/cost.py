@@ -75,7 +75,7 @@ BATCHED = 6
 # The gradient of a loss; it sends everything twice.
 GRADIENT = {"linear": 60, "1lpt": 73, "2lpt": 86}
 """Values of a particle while a structure is differentiated; one with steps begins with "2lpt"."""
-NETWORK_GRADIENT = 870
+NETWORK_GRADIENT = 300
 """Additional values while a correction of states is differentiated."""
 
 # Maps of a light cone: values of a pixel.

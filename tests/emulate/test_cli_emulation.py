@@ -384,7 +384,7 @@ def test_what_a_network_cannot_do_is_refused_by_name(here):
     np.testing.assert_array_equal(read.theta, made.theta)
     np.testing.assert_array_equal(read.force.theta, made.force.theta)
     assert (
-        read.in_force is read.force and read.of_states is read and len(read.numbers()) == 880 + 472
+        read.in_force is read.force and read.of_states is read and len(read.numbers()) == 400 + 472
     )
     cosmology = fpm.Cosmology.planck18()
     sim = fpm.Simulation(cosmology, 8, 16.0, [0.1, 1.0], correction="network.json")
@@ -413,7 +413,7 @@ def test_what_a_network_cannot_do_is_refused_by_name(here):
     about = json.loads(Path("network.json").read_text())
     for wrong, message in (
         ({"force": about}, "force must be a correction of the force"),
-        ({"theta": about["theta"][:-4]}, "the equivariant-network has 880 numbers"),
+        ({"theta": about["theta"][:-4]}, "the equivariant-network has 400 numbers"),
         ({"theta": "!"}, "holds no correction"),
     ):
         Path("wrong.json").write_text(json.dumps({**about, **wrong}))

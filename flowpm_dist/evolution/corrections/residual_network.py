@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["vector", "corners"]
 """How symmetries of the cube change channels: three components, or one channel for each corner."""
-WIDTH, HIDDEN = 2, 3
+WIDTH, HIDDEN = 2, 1
 """Channels for each corner, and convolutions between the first and the last one."""
 HIDDEN_SCALE, SCALES = 0.5, {"first": 1.0, "last": 0.0, "style": 0.3}
 """Scales of the first weights, over those that keep the variance if no moment is taken out."""
@@ -53,7 +53,7 @@ TAPS = np.array(list(itertools.product((-1, 0, 1), repeat=3)))
 
 @dataclass(frozen=True, eq=False)
 class ResidualNetwork(StateCorrection):
-    """Five convolutions of 3^3 cells and 16 channels, periodic, with smooth activations.
+    """Three convolutions of 3^3 cells and 16 channels, periodic, with smooth activations.
 
     Attributes:
         theta: the free weights of the convolutions in order, see `KERNELS`, then what makes of the
@@ -66,7 +66,10 @@ class ResidualNetwork(StateCorrection):
     def __post_init__(self) -> None:
         size, shape = sum(math.prod(s) for s in _shapes().values()), self.theta.shape
         if tuple(shape) != (size,):
-            raise ValueError(f"theta has shape {tuple(shape)}; the {self.name} has {size} numbers")
+            raise ValueError(
+                f"theta has shape {tuple(shape)}; the {self.name} has {size} numbers: learn it "
+                "again if it is of an earlier version"
+            )
 
     @classmethod
     def begun(cls, seed: int = 0) -> Self:
