@@ -281,7 +281,7 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
         sum(getattr(each, name) for each in along) for name in ("power_a", "power_b", "cross")
     )
     ratios.append((ours / true, cross / np.sqrt(ours * true)))
-    per_bin = compared[0].k ** -2
+    per_bin = compared[0].k ** -2.5
     (power, phases), *seen = (
         [np.average(x, weights=per_bin) for x in (np.log(ratio) ** 2, 1.0 - r**2)]
         for ratio, r in ratios
