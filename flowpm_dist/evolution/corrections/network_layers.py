@@ -1,4 +1,4 @@
-"""The layers of the residual network on a mesh: on blocks, with halos of one cell."""
+"""The residual network on a mesh: on blocks, with one halo for all its convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
-from meshimpl.operations.layers import convolution
+from meshimpl.operations.halo import halo_exchange
+from meshimpl.operations.layers import correlated_block
 from meshimpl.operations.local import layer
 
 
@@ -48,11 +49,10 @@ def network_function(box: Box, channels: int, hidden: int, spacing: float) -> Me
         joined = functools.partial(_joined, spacing=spacing)
         shape = mtf.Shape([batch, *space, first])
         x = layer(joined, [displacement, velocity, modulated], shape, name="joined")
-        x = convolution(x, kernels[0], name="first")
-        for n, weights in enumerate(kernels[1:-1]):
-            y = convolution(_activated(x, modulated, n, channels), weights, name=f"hidden_{n}")
-            x = layer(lambda a, b: a + b, [x, y], x.shape, name="added")
-        x = convolution(_activated(x, modulated, hidden, channels), kernels[-1], name="last")
+        # Each convolution takes a plane off again, which costs less than a halo for each.
+        x = halo_exchange(x, {dim.name: len(kernels) for dim in space})
+        shape = mtf.Shape([batch, *space, last])
+        x = layer(_convolved, [x, modulated, *kernels], shape, name="convolved")
         return [
             layer(
                 functools.partial(_moved, spacing=spacing, of_velocity=of_velocity),
@@ -86,14 +86,19 @@ def _moved(
     return y + tf.reshape(added, y.shape)
 
 
-def _activated(x: Any, modulation: Any, number: int, channels: int) -> Any:
-    """Returns a modulated and activated layer."""
-    function = functools.partial(_modulated, begin=2 * channels * number)
-    return layer(function, [x, modulation], x.shape, name=f"activated_{number}")
+def _convolved(x: tf.Tensor, modulation: tf.Tensor, *kernels: tf.Tensor) -> tf.Tensor:
+    """Returns the result of all convolutions of a block with a halo."""
+    first, *inner, last = (tf.cast(weights, x.dtype) for weights in kernels)
+    x = correlated_block(x, first)
+    for n, weights in enumerate(inner):
+        x = x[:, 1:-1, 1:-1, 1:-1] + correlated_block(_modulated(x, modulation, n), weights)
+    return correlated_block(_modulated(x, modulation, len(inner)), last)
 
 
-def _modulated(x: tf.Tensor, modulation: tf.Tensor, *, begin: int) -> tf.Tensor:
-    both = modulation[..., begin : begin + 2 * x.shape[-1]]
+def _modulated(x: tf.Tensor, modulation: tf.Tensor, number: int) -> tf.Tensor:
+    """Returns a layer, modulated and activated; its number is among those that are."""
+    size = 2 * x.shape[-1]
+    both = modulation[..., number * size : (number + 1) * size]
     scale, shift = (_per_universe(each) for each in tf.split(both, 2, axis=-1))
     return _swish(x, scale, shift)
 
