@@ -25,7 +25,7 @@ import flowpm_dist as fpm
 from flowpm_dist.corrections import Iteration, Learner, Pair
 from flowpm_dist.evolution.corrections import PotentialFilter, ResidualNetwork, load_correction
 
-OF_NETWORKS = {
+NETWORK_OPTIONS = {
     "iterations": 2000,
     "correlation": 0.1,
     "displacement": 0.001,
@@ -34,8 +34,8 @@ OF_NETWORKS = {
 LEARNED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "default": (PotentialFilter, {}, {"iterations": 300}),
     "default-2": (PotentialFilter, {"mesh_factor": 2}, {"iterations": 300}),
-    "network": (ResidualNetwork, {}, OF_NETWORKS),
-    "network-2": (ResidualNetwork, {"mesh_factor": 2}, OF_NETWORKS),
+    "network": (ResidualNetwork, {}, NETWORK_OPTIONS),
+    "network-2": (ResidualNetwork, {"mesh_factor": 2}, NETWORK_OPTIONS),
 }
 """The kind of a correction, the options of its cheap runs, and the options of its learning."""
 

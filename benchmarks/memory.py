@@ -7,7 +7,7 @@
     python benchmarks/memory.py --jobs 64 128 256   each job of the command line on 1 and 2 ranks
     python benchmarks/memory.py --jobs 256 --only simulate --set run.halo=64   with other settings
 
-Each number comes from new processes and includes TensorFlow. It is the peak of all ranks together.
+Each number comes from new processes. It is the peak of all ranks together, TensorFlow included.
 With --live it is the peak of what is allocated at the same time, less what was before, by the
 counts of the C library, without what allocators keep for later.
 With --jobs it is the peak of the largest rank, and the job's own estimate is printed with it.
@@ -240,22 +240,21 @@ class _Allocated(ctypes.Structure):
 def print_live(grid: int, steps: int) -> None:
     """Print what a gradient needs, with and without fields of forces that are kept."""
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"  # its allocator gives nothing back
-    for adjoint in ("reversible", "reversible, no fields kept"):
-        arguments = [f"--live={grid}", f"--steps={steps}", f"--adjoint={adjoint}"]
+    for more, text in (([], "fields kept if they take little"), (["--no-fields"], "none kept")):
+        arguments = [f"--live={grid}", f"--steps={steps}", *more]
         found = start_worker(sys.argv[0], arguments, 1, launch.available_cores())
         figures = ", ".join(f"{name} {value / grid**3:.0f}" for name, value in found.items())
-        print(f"{grid}^3 x {steps} steps, {adjoint} [bytes a particle]: {figures}", flush=True)
+        print(f"{grid}^3 x {steps} steps, {text} [bytes a particle]: {figures}", flush=True)
 
 
-def live_worker(grid: int, steps: int, adjoint: str) -> None:
+def live_worker(grid: int, steps: int, keep_fields: Any) -> None:
     """Report the live memory of a run and of a gradient, without and with its state in use."""
     launch.configure_threads()
     import tensorflow as tf
 
     import flowpm_dist as fpm
 
-    kept = {} if adjoint == "reversible" else {"keep_fields": False}
-    chosen = ADJOINTS["reversible"](**kept)
+    chosen = ADJOINTS["reversible"](keep_fields=keep_fields)
     edges = fpm.scale_factor_steps(0.1, 1.0, steps)
     sim = fpm.Simulation(fpm.Cosmology.planck18(), grid, 2.0 * grid, edges, adjoint=chosen)
     noise = tf.random.stateless_normal([grid] * 3, [1, 2])
@@ -338,10 +337,11 @@ def main() -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of the jobs"
     )
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--adjoint", default="reversible")
+    parser.add_argument("--adjoint", default="reversible", choices=["none", *ADJOINTS])
+    parser.add_argument("--no-fields", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.role == "worker" and options.live:
-        live_worker(options.live, options.steps, options.adjoint)
+        live_worker(options.live, options.steps, False if options.no_fields else "auto")
         return
     if options.role == "worker":
         worker(options.grid, options.steps, options.adjoint, bool(options.corrected))

@@ -35,14 +35,13 @@ from meshimpl.graph_guards import (
     Stopwatch,
     check_eager,
     last_collective,
-    once_differentiable,
     timed,
-    with_gradient,
 )
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.mesh_graph import MeshGraph, check_place
 from meshimpl.mesh_variables import Master, MeshVariables
 from meshimpl.process_mesh import ProcessMesh
+from meshimpl.tapes import once_differentiable, with_gradient
 
 Spec = tuple[Any, tf.DType]
 

@@ -28,10 +28,11 @@ import tensorflow as tf
 from meshimpl import engine, launch, traffic
 from meshimpl.engine import CollectiveError, Ranks
 from meshimpl.facts import facts
-from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, is_watched, not_differentiable, planned
+from meshimpl.graph_guards import NO_GRADIENT, Plan, caller, planned
 from meshimpl.launch.gpus import UUID_BYTES
 from meshimpl.pulse import at, by_rank, named, reporter
 from meshimpl.pulse.rank import MAX_SHARED_BYTES
+from meshimpl.tapes import is_watched, not_differentiable
 
 _DIGEST, _LENGTH, _ROW, _TEXT = 8, 8, 128, 512
 _ROUNDING = 1e-9  # relative difference between numbers that ranks have computed

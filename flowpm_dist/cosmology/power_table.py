@@ -373,7 +373,7 @@ def _numbers(name: str, value: Any) -> Any:
     """
     if not is_tensor(value):
         return value
-    from meshimpl.graph_guards import is_watched
+    from meshimpl.tapes import is_watched
 
     if is_watched([value]):
         raise TypeError(f"{name} of a table of power has no derivatives: give an array, no tensor")

@@ -21,10 +21,10 @@ from flowpm_dist.initial.options import CHUNK, InitialOptions, Noise
 from flowpm_dist.io.white_noise import noise_moments, warn_of_other_noise, wrong_noise_type
 from flowpm_dist.options import in_unit
 from meshimpl.compat import mtf
-from meshimpl.graph_guards import is_watched, not_recorded
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import pointwise
 from meshimpl.operations.noise import mode_noise, white_noise
+from meshimpl.tapes import is_watched, not_recorded
 
 NOISES = get_args(Noise)
 """The kinds of noise: generated for each cell, or for each mode."""

@@ -36,8 +36,8 @@ from flowpm_dist.particle_mesh.cloud_in_cell import suggested_halo
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies
-from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
+from meshimpl.tapes import is_watched
 
 PARTICLES = {"displacement": "Mpc/h", "velocity": "Mpc/h H0"}
 """The fields that a run can begin with, and their units."""

@@ -15,8 +15,8 @@ from flowpm_dist.cosmology.power import known_number
 from flowpm_dist.cosmology.power_table import box_problem
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.box import Box
-from meshimpl.graph_guards import is_watched
 from meshimpl.mesh_function import replicated
+from meshimpl.tapes import is_watched
 
 T = TypeVar("T")
 REMEMBERED = 16

@@ -5,12 +5,12 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from meshimpl.graph_guards import in_two_parts, with_gradient
+from meshimpl.tapes import InTwoParts, with_gradient
 
 
 def squared(x, alive=None):
     """x^2, whose gradient begins from the result, as that of an evolution does."""
-    leave = in_two_parts("squared", x)
+    parts = InTwoParts("squared", x)
     result = tf.stop_gradient(x) ** 2
     if alive is not None:
         alive += [weakref.ref(x), weakref.ref(result)]
@@ -20,7 +20,7 @@ def squared(x, alive=None):
         end = [result]
         return lambda: [2 * tf.sqrt(end.pop()) * dy]
 
-    return leave([result], begin)[0]
+    return parts.outputs([result], begin)[0]
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -37,9 +37,21 @@ def test_gradient(graph):
         assert slope.numpy() == pytest.approx([factor * 9, factor * 25])
 
 
+def test_several_under_one_tape():
+    """Each takes its own cotangents, in whatever order the tape comes to them."""
+    x, y = tf.constant([1.0, 3.0]), tf.constant([2.0, 5.0])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([x, y])
+        loss = squared(x * 2) * squared(y) + squared(squared(x))
+    for _ in range(2):
+        by_x, by_y = tape.gradient(loss, [x, y])
+        assert by_x.numpy() == pytest.approx([8 * 1 * 4 + 4, 8 * 3 * 25 + 4 * 27])
+        assert by_y.numpy() == pytest.approx([2 * 2 * 4, 2 * 5 * 36])
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_a_tape_keeps(persistent):
-    """Neither the input, nor, after the first part, the result; nor what a function returned."""
+    """Neither the input nor, after the first part, the result."""
     alive = []
 
     @with_gradient
@@ -60,6 +72,59 @@ def test_what_a_tape_keeps(persistent):
     assert alive[2] is persistent
 
 
+def test_what_a_function_returned_is_not_kept():
+    alive = []
+
+    @with_gradient
+    def doubled(x):
+        results = [x * 2]
+        alive.append(weakref.ref(results[0]))
+        return results, lambda dy: [2 * dy]
+
+    x = tf.constant([1.0, 3.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(doubled(x)[0])
+    assert alive[0]() is None
+    assert tape.gradient(y, x).numpy() == pytest.approx([2.0, 2.0])
+
+
+def test_variables():
+    """They may be inputs; others would have no gradient."""
+    x, weight = tf.Variable([1.0, 3.0]), tf.Variable(2.0)
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(squared(x))
+    assert tape.gradient(y, x).numpy() == pytest.approx([2.0, 6.0])
+
+    @with_gradient
+    def weighted(x):
+        return [x * weight], lambda dy: [dy * weight]
+
+    with tf.GradientTape(), pytest.raises(TypeError, match="weighted uses variables that are not"):
+        weighted(tf.constant([1.0]))
+
+
+def test_a_gradient_that_fails_leaves_nothing_behind():
+    x, fails = tf.constant([1.0, 3.0]), [True]
+
+    def begin(dy):
+        def finish():
+            if fails:
+                raise FloatingPointError(fails.pop())
+            return [3 * x**2 * dy]
+
+        return finish
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        parts = InTwoParts("cubed", x)
+        y = tf.reduce_sum(parts.outputs([x**3], begin)[0])
+    with pytest.raises(FloatingPointError):
+        tape.gradient(y, x)
+    assert tape.gradient(y, x).numpy() == pytest.approx([3.0, 27.0])
+    assert not parts._second_part
+
+
 @pytest.mark.parametrize("loss", ["linear", "squared"])
 @pytest.mark.parametrize("by", ["input", "cotangent"])
 def test_a_second_derivative_is_refused(loss, by):
@@ -73,3 +138,22 @@ def test_a_second_derivative_is_refused(loss, by):
         slope = inner.gradient(y, x)
     with pytest.raises(LookupError, match="squared has no second derivative"):
         outer.gradient(slope, x if by == "input" else weight)
+
+
+def test_a_tape_that_begins_after_it_is_refused():
+    x = tf.constant([1.0, 3.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(squared(x))
+    with tf.GradientTape() as later:
+        later.watch(x)
+        slope = tape.gradient(y, x)
+    with pytest.raises(LookupError, match="squared has no second derivative"):
+        later.gradient(slope, x)
+
+
+def test_forward_mode_is_refused():
+    x = tf.constant([1.0, 3.0])
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
+        with pytest.raises(LookupError, match="none in forward mode"):
+            squared(x)

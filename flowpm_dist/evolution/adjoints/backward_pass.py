@@ -23,7 +23,9 @@ class BackwardPass:
         nbody: what was evolved.
         plan: the plan of the evolution.
         state: its last state, with cotangents; changed.
-        recorded: states before kicks, by the number among the operations; each is taken out.
+        dmeasured: the cotangents of the observer's measurements.
+        recorded: states before kicks, by the number among the operations; each is taken out when
+            the pass continues from it.
         kept: what kicks kept; empty if they kept nothing.
     """
 
@@ -32,23 +34,21 @@ class BackwardPass:
         nbody: NBody,
         plan: EvolutionPlan,
         state: Backward,
+        dmeasured: Measured,
         recorded: dict[int, Particles],
         kept: Kept,
     ) -> None:
         self._nbody, self._plan, self._recorded, self._kept = nbody, plan, recorded, kept
         self._state, self._kicks = state, plan.kick_numbers
         self._dobserved = [tf.zeros_like(t) for t in plan.observed]
-        self._dmeasured: Measured = {}
+        self._dmeasured = dmeasured
 
-    def carry(self, dmeasured: Measured) -> list[tf.Tensor]:
+    def carry(self) -> list[tf.Tensor]:
         """Returns the cotangents of start, factors, LPT fields and the observer's inputs.
 
         It can be called once.
-
-        Args:
-            dmeasured: cotangents of the observer's measurements.
         """
-        self._dmeasured, lpt, state = dmeasured, self._plan.lpt, self._state
+        lpt, state = self._plan.lpt, self._state
         factors = tf.cast(self._plan.factors, self._nbody.box.dtype)
         decays = bool((self._plan.known_factors[..., list(self._kicks), 0] != 1).any())
         pairs = self._nbody.pairs_of(self._plan)
@@ -105,11 +105,11 @@ class BackwardPass:
         self._nbody.check(reaches, moments)
 
     def _kick(self, decays: bool, number: int, state: Backward, c: tf.Tensor) -> tf.Tensor:
-        recorded, observer, observe = self._recorded.get(number), self._plan.observer, None
+        recorded, observer, observe = self._recorded.pop(number, None), self._plan.observer, None
         if recorded is not None:  # a state in which nothing is NaN takes the place of this one
             self._check_inside(state, self._plan.label(number))
         if observer is not None and self._kicks[number] in observer.kicks:
-            observe = functools.partial(self._observe, observer, number, c, state)
+            observe = functools.partial(self._observe, observer, number, c, state, recorded)
         before = None if recorded is None else (recorded.displacement, recorded.velocity)
         return undo_kick(
             self._nbody.gravity,
@@ -129,11 +129,12 @@ class BackwardPass:
         number: int,
         c: tf.Tensor,
         state: Backward,
+        recorded: Particles | None,
         field: tf.Tensor,
         after: tf.Tensor,
     ) -> tf.Tensor:
         """Adds the cotangents of measurements; returns the cotangent of the velocity before."""
-        recorded, before = self._recorded.get(number), after
+        before = after
         if observer.needs_before:
             before = self._before(field, state, c) if recorded is None else recorded.velocity
         moment = Moment(state.x, before, after, self._plan.lpt)

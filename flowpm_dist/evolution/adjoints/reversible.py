@@ -73,14 +73,14 @@ class ReversibleAdjoint(Adjoint):
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
         from flowpm_dist.evolution.operations import Backward
         from flowpm_dist.evolution.plan import Evolved, Particles
-        from meshimpl.graph_guards import in_two_parts, is_watched, not_recorded
+        from meshimpl.tapes import InTwoParts, is_watched, not_recorded
 
         start = particles.pop()
         inputs = [start.displacement, start.velocity, plan.factors, *plan.lpt, *plan.observed]
         terms = len(plan.lpt)
         x, v, factors, *more = (tf.stop_gradient(t) for t in inputs)
         lpt, observed = tuple(more[:terms]), tuple(more[terms:])
-        leave = in_two_parts("an evolution by the adjoint method", *inputs)
+        on_tapes = InTwoParts("an evolution by the adjoint method", *inputs)
         del start, inputs
         numbers = on_all_replicas(plan.known_factors, nbody.box)
         here = replace(plan, factors=factors, lpt=lpt, observed=observed, numbers=numbers)
@@ -107,12 +107,11 @@ class ReversibleAdjoint(Adjoint):
         def begin(dx: tf.Tensor, dv: tf.Tensor, *rest: tf.Tensor) -> Callable[[], list[tf.Tensor]]:
             zeros = [tf.zeros_like(psi) for psi in lpt]
             state = Backward(final.displacement, final.velocity, dx, dv, zeros)
-            back = BackwardPass(nbody, here, state, dict(recorded), fields)
-            return functools.partial(back.carry, dict(zip(names, rest, strict=True)))
+            dmeasured = dict(zip(names, rest, strict=True))
+            return BackwardPass(nbody, here, state, dmeasured, dict(recorded), fields).carry
 
-        x, v, *measured = leave(
-            [final.displacement, final.velocity, *done.measured.values()], begin
-        )
+        results = [final.displacement, final.velocity, *done.measured.values()]
+        x, v, *measured = on_tapes.outputs(results, begin)
         return Evolved(Particles(x, v), dict(zip(names, measured, strict=True)))
 
 

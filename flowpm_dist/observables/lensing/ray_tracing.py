@@ -30,7 +30,7 @@ from flowpm_dist.grid.flat_sky import FlatSky, SkyFilter, filter_maps, inverse_s
 from flowpm_dist.observables.lensing.planes import LensPlanes, efficiency_of_planes
 from flowpm_dist.observables.lensing.sources import Sources
 from flowpm_dist.options import in_unit
-from meshimpl.graph_guards import once_differentiable
+from meshimpl.tapes import once_differentiable
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.observables.light_cone.geometry import Geometry
 from flowpm_dist.observables.light_cone.options import PARTS, FlatField, FullSky
-from meshimpl.graph_guards import once_differentiable
+from meshimpl.tapes import once_differentiable
 
 _ROOTS = 0.5 * (1.0 + np.cos(np.pi * (np.arange(PARTS) + 0.5) / PARTS))
 

@@ -21,7 +21,7 @@ from flowpm_dist.options import ProblemsError
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.kernels.base import Shells, farthest_move
 from flowpm_dist.simulation.run import Inputs
-from meshimpl.graph_guards import not_recorded
+from meshimpl.tapes import not_recorded
 
 AT_ONCE = 2**17
 """Particles that are processed together."""

@@ -31,7 +31,7 @@ from flowpm_dist.observables.light_cone.options import FullSky
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.particle_mesh.kernels.base import DEGREE
 from flowpm_dist.simulation.run import Inputs
-from meshimpl.graph_guards import not_recorded
+from meshimpl.tapes import not_recorded
 
 NODES = 512
 """Nodes between which weights are linear in the distance, at least: at most twice as many."""
