@@ -45,10 +45,10 @@ def with_gradient(function: Callable[..., Any]) -> Callable[..., list[tf.Tensor]
     def recorded(*inputs: Any) -> list[tf.Tensor]:
         if not tf.executing_eagerly():
             return list(in_graphs(*inputs))
-        given = {id(x) for x in inputs}
+        of_inputs = {id(x) for x in inputs}
         with record.VariableWatcher() as watcher:
             results, gradient = function(*inputs)
-        if others := [v.name for v in watcher.watched_variables() if id(v) not in given]:
+        if others := [v.name for v in watcher.watched_variables() if id(v) not in of_inputs]:
             raise TypeError(
                 f"{function.__name__} uses variables that are not among its inputs, and has no "
                 f"gradient to them: {', '.join(others)}"

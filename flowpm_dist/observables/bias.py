@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_for_all_sizes
 from flowpm_dist.grid.fourier import to_spectrum
-from flowpm_dist.initial.lpt import SequentialFFT, second_order_source
+from flowpm_dist.initial.lpt import second_order_source
+from flowpm_dist.initial.transforms import SequentialFFT
 from flowpm_dist.observables.tracers import EULERIAN, LAGRANGIAN
 from flowpm_dist.observables.universe_model import as_factor, local_values
 from flowpm_dist.options import python_object
