@@ -91,7 +91,9 @@ def _convolved(x: tf.Tensor, modulation: tf.Tensor, *kernels: tf.Tensor) -> tf.T
     first, *inner, last = (tf.cast(weights, x.dtype) for weights in kernels)
     x = correlated_block(x, first)
     for n, weights in enumerate(inner):
-        x = x[:, 1:-1, 1:-1, 1:-1] + correlated_block(_modulated(x, modulation, n), weights)
+        y = correlated_block(_modulated(x, modulation, n), weights)
+        # A strided slice of volumes crashes TensorFlow's optimizer of layouts for GPUs.
+        x = tf.slice(x, [0, 1, 1, 1, 0], y.shape) + y
     return correlated_block(_modulated(x, modulation, len(inner)), last)
 
 
