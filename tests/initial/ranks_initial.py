@@ -11,7 +11,7 @@ from reference import pmwd_parameters, reference
 
 from flowpm_dist.cosmology import Cosmology, Growth, LinearPower
 from flowpm_dist.grid.box import Box
-from flowpm_dist.initial import conditions, lpt
+from flowpm_dist.initial import conditions, transforms
 from flowpm_dist.initial.conditions import linear_amplitude, noise_function
 from flowpm_dist.initial.lpt import growth_terms, growth_terms_by_d1, lpt_function
 from meshimpl import philox
@@ -71,7 +71,7 @@ def test_a_plane_wave_has_no_higher_orders(mesh):
 
 @pytest.mark.ranks(1)
 def test_derivatives_along_all_axes_are_compiled_once(mesh):
-    kernels = lpt._first, lpt._second
+    kernels = transforms._first, transforms._second
     before = [kernel.experimental_get_tracing_count() for kernel in kernels]
     lpt_function(cube(mesh, n=4), 2)(np.zeros((4, 4, 4)), np.ones((3, 4, 4)), np.ones((2, 2)))
     assert [kernel.experimental_get_tracing_count() for kernel in kernels] == [
