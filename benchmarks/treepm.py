@@ -87,8 +87,9 @@ class Universe:
 def universes(name: str) -> list[Universe]:
     """Returns the universes of a set.
 
-    Those of `IN_ALL_CELLS` have other noise in each cell, and two more that are sealed have 64^3
-    particles. The others have a cosmology each, in cells of each size in turn.
+    In the sets of `IN_ALL_CELLS` each cosmology has other noise in each cell, and the sealed set
+    has two more universes, of 64^3 particles. In the other sets each universe has its own
+    cosmology, in cells of each size in turn.
     """
     first, count = SEEDS[name], COUNTS[name]
     rows = qmc.LatinHypercube(len(RANGES), rng=np.random.default_rng(first)).random(count)

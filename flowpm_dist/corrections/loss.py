@@ -200,8 +200,8 @@ class Loss:
     def terms(self, compared: Compared) -> list[tf.Tensor]:
         """Returns the loss, and its terms, see `TERMS`: means over times and bins.
 
-        Bins have the weight k^-2.5, a little more for large scales than errors of P by their ratio
-        to k would have. The last term is missing where redshift space is not learned.
+        Bins have the weight k^-2.5, because errors of P matter more at large scales. The last term
+        is missing where redshift space is not learned.
         """
         per_bin = compared.k**-2.5
         per_bin /= per_bin.sum() * compared.power.shape[0]

@@ -9,7 +9,7 @@ from meshimpl.tapes import InTwoParts, with_gradient
 
 
 def squared(x, alive=None):
-    """x^2, whose gradient begins from the result, as that of an evolution does."""
+    """x^2, with a gradient that begins from the result, as for an evolution."""
     parts = InTwoParts("squared", x)
     result = tf.stop_gradient(x) ** 2
     if alive is not None:
@@ -97,6 +97,14 @@ def test_variables():
     assert tape.gradient(y, x).numpy() == pytest.approx([2.0, 6.0])
 
     @with_gradient
+    def doubled(x):
+        return [2 * tf.stop_gradient(x)], lambda dy: [2 * dy]
+
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(doubled(x)[0])
+    assert tape.gradient(y, x).numpy() == pytest.approx([2.0, 2.0])
+
+    @with_gradient
     def weighted(x):
         return [x * weight], lambda dy: [dy * weight]
 
@@ -123,6 +131,30 @@ def test_a_gradient_that_fails_leaves_nothing_behind():
         tape.gradient(y, x)
     assert tape.gradient(y, x).numpy() == pytest.approx([3.0, 27.0])
     assert not parts._second_part
+
+
+def test_a_gradient_that_fails_between_the_parts():
+    """Another one of the same tape fails once: what was begun gives way to the next."""
+    x, fails = tf.constant([1.0, 3.0]), [True]
+
+    def begin(dy):
+        if len(begun) == 1 and fails:
+            raise FloatingPointError(fails.pop())
+        begun.append(True)
+        return lambda: [3 * x**2 * dy]
+
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        parts = [InTwoParts(name, x) for name in "ab"]
+        y = tf.reduce_sum(sum(each.outputs([x**3], begin)[0] for each in parts))
+    for works in (False, True):
+        begun = []
+        if works:
+            assert tape.gradient(y, x).numpy() == pytest.approx([6.0, 54.0])
+        else:
+            with pytest.raises(FloatingPointError):
+                tape.gradient(y, x)
+    assert not any(each._second_part for each in parts)
 
 
 @pytest.mark.parametrize("loss", ["linear", "squared"])
