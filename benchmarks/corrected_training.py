@@ -1,12 +1,14 @@
 """Networks that learned from cheap universes, asked about TreePM universes.
 
-    python benchmarks/corrected_training.py FOLDER --universes FILES [--seeds 2] [--ranks 1]
+    python benchmarks/corrected_training.py FOLDER --universes FILES [--seeds 3] [--ranks 1]
 
-The cheap universes have 32^3 particles in 64 Mpc/h and make ten BullFrog steps: plain, with
-`deconvolve`, and with the filter and the network of the package. For each of these kinds, networks
-with several seeds learn Omega_m, sigma8 and n_s from the density of 512 universes. Then each is
-asked about the TreePM runs in FILES (the files of benchmarks/emulator.py), and about cheap runs of
-its own kind that start from TreePM's particles.
+The cheap universes have 32^3 particles in 64 Mpc/h and make ten BullFrog steps. They are of several
+kinds: plain, with `deconvolve`, with `mesh_factor` 2 (B = 2), and with a correction of the package.
+The universes of the last kind draw one of the corrections and 7 to 14 steps at random. For each
+kind, networks with several seeds learn Omega_m, sigma8 and n_s from the density of 512 universes.
+Then each is asked about the TreePM runs in FILES (the set "asked" of benchmarks/treepm.py), and
+about cheap runs of its own kind that start from TreePM's particles, one with each correction for
+the last kind.
 
 The table has means over the seeds. The RMSE is measured with 256 test universes of the network's
 own kind. A pair is the answer for TreePM and the answer for the cheap run from the same particles.
@@ -25,6 +27,8 @@ from typing import Any
 import numpy as np
 from common import flowpm, of_mean
 from emulator import Universe
+from scipy.stats import qmc
+from treepm import FIXED, PRIORS
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.training.saved import read_training, trained_network
@@ -33,19 +37,10 @@ RUN_FILE = """
 [box]
 grid = 32
 size = 64.0
-[cosmology]
-Omega_b = 0.049
-h = 0.677
-[initial]
-lpt_order = 3
+{initial}
 [priors]
-Omega_m = [0.25, 0.35]
-sigma8 = [0.78, 0.95]
-n_s = [0.9, 1.0]
-[evolution]
-integrator = "bullfrog"
-steps = {steps}
-{more}
+{priors}
+{evolution}
 [network]
 name = "sc18-periodic"
 loss = "likelihood"
@@ -53,32 +48,71 @@ loss = "likelihood"
 seed = {seed}
 batch = 16
 learning_rate = 1e-4
+{times}
 validate_every = 32
 checkpoint_every = 64
 [data]
-simulations = 512
-reuse = 8
-fill = 128
-validation = 128
-test = 256
+validation = {validation}
+test = {test}
+{data}
 """
+SIMULATED = """
+simulations = {training}
+reuse = {reuse}
+fill = 128
+"""
+IN_FILES = """
+source = "arrays"
+volumes = "{folder}/volumes.npy"
+table = "{folder}/table.csv"
+unit = "density"
+augment = true
+"""
+COUNTS = {"training": 512, "validation": 128, "test": 256}
+"""Universes of each kind."""
+REUSE = 8
+"""How often a training uses a universe."""
 STEPS = 10
-KINDS: dict[str, dict[str, Any]] = {
-    "plain": {"deconvolve": False},
-    "deconvolve": {},
-    "filter": {"correction": "default"},
-    "network": {"correction": "network"},
+CORRECTED: list[dict[str, Any]] = [
+    {"correction": "default"},
+    {"correction": "network"},
+    {"correction": "default-2", "mesh_factor": 2},
+    {"correction": "network-2", "mesh_factor": 2},
+]
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "plain": [{"deconvolve": False}],
+    "deconvolve": [{}],
+    "B = 2": [{"mesh_factor": 2}],
+    **{options["correction"]: [options] for options in CORRECTED},
+    "drawn": CORRECTED,
 }
-"""Kind of the cheap universes -> options of their runs."""
-PARAMETERS = ("Omega_m", "sigma8", "n_s")
+"""Kind of the cheap universes -> options of their runs, one of which is drawn."""
+FEWEST, MOST = 7, 14
+"""Steps of a universe that draws them."""
+SIZE = 64.0
 
 
 def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:
     """Trains a network on universes of a kind and evaluates it; returns the training's folder."""
-    more = "\n".join(f"{key} = {json.dumps(value)}" for key, value in KINDS[kind].items())
-    found, text = folder / f"{kind}-{seed}", folder / f"{kind}-{seed}.toml"
+    name = kind.replace(" = ", "").lower()
+    found, text = folder / f"{name}-{seed}", folder / f"{name}-{seed}.toml"
     folder.mkdir(parents=True, exist_ok=True)
-    text.write_text(RUN_FILE.format(steps=STEPS, more=more, seed=seed))
+    if len(KINDS[kind]) > 1:
+        draw_universes(folder / name, KINDS[kind])
+        parts = {"data": IN_FILES.format(folder=name), "evolution": "", "initial": ""}
+        times = f"epochs = {REUSE}"
+    else:
+        more = [f"{key} = {json.dumps(value)}" for key, value in KINDS[kind][0].items()]
+        steps = f'[evolution]\nintegrator = "bullfrog"\nsteps = {STEPS}'
+        fixed = [f"{key} = {value}" for key, value in FIXED.items()]
+        parts = {
+            "data": SIMULATED.format(**COUNTS, reuse=REUSE),
+            "evolution": "\n".join([steps, *more]),
+            "initial": "\n".join(["[cosmology]", *fixed, "[initial]", "lpt_order = 3"]),
+        }
+        times = ""
+    priors = "\n".join(f"{name} = {list(ends)}" for name, ends in PRIORS.items())
+    text.write_text(RUN_FILE.format(seed=seed, priors=priors, times=times, **COUNTS, **parts))
     if not (found / "evaluation" / "scores.json").exists():
         words = ["train", text, "--output", found, "--ranks", ranks]
         words += ["--resume"] if found.exists() else []
@@ -87,17 +121,41 @@ def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:
     return found
 
 
-def answers(training: Path, universes: list[Universe], options: dict[str, Any]) -> np.ndarray:
-    """Returns what a network says of TreePM and of cheap runs [2, universe, parameter]."""
+def draw_universes(folder: Path, kinds: list[dict[str, Any]]) -> None:
+    """Writes universes, each with one of the options and a number of steps at random."""
+    if (folder / "table.csv").exists():
+        return
+    folder.mkdir(exist_ok=True)
+    count, rng = sum(COUNTS.values()), np.random.default_rng(1)
+    low, high = np.transpose(list(PRIORS.values()))
+    rows = low + (high - low) * qmc.Sobol(len(PRIORS), rng=rng).random(1024)[:count]
+    chosen = rng.integers(len(kinds), size=count)
+    steps = rng.integers(FEWEST, MOST + 1, size=count)
+    volumes = np.empty((count, 32, 32, 32), np.float32)
+    for number, row in enumerate(rows):
+        cosmology = fpm.Cosmology(**dict(zip(PRIORS, row.tolist(), strict=True)), **FIXED)
+        edges = fpm.scale_factor_steps(0.1, 1.0, int(steps[number]))
+        options = {"integrator": "bullfrog", "lpt_order": 3, **kinds[chosen[number]]}
+        run = fpm.Simulation(cosmology, 32, SIZE, edges, **options).run(seed=10**6 + number)
+        volumes[number] = run.density().block
+    np.save(folder / "volumes.npy", volumes)
+    np.savetxt(folder / "table.csv", rows, delimiter=",", header=",".join(PRIORS), comments="")
+
+
+def answers(training: Path, universes: list[Universe], kinds: list[dict[str, Any]]) -> np.ndarray:
+    """Returns what a network says of TreePM and of cheap runs [2, universe, parameter].
+
+    Of several kinds of cheap runs it is the mean.
+    """
     trained = trained_network(read_training(training), universes[0].states[-1].box.mesh, batch=1)
-    assert tuple(trained.standardiser.names) == PARAMETERS
+    assert tuple(trained.standardiser.names) == tuple(PRIORS)
 
     def ask(state: fpm.State) -> np.ndarray:
         outputs = trained.network.predict(state.density().block[None])
         return np.asarray(trained.in_physical_units(outputs.numpy())[0][0])
 
-    both = [(u.states[-1], u.run(options)[-1]) for u in universes]
-    return np.array([[ask(state) for state in states] for states in zip(*both, strict=True)])
+    cheap = [[ask(u.run(options)[-1]) for options in kinds] for u in universes]
+    return np.array([[ask(u.states[-1]) for u in universes], np.mean(cheap, axis=1)])
 
 
 def rms_errors(training: Path) -> np.ndarray:
@@ -113,7 +171,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--universes", type=Path, nargs="+", required=True)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
     trainings = {
@@ -121,10 +179,10 @@ def main() -> None:
         for kind in KINDS
     }
     universes = [Universe(path, STEPS) for path in options.universes]
-    true = np.array([[getattr(u.cosmology, name) for name in PARAMETERS] for u in universes])
-    heads = [f"{name}: RMSE | bias | RMSE of TreePM" for name in PARAMETERS]
+    true = np.array([[getattr(u.cosmology, name) for name in PRIORS] for u in universes])
+    heads = [f"{name}: RMSE | bias | RMSE of TreePM" for name in PRIORS]
     print(f"| universes of the training | {' | '.join(heads)} |")
-    print("|---" * (3 * len(PARAMETERS) + 1) + "|")
+    print("|---" * (3 * len(PRIORS) + 1) + "|")
     for kind, found in trainings.items():
         each = np.array([answers(training, universes, KINDS[kind]) for training in found])
         errors = np.mean([rms_errors(training) for training in found], axis=0)

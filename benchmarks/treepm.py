@@ -11,7 +11,8 @@ minutes, 64^3 half an hour or more.
 The sets are apart in cosmology and noise. "train" is what is learned from, and "develop" chooses
 between what was learned, together with P1 and P2 of tests/data/README.md, which guided earlier
 choices. "sealed" is opened once, when nothing more is changed. "opened" is the sealed set that
-judged the corrections before the present ones, which learned from it, too.
+judged the corrections before the present ones, which learned from it, too. Networks that learned
+from cheap universes are "asked" about universes within their priors.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +38,40 @@ START = 0.1
 CELLS = (4, 2, 1)
 """Spacings of the particles [Mpc/h]."""
 RANGES = {"Omega_m": (0.2, 0.4), "sigma8": (0.7, 1.0), "n_s": (0.9, 1.0)}
+PRIORS = {"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)}
+"""Those of the networks that benchmarks/corrected_training.py trains."""
 FIXED = {"Omega_b": 0.049, "h": 0.677}
-COUNTS = {"train": 24, "develop": 12, "opened": 8, "sealed": 8}
-"""Cosmologies of each set."""
-SEEDS = {"train": 5100, "develop": 5200, "opened": 5300, "sealed": 5400}
-"""Seeds of the cosmologies."""
-NOISE = {"train": 5101, "develop": 5201, "opened": 105301, "sealed": 205401}
-"""Before the seeds of the universes' white noise, of which no two may be equal."""
-IN_ALL_CELLS = ("opened", "sealed")
-"""The sets that have each cosmology in cells of all sizes."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """What makes a set of universes.
+
+    Attributes:
+        cosmologies: their number.
+        seed: of the cosmologies.
+        noise: comes before the seeds of the universes' white noise, of which no two may be equal.
+        spacings: of the particles [Mpc/h].
+        everywhere: whether each cosmology has particles of each spacing, with other noise; else
+            the spacings take turns.
+        ranges: of the cosmologies.
+    """
+
+    cosmologies: int
+    seed: int
+    noise: int
+    spacings: tuple[int, ...] = CELLS
+    everywhere: bool = False
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=lambda: RANGES)
+
+
+SETS = {
+    "train": Set(24, 5100, 5101),
+    "develop": Set(12, 5200, 5201),
+    "opened": Set(8, 5300, 105301, everywhere=True),
+    "sealed": Set(8, 5400, 205401, everywhere=True),
+    "asked": Set(56, 5600, 305601, spacings=(2,), ranges=PRIORS),
+}
 PARAMETERS = {
     **dict.fromkeys(
         [
@@ -85,27 +111,23 @@ class Universe:
 
 
 def universes(name: str) -> list[Universe]:
-    """Returns the universes of a set.
-
-    In the sets of `IN_ALL_CELLS` each cosmology has other noise in each cell, and the sealed set
-    has two more universes, of 64^3 particles. In the other sets each universe has its own
-    cosmology, in cells of each size in turn.
-    """
-    first, count = SEEDS[name], COUNTS[name]
-    rows = qmc.LatinHypercube(len(RANGES), rng=np.random.default_rng(first)).random(count)
-    low, high = np.transpose(list(RANGES.values()))
+    """Returns the universes of a set; the sealed one has two more, of 64^3 particles."""
+    of = SETS[name]
+    rows = qmc.LatinHypercube(len(of.ranges), rng=np.random.default_rng(of.seed))
+    low, high = np.transpose(list(of.ranges.values()))
     cosmologies = [
-        {**dict(zip(RANGES, np.round(row, 4).tolist(), strict=True)), **FIXED}
-        for row in low + rows * (high - low)
+        {**dict(zip(of.ranges, np.round(row, 4).tolist(), strict=True)), **FIXED}
+        for row in low + rows.random(of.cosmologies) * (high - low)
     ]
     found = []
     for n, cosmology in enumerate(cosmologies):
-        for spacing in CELLS if name in IN_ALL_CELLS else (CELLS[n % len(CELLS)],):
-            seed = NOISE[name] + 10 * n + spacing
+        in_turn = (of.spacings[n % len(of.spacings)],)
+        for spacing in of.spacings if of.everywhere else in_turn:
+            seed = of.noise + 10 * n + spacing
             found.append(Universe(f"{name}-{n:02d}-{spacing}", cosmology, 32, spacing, seed))
     if name == "sealed":
         for n, spacing in ((0, 2), (1, 1)):
-            seed = NOISE[name] + 500 + n
+            seed = of.noise + 500 + n
             found.append(Universe(f"{name}-64-{spacing}", cosmologies[n], 64, spacing, seed))
     return found
 
@@ -192,7 +214,7 @@ def collect(universe: Universe, times: Sequence[float], folder: Path, path: Path
 def main() -> None:
     """Make the universes of a set that are missing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("set", choices=list(SEEDS))
+    parser.add_argument("set", choices=list(SETS))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--program", type=Path, required=True, help="the program MP-Gadget")
     parser.add_argument("--only", type=int, nargs="+", default=CELLS, help="spacings [Mpc/h]")
@@ -201,7 +223,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.folder.absolute()
     times = sorted(arguments.times)
-    seeds = [u.seed for name in SEEDS for u in universes(name)]
+    seeds = [u.seed for name in SETS for u in universes(name)]
     assert len(set(seeds)) == len(seeds)
     wanted = [u for u in universes(arguments.set) if u.spacing in arguments.only]
 
