@@ -302,11 +302,12 @@ class EmulationOptions(SimulatedRun):
     def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
         """Returns the memory of a rank [bytes]."""
         pairs, network = self.truth.pairs, self.emulate.kind == "network"
-        truth = self.solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
+        solver = self.solver.with_usual_halo(grid, self.box.size)
+        truth = solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = 0 if pairs else simulation_bytes(truth, grid, axes, outputs=True)
         learning = gradient_bytes(
             self.emulate.structure,
-            self.solver,
+            solver,
             grid,
             axes,
             steps=self.evolution.step_count,

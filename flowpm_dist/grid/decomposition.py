@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import AfterValidator, Field
 
 from flowpm_dist.options import nearest
@@ -25,7 +26,12 @@ from meshimpl.traffic import Tally, Traffic, added
 
 MESH_AXES = ("replica", "row", "col")
 HALO = 8
-"""Halo for which a mesh is chosen if the run chooses its own later [particle spacings]."""
+"""Halo for which a mesh is chosen where nothing is known of the run [particle spacings]."""
+HALO_MARGIN = 1.2
+"""How much further than linear theory's largest displacement a suggested halo reaches."""
+LARGEST = {32: 15.0, 64: 20.0, 128: 25.5, 256: 29.0, 512: 32.0, 1024: 34.0, 2048: 35.0, 4096: 36.0}
+"""Side of a box and the largest displacement along an axis at a = 1 [Mpc/h]: of 2LPT and the
+parameters of Planck 2018, measured in small boxes, in large ones six times linear theory's rms."""
 COLLECTIVE = 2**20
 """What a collective costs, however small: as long as so many bytes take."""
 PADDED_CELL = 1
@@ -274,7 +280,7 @@ def default_mesh(
     grid: Grid,
     mesh_factor: float = 1,
     pyramid: str = "off",
-    halo: Literal["auto"] | int = "auto",
+    halo: int = HALO,
 ) -> str:
     """The mesh for a number of ranks: the one whose ranks have the least to send and to pad.
 
@@ -287,7 +293,7 @@ def default_mesh(
         grid: particles [nx, ny, nz].
         mesh_factor: mesh cells per particle spacing; the ranks must divide the mesh as well.
         pyramid: the choice of the pyramid force, whose coarse mesh they must divide as well.
-        halo: the halo of the run [particle spacings]; "auto" counts as `HALO`.
+        halo: the halo of the run [particle spacings]; see `usual_halo`.
 
     Returns:
         Such as "row:2,col:1".
@@ -316,9 +322,7 @@ def _divisible(grid: Grid, mesh_factor: float, pyramid: str) -> tuple[Grid, Grid
     return finer, coarse, (x, y, z)
 
 
-def why_default_mesh(
-    ranks: int, grid: Grid, pyramid: str = "off", halo: Literal["auto"] | int = "auto"
-) -> str:
+def why_default_mesh(ranks: int, grid: Grid, pyramid: str = "off", halo: int = HALO) -> str:
     """Returns a sentence that says why `default_mesh` is the mesh it is."""
     fits = fitting_shapes(ranks, _divisible(grid, 1, pyramid)[2])
     if ranks == 1:
@@ -349,12 +353,40 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(number, 0, -1) if number % n == 0]
 
 
-def _step(grid: Grid, row: int, col: int, pyramid: str, halo: Literal["auto"] | int) -> StepTraffic:
-    return StepTraffic(grid, row, col, HALO if halo == "auto" else halo, pyramid=pyramid)
+def needed_halo(reach: float) -> int:
+    """Returns the smallest halo [particle spacings] for particles that stray `reach` cells."""
+    return math.floor(reach) + 1
+
+
+def suggested_halo(reach: float, growth: float = 1.0) -> int:
+    """Returns a halo [particle spacings] that should do for a whole run.
+
+    Args:
+        reach: largest displacement now [particle spacings].
+        growth: of linear displacements from now to the end of the run.
+    """
+    return needed_halo(HALO_MARGIN * reach * growth) + 1
+
+
+def usual_halo(grid: Grid, size: Sequence[float]) -> int:
+    """Returns the halo that a run to a = 1 usually suggests, before there are particles.
+
+    Args:
+        grid: particles [nx, ny, nz].
+        size: sides of the box [Mpc/h].
+    """
+    sides, displacements = zip(*LARGEST.items(), strict=True)
+    largest = float(np.interp(math.log(max(size)), np.log(sides), displacements))
+    largest *= min(1.0, max(size) / sides[0])
+    return suggested_halo(largest / min(length / n for n, length in zip(grid, size, strict=True)))
+
+
+def _step(grid: Grid, row: int, col: int, pyramid: str, halo: int) -> StepTraffic:
+    return StepTraffic(grid, row, col, halo, pyramid=pyramid)
 
 
 def _by_cost(
-    fits: list[tuple[int, int]], grid: Grid, pyramid: str, halo: Literal["auto"] | int
+    fits: list[tuple[int, int]], grid: Grid, pyramid: str, halo: int
 ) -> list[tuple[int, int]]:
     """Returns rows and columns of meshes, those that cost least first."""
 

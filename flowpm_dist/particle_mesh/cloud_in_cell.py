@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from flowpm_dist.grid.box import Box, cached_for_all_sizes, cast_float
+from flowpm_dist.grid.decomposition import needed_halo, suggested_halo
 from flowpm_dist.particle_mesh.kernels import Lattice, kernels
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import MeshFunction
@@ -291,10 +292,6 @@ def _reach_function(box: Box) -> MeshFunction:
     return box.function(build, displacement=box.vector_shape)
 
 
-HALO_MARGIN = 1.2
-"""How much further than linear theory's largest displacement a suggested halo reaches."""
-
-
 class HaloError(RuntimeError):
     """A particle moved beyond the halo. Raised on every rank, before any mass is lost.
 
@@ -359,18 +356,3 @@ def check_halo(reach: float, halo: int, label: str, growth: float = 1.0) -> None
             f"halo = {whole_run} should for the whole run",
             whole_run,
         )
-
-
-def needed_halo(reach: float) -> int:
-    """Returns the smallest halo [particle spacings] for particles that stray `reach` cells."""
-    return math.floor(reach) + 1
-
-
-def suggested_halo(reach: float, growth: float = 1.0) -> int:
-    """Returns a halo [particle spacings] that should do for a whole run.
-
-    Args:
-        reach: largest displacement now [particle spacings].
-        growth: of linear displacements from now to the end of the run.
-    """
-    return needed_halo(HALO_MARGIN * reach * growth) + 1

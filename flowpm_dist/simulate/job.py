@@ -204,7 +204,8 @@ def demand_of(options: SimulationOptions) -> Demand:
     Args:
         options: the run file, with a mesh.
     """
-    solver, grid, cone = options.solver, options.box.grid, options.light_cone
+    grid, size, cone = options.box.grid, options.box.size, options.light_cone
+    solver, halo = options.solver, options.run.usual_halo(grid, size)
     mesh, outputs = options.mesh.shape or "", bool(options.output_times)
     precision = options.run.precision
     maps = 0 if cone is None else cone.memory(precision)
@@ -214,7 +215,7 @@ def demand_of(options: SimulationOptions) -> Demand:
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (
             process_bytes(axes, "simulate")
-            + simulation_bytes(solver, grid, axes, outputs=outputs)
+            + simulation_bytes(solver.with_usual_halo(grid, size), grid, axes, outputs=outputs)
             + max(
                 writing_bytes(solver, grid, axes),
                 field_bytes(options.results.values, grid, axes, precision),
@@ -233,9 +234,9 @@ def demand_of(options: SimulationOptions) -> Demand:
         grid,
         mesh,
         lambda grid, axes: without_maps(grid, axes) + maps,
-        lambda ranks: default_mesh(ranks, grid, solver.mesh_factor, solver.pyramid, solver.halo),
+        lambda ranks: default_mesh(ranks, grid, solver.mesh_factor, solver.pyramid, halo),
         coarser,
         grid_is_free=options.initial.white_noise is None,
         pyramid=solver.pyramid,
-        halo=solver.halo,
+        halo=halo,
     )

@@ -306,7 +306,8 @@ class SimulatedRun(RunFile):
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         try:
-            return default_mesh(ranks, grid, factor, pyramid, self.run.halo)
+            halo = self.run.usual_halo(grid, self.box.size)
+            return default_mesh(ranks, grid, factor, pyramid, halo)
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
 

@@ -17,6 +17,7 @@ from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.nbody import NBody
 from flowpm_dist.evolution.plan import EvolutionPlan, Particles
 from flowpm_dist.grid.box import Box, cached_on_mesh
+from flowpm_dist.grid.decomposition import needed_halo, suggested_halo
 from flowpm_dist.initial.conditions import (
     InitialConditions,
     linear_amplitude,
@@ -24,13 +25,7 @@ from flowpm_dist.initial.conditions import (
     potential_amplitude,
 )
 from flowpm_dist.initial.options import InitialOptions
-from flowpm_dist.particle_mesh.cloud_in_cell import (
-    MaxDisplacement,
-    ParticleMesh,
-    check_finite,
-    needed_halo,
-    suggested_halo,
-)
+from flowpm_dist.particle_mesh.cloud_in_cell import MaxDisplacement, ParticleMesh, check_finite
 from flowpm_dist.particle_mesh.gravity import Gravity
 from flowpm_dist.particle_mesh.options import ForceOptions
 from flowpm_dist.particle_mesh.response import NeutrinoResponse, Product, Response

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-from flowpm_dist.grid.decomposition import Grid, misfits, parse_mesh
+from flowpm_dist.grid.decomposition import HALO, Grid, misfits, parse_mesh
 from flowpm_dist.io.errors import UserError
 from flowpm_dist.options.regular_files import human_size
 from flowpm_dist.simulation.cost import SHARED
@@ -110,7 +109,7 @@ class Demand:
     others: Callable[[Fits], Iterable[str]] = lambda fits: ()
     grid_is_free: bool = True
     pyramid: str = "off"
-    halo: Literal["auto"] | int = "auto"
+    halo: int = HALO
 
     @property
     def ranks(self) -> int:

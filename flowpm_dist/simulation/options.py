@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, InstanceOf, ValidationInfo, model_validator
 from typing_extensions import override
@@ -25,7 +25,7 @@ from flowpm_dist.evolution.corrections import (
     force_cell,
 )
 from flowpm_dist.evolution.integrators import INTEGRATORS, FastPM, Integrator, name_of
-from flowpm_dist.grid.decomposition import Grid, PyramidChoice, finer_grid
+from flowpm_dist.grid.decomposition import Grid, PyramidChoice, finer_grid, usual_halo
 from flowpm_dist.initial.options import InitialOptions, LptOrder, Noise
 from flowpm_dist.options import (
     Options,
@@ -52,6 +52,18 @@ class HaloOptions(Options):
     halo: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto", description='"auto" or a whole number of cells, at least 1'
     )
+
+    def usual_halo(self, grid: Grid, size: Sequence[float]) -> int:
+        """Returns the halo for estimates: instead of "auto", what a run to a = 1 usually suggests.
+
+        Args:
+            grid, size: cells along each side of the box, and its sides [Mpc/h].
+        """
+        return usual_halo(grid, size) if self.halo == "auto" else self.halo
+
+    def with_usual_halo(self, grid: Grid, size: Sequence[float]) -> Self:
+        """Returns these options with `usual_halo` in place of "auto"."""
+        return self.model_copy(update={"halo": self.usual_halo(grid, size)})
 
 
 class RunOptions(HaloOptions):

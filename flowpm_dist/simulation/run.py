@@ -27,12 +27,12 @@ from flowpm_dist.evolution.plan import (
     StepCallback,
 )
 from flowpm_dist.grid.box import Box
+from flowpm_dist.grid.decomposition import suggested_halo
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import check_white_noise
 from flowpm_dist.io.snapshot import Snapshot
 from flowpm_dist.io.white_noise import GraficNoise, WhiteNoiseError, open_white_noise
 from flowpm_dist.options import A_SEED, MOST_SEED, in_unit, keep_in_units
-from flowpm_dist.particle_mesh.cloud_in_cell import suggested_halo
 from flowpm_dist.simulation.compiled_solver import CompiledSolver, compiled_solver
 from flowpm_dist.simulation.options import SolverOptions
 from flowpm_dist.simulation.universes import LocalCosmologies

@@ -16,7 +16,7 @@ from run_files import RUN
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.evolution.adjoints import ReversibleAdjoint
 from flowpm_dist.grid.box import Box
-from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.grid.decomposition import default_mesh, suggested_halo, usual_halo
 from flowpm_dist.initial.conditions import linear_amplitude
 from flowpm_dist.initial.options import CHUNK
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
@@ -32,6 +32,7 @@ from flowpm_dist.simulation.cost import (
 )
 from flowpm_dist.simulation.demand import Demand, Estimate, TooLargeError
 from flowpm_dist.simulation.options import SolverOptions
+from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.speeds import Pieces, kind_of, measured_rate, record_rate
 from meshimpl import launch, process_mesh
 from meshimpl.launch import HostMemory
@@ -284,6 +285,39 @@ def test_a_wide_halo_takes_the_memory_of_its_planes(gradient, values):
         )
         assert more - less == 2 * planes
     assert simulation_bytes(wider, grid, {}) == simulation_bytes(wide, grid, {})
+
+
+@pytest.mark.parametrize(("grid", "size"), [(32, 32.0), (48, 96.0), (32, 128.0), (32, 1024.0)])
+def test_the_usual_halo_is_what_runs_suggest(grid, size):
+    """Within a sixth, or one plane: the largest displacement differs from seed to seed."""
+    sim = Simulation(Cosmology.planck18(), grid, size, [0.5, 1.0])
+    displacements = [sim.lpt(seed=seed, a=1.0).displacement.block for seed in range(2)]
+    reach = np.mean([np.abs(x).max() for x in displacements]) * grid / size
+    expected = pytest.approx(suggested_halo(reach), rel=1 / 6, abs=1)
+    assert usual_halo((grid,) * 3, (size,) * 3) == expected
+
+
+def test_an_automatic_halo_counts_as_the_usual_one():
+    """In the memory and in the default mesh, of a simulation and of the jobs; a number stays."""
+    grid, size, axes = (512,) * 3, (512.0,) * 3, {"row": 16}
+    usual, options = usual_halo(grid, size), SolverOptions()
+    counted = options.with_usual_halo(grid, size)
+    assert (usual, counted.halo) == (40, 40)
+    assert SolverOptions(halo=5).with_usual_halo(grid, size) == SolverOptions(halo=5)
+    assert default_mesh(16, grid, halo=usual) == "row:4,col:4" != default_mesh(16, grid)
+    assert simulation_bytes(counted, grid, axes) > simulation_bytes(options, grid, axes)
+
+
+def test_check_counts_the_usual_halo(here):
+    """In the memory of two ranks, and in the sentence about the mesh."""
+
+    def planned(*settings):
+        keys = parse_settings(["box.grid = 64", "box.size = 64.0", *settings])
+        return SimulationJob.plan(Request(here / "run.toml", 2, here / "out", settings=keys)).costs
+
+    automatic, usual, less = planned(), planned("run.halo = 26"), planned("run.halo = 8")
+    assert automatic.demand.halo == usual_halo((64,) * 3, (64.0,) * 3) == 26
+    assert automatic.estimate.memory == usual.estimate.memory > less.estimate.memory
 
 
 def test_a_gradient_counts_the_fields_that_it_keeps():

@@ -110,7 +110,8 @@ def _lanes(plan: TrainingPlan, axes: Mapping[str, int]) -> int:
 def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory of a rank that simulates a batch of universes, with channels [bytes]."""
     several = plan.lightcone is None and plan.channels > 1
-    each = simulation_bytes(plan.solver, grid, axes, outputs=several, batched=True)
+    solver = plan.solver.with_usual_halo(grid, plan.box.size)
+    each = simulation_bytes(solver, grid, axes, outputs=several, batched=True)
     if plan.lightcone is not None:
         painted = plan.lightcone.painted_maps(plan.cosmology, plan.priors)
         each += map_bytes(plan.cells, plan.precision, sources=painted)
