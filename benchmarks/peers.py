@@ -19,8 +19,9 @@ compute the same, the script prints their densities' power spectra with linear t
 noise, and their correlation with flowpm_dist's density.
 
 The first call installs the other codes in an environment in ~/.cache/flowpm-dist, from the package
-registry. pmwd is not in the registry. `--pmwd FOLDER` names a checkout of it, whose runs are then
-timed, too. Its gradient does not work under this JAX.
+registry. pmwd is not in the registry, and JaxPM's main branch has what its release has not. `--pmwd
+FOLDER` and `--jaxpm-main FOLDER` name checkouts of them, which are then timed, too. pmwd's gradient
+does not work under this JAX.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ from worker import SOURCES  # noqa: E402
 OURS = "flowpm_dist"
 CODES = (OURS, "jaxpm", "pmpp")
 LENSING = (OURS, "jaxpm")
-PMWD = "pmwd"
+CHECKOUTS = ("pmwd", "jaxpm_main")
+"""Codes of which a checkout may be named."""
+SCRIPTS = {"jaxpm_main": "jaxpm"}
+"""Workers that are not named after their code."""
+WITHOUT_GRADIENT = ("pmwd",)
 CELL = 2.0
 WAVENUMBERS = (0.1, 0.2, 0.4, 0.8)
 """[h/Mpc]."""
@@ -69,10 +74,10 @@ class Worker:
         checkout: Path | None = None,
     ) -> None:
         self.code, self.task = code, task
-        script = HERE / "peers" / f"run_{code}.py"
+        script = HERE / "peers" / f"run_{SCRIPTS.get(code, code)}.py"
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [str(python), str(script), task, *arguments],
+            [str(python), str(script), task, *arguments, "--name", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -162,9 +167,12 @@ def measure(
             for code in codes_of(options, task):
                 begin = time.perf_counter()
                 own = code == OURS
-                checkout = options.pmwd if code == PMWD else None
                 workers[code, task] = Worker(
-                    code, task, sys.executable if own else python, arguments, checkout
+                    code,
+                    task,
+                    sys.executable if own else python,
+                    arguments,
+                    getattr(options, code, None),
                 )
                 if own and task == tasks[0]:
                     sigma8 = workers[code, task].about["sigma8"]
@@ -198,7 +206,8 @@ def codes_of(options: argparse.Namespace, task: str) -> tuple[str, ...]:
     """The codes that do a task, flowpm_dist first."""
     if options.lensing:
         return LENSING
-    return (*CODES, PMWD) if options.pmwd and task == "forward" else CODES
+    others = [code for code in CHECKOUTS if getattr(options, code)]
+    return (*CODES, *(x for x in others if task == "forward" or x not in WITHOUT_GRADIENT))
 
 
 def say(text: str) -> None:
@@ -266,7 +275,7 @@ def compare(
                 spectra.cross(modes, reference) / np.sqrt(own * reference_power)
             ).tolist(),
         }
-        if options.gradient and code in CODES:
+        if options.gradient and code in codes_of(options, "gradient"):
             value = np.load(folder / f"{code}-gradient.npy").astype(np.float64).ravel()
             gradient = value if gradient is None else gradient
             norms = np.linalg.norm(value), np.linalg.norm(gradient)
@@ -347,7 +356,7 @@ def show(options: argparse.Namespace, found: dict[str, Any]) -> None:
     print_table(rows)
     if options.gradient:
         rows = [["gradient", "correlation", "norm over flowpm_dist's"]]
-        for code in CODES:
+        for code in codes_of(options, "gradient"):
             entry = guard["codes"][code]
             numbers = entry["gradient_correlation"], entry["gradient_norm_ratio"]
             rows.append([code, *(f"{x:.4f}" for x in numbers)])
@@ -373,7 +382,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
     parser.add_argument("--gradient", action="store_true")
     parser.add_argument("--lensing", action="store_true")
-    parser.add_argument("--pmwd", type=Path, metavar="FOLDER", help="a checkout of pmwd")
+    for code in CHECKOUTS:
+        name = code.replace("_", "-")
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="a checkout of it")
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options = parser.parse_args()
     python = environment(REQUIREMENTS, "peers")

@@ -83,7 +83,6 @@ def main() -> None:
     k = np.geomspace(1e-3, 20, 400)
     has_maps = options.task.startswith("lensing")
     worker.serve(
-        "flowpm_dist",
         options,
         lensing if has_maps else forward,
         lensing_gradient if has_maps else gradient,

@@ -4,7 +4,9 @@ It does what JaxPM's own benchmark does: one jitted function from the noise to t
 with `linear_field`, `lpt`, `make_diffrax_ode` and `diffeqsolve`, and reverse mode through diffrax's
 default adjoint, recursive checkpointing. JaxPM's notebooks also show solvers that choose their own
 steps (Tsit5, Dopri5). They need many more evaluations of the force and are not compared here. This
-leapfrog has no FastPM factors, and with few steps its growth is visibly too small.
+leapfrog has no FastPM factors, and with few steps its growth is visibly too small. JaxPM's main
+branch has such factors in `symplectic_fpm_ode`, for diffrax's SemiImplicitEuler, which is taken
+where it exists.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ import worker
 from jaxpm.distributed import uniform_particles
 from jaxpm.growth import growth_factor
 from jaxpm.kernels import interpolate_power_spectrum
-from jaxpm.lensing import convergence_Born, density_plane
 from jaxpm.painting import cic_paint, cic_paint_dx
+
+try:
+    from jaxpm.ode import make_diffrax_ode, symplectic_fpm_ode
+except ImportError:  # the released version
+    from jaxpm.pm import make_diffrax_ode
+
+    symplectic_fpm_ode = None
 
 ABSOLUTE = True
 """Positions rather than displacements: the faster of JaxPM's two ways on a CPU."""
@@ -48,7 +56,16 @@ def main() -> None:
     k = jnp.logspace(-4, 1, 512)
     power = jax_cosmo.power.linear_matter_power(other, k)
     lattice = uniform_particles(shape) if ABSOLUTE else None
-    term = diffrax.ODETerm(jaxpm.pm.make_diffrax_ode(shape, paint_absolute_pos=ABSOLUTE))
+    term = diffrax.ODETerm(make_diffrax_ode(shape, paint_absolute_pos=ABSOLUTE))
+    solver, scheme = diffrax.LeapfrogMidpoint(), "diffrax's LeapfrogMidpoint"
+    first_kick = None
+    step = (worker.A_STOP - worker.A_START) / options.steps
+    if symplectic_fpm_ode is not None:
+        drift, kick, first_kick = symplectic_fpm_ode(
+            shape, step, cosmology, paint_absolute_pos=ABSOLUTE
+        )
+        term = (diffrax.ODETerm(drift), diffrax.ODETerm(kick))
+        solver, scheme = diffrax.SemiImplicitEuler(), "FastPM factors, SemiImplicitEuler"
 
     def evolve(noise: Any, saved: Any) -> Any:
         linear = jaxpm.pm.linear_field(
@@ -61,19 +78,22 @@ def main() -> None:
             cosmology, linear, particles=lattice, a=worker.A_START, order=2
         )
         start = moved if lattice is None else lattice + moved
+        begin = jnp.stack([start, momentum])
+        if first_kick is not None:
+            begin = (start, momentum + step * first_kick(worker.A_START, start, cosmology))
         solution = diffrax.diffeqsolve(
             term,
-            diffrax.LeapfrogMidpoint(),
+            solver,
             t0=worker.A_START,
             t1=worker.A_STOP,
             dt0=None,
             stepsize_controller=diffrax.StepTo(jnp.asarray(options.edges, jnp.float32)),
-            y0=jnp.stack([start, momentum]),
+            y0=begin,
             args=cosmology,
             saveat=saved,
             max_steps=options.steps,
         )
-        return solution.ys[:, 0]
+        return solution.ys[:, 0] if first_kick is None else solution.ys[0]
 
     def simulate(noise: Any) -> tuple[Any, Any]:
         end = evolve(noise, diffrax.SaveAt(t1=True))[-1]
@@ -94,6 +114,8 @@ def main() -> None:
     coords = jnp.stack(jnp.meshgrid(angles, angles, indexing="ij"))
 
     def convergence(noise: Any) -> Any:
+        from jaxpm.lensing import convergence_Born, density_plane
+
         found = evolve(noise, diffrax.SaveAt(ts=times[::-1]))[::-1]
         planes = [
             {
@@ -120,13 +142,13 @@ def main() -> None:
         run = jax.jit(lambda x: (len(chi), convergence(x)))
         differentiate = jax.jit(jax.value_and_grad(lambda x: jnp.sum(convergence(x) ** 2)))
     worker.serve(
-        "jaxpm",
         options,
         lambda: jax.block_until_ready(run(noise)),
         lambda: jax.block_until_ready(differentiate(noise)),
-        version=version("jaxpm"),
+        version=version("jaxpm") if first_kick is None else "main",
         beside=f"jax {version('jax')}, diffrax {version('diffrax')}",
-        scheme=f"2LPT, diffrax's LeapfrogMidpoint, finite-difference force, {options.steps} forces",
+        scheme=f"2LPT, {scheme}, finite-difference force, "
+        f"{options.steps + (first_kick is not None)} forces",
     )
 
 

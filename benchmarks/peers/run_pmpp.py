@@ -54,7 +54,6 @@ def main() -> None:
     run = jax.jit(simulate)
     differentiate = jax.jit(jax.value_and_grad(lambda x: jnp.sum(weight * simulate(x)[1])))
     worker.serve(
-        "pmpp",
         options,
         lambda: jax.block_until_ready(run(noise)),
         lambda: jax.block_until_ready(differentiate(noise)),

@@ -53,7 +53,6 @@ def main() -> None:
     noise, weight = jnp.asarray(options.noise), jnp.asarray(options.weight)
     differentiate = jax.jit(jax.value_and_grad(lambda x: jnp.sum(weight * simulate(x)[1])))
     worker.serve(
-        "pmwd",
         options,
         lambda: jax.block_until_ready(simulate(noise)),
         lambda: jax.block_until_ready(differentiate(noise)),

@@ -42,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=["forward", "gradient", "lensing", "lensing-gradient"])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--name", required=True, help="of the files that `save` writes")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--sigma8", type=float)
@@ -55,13 +56,10 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def serve(
-    name: str, options: argparse.Namespace, forward: Forward, gradient: Gradient, **about: Any
-) -> None:
+def serve(options: argparse.Namespace, forward: Forward, gradient: Gradient, **about: Any) -> None:
     """Answer the parent until it closes the pipe.
 
     Args:
-        name: name of the files that `save` writes.
         options: the result of `arguments`.
         forward: makes one whole run; returns displacement [..., 3] [Mpc/h] and density when
             complete, or for a lensing task the number of sources and their convergence
@@ -93,11 +91,11 @@ def serve(
             first, second = (np.asarray(x) for x in found)
             if second.dtype != np.float32:
                 raise SystemExit(f"{second.dtype}: a float32 run is wanted")
-            np.save(options.folder / f"{name}-{options.task}.npy", second)
+            np.save(options.folder / f"{options.name}-{options.task}.npy", second)
             if options.task == "lensing":
                 answer(rms=np.std(second.astype(np.float64), axis=(1, 2)).tolist())
             elif options.task == "forward":
-                np.save(options.folder / f"{name}-displacement.npy", first)
+                np.save(options.folder / f"{options.name}-displacement.npy", first)
                 square = np.mean(np.sum(first.reshape(-1, 3).astype(np.float64) ** 2, axis=-1))
                 answer(rms_displacement=float(np.sqrt(square)))
             else:
