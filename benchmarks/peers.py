@@ -373,6 +373,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def add_checkouts(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that name checkouts of codes."""
+    for code in CHECKOUTS:
+        name = code.replace("_", "-")
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="a checkout of it")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -382,9 +389,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
     parser.add_argument("--gradient", action="store_true")
     parser.add_argument("--lensing", action="store_true")
-    for code in CHECKOUTS:
-        name = code.replace("_", "-")
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="a checkout of it")
+    add_checkouts(parser)
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options = parser.parse_args()
     python = environment(REQUIREMENTS, "peers")

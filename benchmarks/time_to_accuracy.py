@@ -1,17 +1,20 @@
 """The error of whole runs against their time, compared with PM++ and JaxPM.
 
-    python benchmarks/time_to_accuracy.py [--repeats 3] [--threads 2] [--output time_to_accuracy]
+    python benchmarks/time_to_accuracy.py [--repeats 3] [--threads 2] [--steps 10 20]
+        [--output time_to_accuracy]
 
 The truth are the two TreePM runs of benchmarks/accuracy.py, 64^3 particles in 128 Mpc/h, at a = 1.
-Every code begins with their white noise and makes 2LPT at a = 0.1 and steps of equal length in a.
-A row is a code, a scheme, and a number of steps. The time is the median of whole runs, from the
-noise in memory to positions and density in memory, without compilation, in float32 on the same
-cores. The errors of the power are the root mean squares over the two universes of P / P(TreePM) - 1
-at k = 0.5 and 1 h/Mpc. The error of phases is the mean of 1 - r with TreePM's density at 1 h/Mpc.
+Every code begins with their particles at a = 0.1 and makes steps of equal length in a. A row is a
+code, a scheme, and a number of steps. The time is the median of whole runs, from the particles in
+memory to positions and density in memory, without compilation, in float32 on the same cores. The
+errors of the power are the root mean squares of P / P(TreePM) - 1 over the two universes and the
+bins of two bands of k, `BANDS`. The error of phases is the mean of 1 - r with TreePM's density in
+the upper one.
 
 flowpm_dist makes FastPM or BullFrog steps with finite-difference forces, on force meshes B times as
 fine as the lattice. PM++ makes its leapfrog on such meshes, JaxPM diffrax's LeapfrogMidpoint on one
-as fine as the lattice. The other codes are installed as by benchmarks/peers.py. The results are
+as fine as the lattice, its main branch FastPM factors. The other codes are installed, and checkouts
+named, as by benchmarks/peers.py. The results are
 OUTPUT.csv, OUTPUT.md and OUTPUT.png; rows that OUTPUT.csv has are not made again.
 """
 
@@ -32,10 +35,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
-from accuracy import near
 from common import treepm_runs
 from emulator import Measured, Universe, options_of
-from peers import OURS, REQUIREMENTS, Worker, environment, pin, say
+from peers import CHECKOUTS, OURS, REQUIREMENTS, Worker, add_checkouts, environment, pin, say
 
 from flowpm_dist.cosmology import LinearPower
 from flowpm_dist.grid.field import Field
@@ -48,9 +50,10 @@ from flowpm_dist.io.figures import (
     style_axes,
 )
 
-AT = (0.5, 1.0)
+BANDS = ((0.3, 0.7), (0.7, 1.3))
 """Wavenumbers [h/Mpc]."""
 COLUMNS = ("scheme", "steps", "ns", "P 0.5", "P 1", "1 - r 1")
+"""Of the bands by their middles."""
 GOALS = (0.01, 0.02, 0.05, 0.1)
 """Errors of P at which times are compared."""
 
@@ -81,6 +84,7 @@ SCHEMES = [
     Scheme("PM++", "pmpp", (10, 20, 40)),
     Scheme("PM++, B = 2", "pmpp", (10, 20, 40), {"mesh_factor": 2}),
     Scheme("JaxPM", "jaxpm", (10, 20, 40)),
+    Scheme("JaxPM main", "jaxpm_main", (10, 20, 40)),
 ]
 
 
@@ -99,6 +103,9 @@ class Judge:
         folder.mkdir()
         noise = self._universe.first().white_noise.numpy().astype(np.float32)
         np.save(folder / "noise.npy", noise)
+        names = ("displacement", "velocity")
+        begin = dict(zip(names, map(np.float32, self._universe.start), strict=True))
+        np.savez(folder / "particles.npz", **begin)
         np.save(folder / "weight.npy", np.zeros_like(noise))
         cosmology = self._universe.cosmology
         names = ("Omega_m", "Omega_b", "h", "n_s")
@@ -119,9 +126,10 @@ class Judge:
         """Returns the durations of whole runs [s], and the errors of the last one."""
         words = [str(self._folder), "--steps", str(steps), "--threads", str(options.threads)]
         words += ["--sigma8", repr(self._sigma8), "--cosmology", json.dumps(self._cosmology)]
-        words += ["--scheme", json.dumps(scheme.options)]
+        words += ["--scheme", json.dumps(scheme.options), "--particles"]
         interpreter = sys.executable if scheme.code == OURS else python
-        worker = Worker(scheme.code, "forward", interpreter, words)
+        checkout = getattr(options, scheme.code, None)
+        worker = Worker(scheme.code, "forward", interpreter, words, checkout)
         try:
             for _ in range(options.repeats):
                 worker.run()
@@ -133,8 +141,10 @@ class Judge:
         moved = tf.constant(moved.reshape(state.displacement.block.shape))
         found = Measured(replace(state, displacement=Field(moved, state.box)))
         both = found.against(self._truth)
-        errors = [near(both, both.transfer**2 - 1, k) for k in AT]
-        return worker.seconds, [*errors, near(both, 1 - both.correlation, AT[-1])]
+        k, excess = np.asarray(both.k), np.asarray(both.transfer) ** 2 - 1
+        inside = [(k >= low) & (k < high) for low, high in BANDS]
+        errors = [float(np.mean(excess[band] ** 2)) for band in inside]
+        return worker.seconds, [*errors, float(np.mean(1 - both.correlation[inside[-1]]))]
 
 
 def measured(
@@ -144,7 +154,7 @@ def measured(
     found = [judge.run(scheme, steps, python, options) for judge in judges]
     seconds = np.median([time for times, _ in found for time in times])
     errors = np.array([each for _, each in found])
-    values = [*np.sqrt(np.mean(errors[:, :2] ** 2, axis=0)), errors[:, 2].mean()]
+    values = [*np.sqrt(errors[:, :2].mean(axis=0)), errors[:, 2].mean()]
     numbers = [1e9 * seconds / judges[0].particles, *values]
     return dict(zip(COLUMNS, [scheme.label, steps, *map(float, numbers)], strict=True))
 
@@ -160,7 +170,9 @@ def fastest(rows: list[dict[str, Any]], column: str, goal: float) -> str:
 
 def write(rows: list[dict[str, Any]], output: Path) -> None:
     """Writes the table and the figure."""
-    lines = ["| scheme | steps | ns a particle | error of P, k = 0.5 | k = 1 | 1 - r, k = 1 |"]
+    bands = [f"{low:g} to {high:g}" for low, high in BANDS]
+    heads = ["scheme", "steps", "ns a particle", f"error of P, k = {bands[0]}", f"k = {bands[1]}"]
+    lines = [f"| {' | '.join([*heads, f'1 - r, k = {bands[1]}'])} |"]
     lines.append("|---" * 6 + "|")
     for row in rows:
         cells = [row["scheme"], f"{row['steps']}", f"{row['ns']:.0f}"]
@@ -168,13 +180,13 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
         lines.append(f"| {' | '.join(cells)} | {row[COLUMNS[5]]:.1e} |")
     peers = {scheme.label for scheme in SCHEMES if scheme.code != OURS}
     lines += ["", "| P within | at k [h/Mpc] | flowpm_dist | the others |", "|---|---|---|---|"]
-    for column, k in zip(COLUMNS[3:5], AT, strict=True):
+    for column, band in zip(COLUMNS[3:5], bands, strict=True):
         for goal in GOALS:
             both = [
                 fastest([row for row in rows if (row["scheme"] in peers) == of_peers], column, goal)
                 for of_peers in (False, True)
             ]
-            lines.append(f"| {goal:.0%} | {k:g} | {' | '.join(both)} |")
+            lines.append(f"| {goal:.0%} | {band} | {' | '.join(both)} |")
     output.with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     figure = new_figure(12.0, 4.2)
@@ -182,7 +194,7 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
         for number, scheme in enumerate(SCHEMES):
             here = [row for row in rows if row["scheme"] == scheme.label]
             times, values = ([row[name] for row in here] for name in ("ns", column))
-            dashes = "--" if "B =" in scheme.label else ":" if scheme.code == "jaxpm" else "-"
+            dashes = "--" if "B =" in scheme.label else ":" if "jaxpm" in scheme.code else "-"
             marker = "D" if "correction" in scheme.options else "o"
             colour = COLOURS[number % len(COLOURS)]
             if scheme.code != OURS:
@@ -191,9 +203,9 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
             for row in here if number == 0 else []:
                 at = (row["ns"], row[column])
                 panel.annotate(f"{row['steps']}", at, (4, 4), textcoords="offset points", size=7)
-        k = column.rsplit(" ", 1)[1]
+        band = bands[0] if column.endswith("0.5") else bands[1]
         what = "1 - r" if column.startswith("1") else "error of P"
-        panel.set_ylabel(f"{what}, k = {k} h/Mpc")
+        panel.set_ylabel(f"{what}, k = {band} h/Mpc")
         panel.set_xlabel("ns a particle, whole run")
         style_axes(panel)
         plain_log_ticks(panel.xaxis)
@@ -209,6 +221,8 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each universe")
     parser.add_argument("--threads", type=int, default=2, help="cores that all codes share")
+    parser.add_argument("--steps", type=int, nargs="*", help="only these numbers of steps")
+    add_checkouts(parser)
     parser.add_argument("--output", type=Path, default=Path("time_to_accuracy"))
     options = parser.parse_args()
     python = environment(REQUIREMENTS, "peers")
@@ -220,7 +234,14 @@ def main() -> None:
         rows = [{k: v if k == "scheme" else float(v) for k, v in row.items()} for row in kept]
         rows = [{**row, "steps": int(row["steps"])} for row in rows]
     done = {(row["scheme"], row["steps"]) for row in rows}
-    wanted = [(s, n) for s in SCHEMES for n in s.steps if (s.label, n) not in done]
+    wanted = [
+        (scheme, steps)
+        for scheme in SCHEMES
+        for steps in scheme.steps
+        if (scheme.label, steps) not in done
+        and (not options.steps or steps in options.steps)
+        and (scheme.code not in CHECKOUTS or getattr(options, scheme.code))
+    ]
     with tempfile.TemporaryDirectory() as name:
         paths = treepm_runs() if wanted else []
         judges = [Judge(path, Path(name, path.stem)) for path in paths]

@@ -42,8 +42,10 @@ def main() -> None:
     power = LinearPower(cosmology)
     noise, weight = tf.constant(options.noise), tf.constant(options.weight)
 
-    def simulate(noise: tf.Tensor) -> tuple[Any, Any]:
-        state = sim.run(white_noise=noise)
+    begin = [tf.constant(each) for each in options.begin]
+
+    def simulate(noise: tf.Tensor, *begin: tf.Tensor) -> tuple[Any, Any]:
+        state = sim.run(particles=begin) if begin else sim.run(white_noise=noise)
         return state.displacement.block, state.density().block
 
     def differentiate(noise: tf.Tensor) -> tuple[Any, Any]:
@@ -59,7 +61,7 @@ def main() -> None:
     )
 
     def forward() -> tuple[Any, Any]:
-        displacement, density = run(noise)
+        displacement, density = run(noise, *begin)
         return displacement.numpy(), density.numpy()
 
     def gradient() -> tuple[Any, Any]:

@@ -67,16 +67,20 @@ def main() -> None:
         term = (diffrax.ODETerm(drift), diffrax.ODETerm(kick))
         solver, scheme = diffrax.SemiImplicitEuler(), "FastPM factors, SemiImplicitEuler"
 
-    def evolve(noise: Any, saved: Any) -> Any:
+    def first(noise: Any) -> tuple[Any, Any]:
+        """Displacement and momentum [cells] at the first edge."""
+        if options.begin:
+            return tuple(jnp.asarray(each) / worker.CELL for each in options.begin)
         linear = jaxpm.pm.linear_field(
             shape,
             (worker.CELL * grid,) * 3,
             lambda x: interpolate_power_spectrum(x, k, power),
             seed=noise,
         )
-        moved, momentum, _ = jaxpm.pm.lpt(
-            cosmology, linear, particles=lattice, a=worker.A_START, order=2
-        )
+        return jaxpm.pm.lpt(cosmology, linear, particles=lattice, a=worker.A_START, order=2)[:2]
+
+    def evolve(noise: Any, saved: Any) -> Any:
+        moved, momentum = first(noise)
         start = moved if lattice is None else lattice + moved
         begin = jnp.stack([start, momentum])
         if first_kick is not None:

@@ -19,6 +19,7 @@ from pmpp.cic import scatter
 from pmpp.cosmology import Cosmology, boltzmann
 from pmpp.initial_conditions import linear_modes, lpt
 from pmpp.nbody import nbody
+from pmpp.nbody.particles import Particles
 
 
 def main() -> None:
@@ -46,7 +47,11 @@ def main() -> None:
     )
 
     def simulate(noise: Any) -> tuple[Any, Any]:
-        particles = lpt(linear_modes(noise, cosmology, conf), cosmology, conf)
+        if options.begin:
+            disp, vel = (jnp.asarray(each).reshape(-1, 3) for each in options.begin)
+            particles = Particles.gen_grid(conf, vel=True).replace(disp=disp, vel=vel, acc=None)
+        else:
+            particles = lpt(linear_modes(noise, cosmology, conf), cosmology, conf)
         particles = nbody(particles, cosmology, conf)
         return particles.disp, scatter(particles, conf)
 

@@ -48,10 +48,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sigma8", type=float)
     parser.add_argument("--cosmology", type=json.loads, default=COSMOLOGY)
     parser.add_argument("--scheme", type=json.loads, default={})
+    parser.add_argument("--particles", action="store_true", help="begin with particles")
     options = parser.parse_args()
     options.noise = np.load(options.folder / "noise.npy")
     options.weight = np.load(options.folder / "weight.npy")
     options.grid = options.noise.shape[0]
+    # Displacement [Mpc/h] and canonical velocity a^2 dx/dt [Mpc/h H0] at the first edge.
+    options.begin = ()
+    if options.particles:
+        with np.load(options.folder / "particles.npz") as found:
+            options.begin = found["displacement"], found["velocity"]
     options.edges = np.linspace(A_START, A_STOP, options.steps + 1)
     return options
 
