@@ -66,6 +66,7 @@ source = "arrays"
 volumes = "{folder}/volumes.npy"
 table = "{folder}/table.csv"
 unit = "density"
+dtype = "float32"
 augment = true
 """
 COUNTS = {"training": 512, "validation": 128, "test": 256}
