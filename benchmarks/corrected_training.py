@@ -1,6 +1,7 @@
 """Networks that learned from cheap universes, asked about TreePM universes.
 
-    python benchmarks/corrected_training.py FOLDER --universes FILES [--seeds 3] [--ranks 1]
+    python benchmarks/corrected_training.py FOLDER --universes FILES [--kinds KIND ...]
+        [--seeds 3] [--ranks 1]
 
 The cheap universes have 32^3 particles in 64 Mpc/h and make ten BullFrog steps. They are of several
 kinds: plain, with `deconvolve`, with `mesh_factor` 2 (B = 2), and with a correction of the package.
@@ -173,11 +174,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--universes", type=Path, nargs="+", required=True)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
     trainings = {
         kind: [train(options.folder, kind, seed, options.ranks) for seed in range(options.seeds)]
-        for kind in KINDS
+        for kind in options.kinds
     }
     universes = [Universe(path, STEPS) for path in options.universes]
     true = np.array([[getattr(u.cosmology, name) for name in PRIORS] for u in universes])

@@ -57,7 +57,7 @@ ABOVE = 100
 """Particles of halos that are counted together, and matched."""
 OCTANTS = 8
 A = (0.5, 1.0)
-"""Scale factors at which halos are compared."""
+"""Scale factors at which halos are compared, those of them that all runs have."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ def spacing_of(run: dict[str, np.ndarray]) -> float:
     return float(run["box_size"]) / run["displacement_initial"].shape[0]
 
 
-def halos_of_tree_code(run: dict[str, np.ndarray]) -> list[Catalogue]:
-    """The halos of the states of a run, at the times A."""
+def halos_of_tree_code(run: dict[str, np.ndarray], times: Sequence[float]) -> list[Catalogue]:
+    """The halos of the states of a run at these times."""
     side, n = float(run["box_size"]), run["displacement_initial"].shape[0]
     lattice = np.stack(np.meshgrid(*[np.arange(n) * side / n] * 3, indexing="ij"), axis=-1)
     about = {"grid": [n] * 3, "box_size": [side] * 3, "cosmology": cosmology_of(run).numbers()}
     space = Space((side,) * 3, ProcessMesh(""))
     catalogues = []
-    for a in A:
+    for a in times:
         at = int(np.argmin(np.abs(run["a_final"] - a)))
         assert abs(run["a_final"][at] - a) < 1e-6
         particles = Particles(
@@ -129,8 +129,10 @@ def halos_of_tree_code(run: dict[str, np.ndarray]) -> list[Catalogue]:
     return catalogues
 
 
-def halos_of_setting(run: dict[str, np.ndarray], setting: Setting) -> tuple[list[Catalogue], float]:
-    """The halos of a fast run from the same particles at the times A, and its steps' seconds."""
+def halos_of_setting(
+    run: dict[str, np.ndarray], setting: Setting, times: Sequence[float]
+) -> tuple[list[Catalogue], float]:
+    """The halos of a fast run from the same particles at these times, and its steps' seconds."""
     n, side = run["displacement_initial"].shape[0], float(run["box_size"])
     number = 10 if spacing_of(run) > CLOSE else 20
     steps = fpm.scale_factor_steps(float(run["a_initial"]), 1.0, number)
@@ -140,7 +142,7 @@ def halos_of_setting(run: dict[str, np.ndarray], setting: Setting) -> tuple[list
     begin = tuple(np.asarray(x, np.float32) for x in particles)
     sim.run(particles=begin)  # compiled
     seconds = float(np.sum(sim.run(particles=begin).timings["steps"]))
-    states = sim.run(particles=begin, outputs=A)
+    states = sim.run(particles=begin, outputs=times)
     return [fpm.halos(state, **setting.finder) for state in states], seconds
 
 
@@ -176,14 +178,15 @@ def matched(ours: Catalogue, theirs: Catalogue) -> np.ndarray:
 def compare(folder: Path, only: str) -> list[dict[str, Any]]:
     """Returns rows of each setting whose label contains `only`."""
     runs = [run for _, run in runs_of(folder)]
-    truths = [halos_of_tree_code(run) for run in runs]
+    times = [a for a in A if all(np.isclose(run["a_final"], a, rtol=1e-6).any() for run in runs)]
+    truths = [halos_of_tree_code(run, times) for run in runs]
     spacings = sorted({spacing_of(run) for run in runs})
     rows = []
     for setting in SETTINGS:
         if only not in setting.label:
             continue
-        found = [halos_of_setting(run, setting) for run in runs]
-        for spacing, (time, a) in itertools.product(spacings, enumerate(A)):
+        found = [halos_of_setting(run, setting, times) for run in runs]
+        for spacing, (time, a) in itertools.product(spacings, enumerate(times)):
             pairs = [
                 (ours[time], theirs[time], seconds)
                 for run, (ours, seconds), theirs in zip(runs, found, truths, strict=True)

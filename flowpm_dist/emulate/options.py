@@ -302,7 +302,7 @@ class EmulationOptions(SimulatedRun):
     def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
         """Returns the memory of a rank [bytes]."""
         pairs, network = self.truth.pairs, self.emulate.kind == "network"
-        solver = self.solver.with_usual_halo(grid, self.box.size)
+        solver = self.solver.with_usual_halo(grid, self.box.size, self.evolution.last)
         truth = solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = 0 if pairs else simulation_bytes(truth, grid, axes, outputs=True)
         learning = gradient_bytes(
@@ -328,7 +328,15 @@ class EmulationOptions(SimulatedRun):
         def mesh_of(ranks: int) -> str:
             return self.with_mesh(None).mesh_for(ranks, source=Path())
 
-        return Demand("the emulation", self.box.grid, mesh, self.memory, mesh_of)
+        return Demand(
+            "the emulation",
+            self.box.grid,
+            mesh,
+            self.memory,
+            mesh_of,
+            pyramid=self.evolution.pyramid,
+            halo=self.run.usual_halo(self.box.grid, self.box.size, self.evolution.last),
+        )
 
     @property
     def disk(self) -> int:

@@ -26,12 +26,21 @@ from meshimpl.traffic import Tally, Traffic, added
 
 MESH_AXES = ("replica", "row", "col")
 HALO = 8
-"""Halo for which a mesh is chosen where nothing is known of the run [particle spacings]."""
+"""Halo for which a mesh is chosen for a grid without a size [particle spacings]."""
 HALO_MARGIN = 1.2
-"""How much further than linear theory's largest displacement a suggested halo reaches."""
-LARGEST = {32: 15.0, 64: 20.0, 128: 25.5, 256: 29.0, 512: 32.0, 1024: 34.0, 2048: 35.0, 4096: 36.0}
-"""Side of a box and the largest displacement along an axis at a = 1 [Mpc/h]: of 2LPT and the
-parameters of Planck 2018, measured in small boxes, in large ones six times linear theory's rms."""
+"""How much further than the largest displacement of LPT a suggested halo reaches."""
+LARGEST_DISPLACEMENT = {
+    32: 15.0,
+    64: 20.0,
+    128: 25.5,
+    256: 29.0,
+    512: 32.0,
+    1024: 34.0,
+    2048: 35.0,
+    4096: 36.0,
+}
+"""Side of a box, and the largest displacement along an axis at a = 1 [Mpc/h], with the parameters
+of Planck 2018: of 2LPT up to 256 Mpc/h, beyond it six times the rms of linear theory."""
 COLLECTIVE = 2**20
 """What a collective costs, however small: as long as so many bytes take."""
 PADDED_CELL = 1
@@ -368,17 +377,20 @@ def suggested_halo(reach: float, growth: float = 1.0) -> int:
     return needed_halo(HALO_MARGIN * reach * growth) + 1
 
 
-def usual_halo(grid: Grid, size: Sequence[float]) -> int:
-    """Returns the halo that a run to a = 1 usually suggests, before there are particles.
+def usual_halo(grid: Grid, size: Sequence[float], a: float = 1.0) -> int:
+    """Returns the halo that a run usually suggests, before there are particles.
+
+    Displacements grow as in a universe with Omega_m = 0.31 and sigma8 = 0.81.
 
     Args:
-        grid: particles [nx, ny, nz].
+        grid: particles [nx, ny, nz], whose x and y ranks split.
         size: sides of the box [Mpc/h].
+        a: scale factor at the end of the run.
     """
-    sides, displacements = zip(*LARGEST.items(), strict=True)
+    sides, displacements = zip(*LARGEST_DISPLACEMENT.items(), strict=True)
     largest = float(np.interp(math.log(max(size)), np.log(sides), displacements))
-    largest *= min(1.0, max(size) / sides[0])
-    return suggested_halo(largest / min(length / n for n, length in zip(grid, size, strict=True)))
+    largest *= min(1.0, max(size) / sides[0]) * 1.3 * a / (1 + 0.3 * a**3)
+    return suggested_halo(largest / min(size[0] / grid[0], size[1] / grid[1]))
 
 
 def _step(grid: Grid, row: int, col: int, pyramid: str, halo: int) -> StepTraffic:

@@ -205,7 +205,8 @@ def demand_of(options: SimulationOptions) -> Demand:
         options: the run file, with a mesh.
     """
     grid, size, cone = options.box.grid, options.box.size, options.light_cone
-    solver, halo = options.solver, options.run.usual_halo(grid, size)
+    solver, end = options.solver, options.evolution.last
+    halo = options.run.usual_halo(grid, size, end)
     mesh, outputs = options.mesh.shape or "", bool(options.output_times)
     precision = options.run.precision
     maps = 0 if cone is None else cone.memory(precision)
@@ -215,7 +216,7 @@ def demand_of(options: SimulationOptions) -> Demand:
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (
             process_bytes(axes, "simulate")
-            + simulation_bytes(solver.with_usual_halo(grid, size), grid, axes, outputs=outputs)
+            + simulation_bytes(solver.with_usual_halo(grid, size, end), grid, axes, outputs=outputs)
             + max(
                 writing_bytes(solver, grid, axes),
                 field_bytes(options.results.values, grid, axes, precision),

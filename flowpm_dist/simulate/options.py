@@ -306,7 +306,7 @@ class SimulatedRun(RunFile):
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         try:
-            halo = self.run.usual_halo(grid, self.box.size)
+            halo = self.run.usual_halo(grid, self.box.size, self.evolution.last)
             return default_mesh(ranks, grid, factor, pyramid, halo)
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error

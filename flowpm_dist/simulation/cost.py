@@ -14,7 +14,6 @@ import numpy as np
 
 from flowpm_dist.grid.decomposition import (
     COMPONENTS,
-    HALO,
     MARGIN,
     PYRAMIDS,
     Grid,
@@ -158,8 +157,8 @@ def ranks_of_a_field(axes: Mapping[str, int]) -> int:
 
 def halo_width(solver: SolverOptions) -> int:
     """Returns the halo of the force mesh, planes of its differences included."""
-    halo = HALO if solver.halo == "auto" else solver.halo
-    return math.ceil(solver.mesh_factor * halo) + MARGIN[solver.force_gradient]
+    assert solver.halo != "auto", "give the halo that is expected: see with_usual_halo"
+    return math.ceil(solver.mesh_factor * solver.halo) + MARGIN[solver.force_gradient]
 
 
 def writing_bytes(solver: SolverOptions, grid: Grid, axes: Mapping[str, int]) -> int:

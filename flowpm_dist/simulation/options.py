@@ -53,17 +53,18 @@ class HaloOptions(Options):
         default="auto", description='"auto" or a whole number of cells, at least 1'
     )
 
-    def usual_halo(self, grid: Grid, size: Sequence[float]) -> int:
-        """Returns the halo for estimates: instead of "auto", what a run to a = 1 usually suggests.
+    def usual_halo(self, grid: Grid, size: Sequence[float], a: float = 1.0) -> int:
+        """Returns the halo for estimates: instead of "auto", what a run usually suggests.
 
         Args:
             grid, size: cells along each side of the box, and its sides [Mpc/h].
+            a: scale factor at the end of the run.
         """
-        return usual_halo(grid, size) if self.halo == "auto" else self.halo
+        return usual_halo(grid, size, a) if self.halo == "auto" else self.halo
 
-    def with_usual_halo(self, grid: Grid, size: Sequence[float]) -> Self:
+    def with_usual_halo(self, grid: Grid, size: Sequence[float], a: float = 1.0) -> Self:
         """Returns these options with `usual_halo` in place of "auto"."""
-        return self.model_copy(update={"halo": self.usual_halo(grid, size)})
+        return self.model_copy(update={"halo": self.usual_halo(grid, size, a)})
 
 
 class RunOptions(HaloOptions):

@@ -112,7 +112,7 @@ class Simulation:
         if mesh is None:
             force = self.options
             ranks = launch.detect().size
-            halo = force.usual_halo(lattice.grid, lattice.size)
+            halo = force.usual_halo(lattice.grid, lattice.size, float(self.edges[-1]))
             mesh = default_mesh(ranks, lattice.grid, force.mesh_factor, force.pyramid, halo)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
@@ -268,7 +268,7 @@ class Simulation:
         """
         axes, cells = dict(self._mesh.axes), math.prod(self._grid)
         options = self.options.model_copy(update={"halo": self.halo})
-        options = options.with_usual_halo(self._grid, self._box_size)
+        options = options.with_usual_halo(self._grid, self._box_size, float(self.edges[-1]))
         memory = simulation_bytes(options, self._grid, axes, outputs=outputs)
         ranks, steps = self._mesh.size, len(self.edges) - 1
         return Estimate(

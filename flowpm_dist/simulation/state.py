@@ -20,7 +20,7 @@ from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import StateCorrection, force_cell
 from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.box import Box, check_same_box
-from flowpm_dist.grid.decomposition import default_mesh
+from flowpm_dist.grid.decomposition import default_mesh, usual_halo
 from flowpm_dist.grid.field import Field, project
 from flowpm_dist.initial.options import InitialOptions
 from flowpm_dist.io.files import reading
@@ -162,7 +162,8 @@ class State:
         nx, ny, nz = (int(n) for n in about["grid"])
         lx, ly, lz = (float(length) for length in about["box_size"])
         if mesh is None:
-            mesh = default_mesh(launch.detect().size, (nx, ny, nz))
+            halo = usual_halo((nx, ny, nz), (lx, ly, lz))  # as `Simulation` does
+            mesh = default_mesh(launch.detect().size, (nx, ny, nz), halo=halo)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)
         precision = np.dtype(dtype).name

@@ -18,7 +18,7 @@ import numpy as np
 from flowpm_dist.catalogues.options import FinderOptions
 from flowpm_dist.cosmoflow.planning.data_options import SimulatedData
 from flowpm_dist.cosmoflow.planning.declarations import Convolution
-from flowpm_dist.grid.decomposition import Grid, default_mesh, misfits, parse_mesh
+from flowpm_dist.grid.decomposition import HALO, Grid, default_mesh, misfits, parse_mesh
 from flowpm_dist.jobs.folder import FIGURES_AND_TABLES
 from flowpm_dist.jobs.run_file import ConfigError, fitting_mesh
 from flowpm_dist.options import Problem
@@ -110,7 +110,7 @@ def _lanes(plan: TrainingPlan, axes: Mapping[str, int]) -> int:
 def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory of a rank that simulates a batch of universes, with channels [bytes]."""
     several = plan.lightcone is None and plan.channels > 1
-    solver = plan.solver.with_usual_halo(grid, plan.box.size)
+    solver = plan.solver.with_usual_halo(grid, plan.box.size, plan.evolution.last)
     each = simulation_bytes(solver, grid, axes, outputs=several, batched=True)
     if plan.lightcone is not None:
         painted = plan.lightcone.painted_maps(plan.cosmology, plan.priors)
@@ -226,7 +226,8 @@ def _training_mesh(
         if reason := _whole_because(plan, ranks):
             raise ValueError(reason)
         each = ranks // replicas
-        split = default_mesh(each, plan.box.grid, force.mesh_factor, force.pyramid)
+        grid, halo = plan.box.grid, _halo(plan) if simulating else HALO
+        split = default_mesh(each, grid, force.mesh_factor, force.pyramid, halo)
         chosen = f"replica:{replicas},{split}"
         wrong = misfits_of(chosen)
     except ValueError as error:
@@ -252,6 +253,13 @@ def _misfits(
     return wrong
 
 
+def _halo(plan: TrainingPlan) -> int:
+    """Returns the halo for which a mesh is chosen."""
+    if not plan.simulates:
+        return HALO
+    return plan.solver.usual_halo(plan.box.grid, plan.box.size, plan.evolution.last)
+
+
 def _whole_because(plan: TrainingPlan, ranks: int) -> str:
     """Returns why the inputs of the network cannot be split over ranks; empty if they can."""
     if plan.lightcone is not None:
@@ -270,7 +278,15 @@ def training_demand(plan: TrainingPlan, shape: str) -> Demand:
     mesh_of = functools.partial(check_training_mesh, plan.with_mesh(None), source=Path())
     lighter = functools.partial(_lighter, plan, parse_mesh(shape, batched=True))
     return Demand(
-        "the training", plan.box.grid, shape, memory, mesh_of, lighter, grid_is_free=plan.simulates
+        "the training",
+        plan.box.grid,
+        shape,
+        memory,
+        mesh_of,
+        lighter,
+        grid_is_free=plan.simulates,
+        pyramid=plan.solver.pyramid,
+        halo=_halo(plan),
     )
 
 

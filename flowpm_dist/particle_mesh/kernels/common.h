@@ -2,6 +2,7 @@
 // survey before a scatter.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -127,15 +128,17 @@ std::vector<CellRange> survey(const Geometry& g, const Tiling& tiling, int margi
 template <typename T>
 void clear(T* values, int64_t count, const Parallel& parallel);
 
-// Parts of the columns that are scattered onto meshes of their own where nearly all touch the same
-// cells, as in small boxes; the least columns that are worth it; and the most bytes of these meshes.
+// In a small box nearly all columns touch the same cells. Then so many parts of them are scattered
+// onto meshes of their own.
 constexpr int64_t kCopies = 4;
-constexpr int64_t kFewColumns = 9;
-constexpr int64_t kMostBytes = 1 << 24;
+constexpr int64_t kLeastColumns = 9;       // that are worth it
+constexpr int64_t kMostBytes = 1 << 24;    // of these meshes
+constexpr int64_t kMostOfParticles = 4;    // values of these meshes for each particle
 
 // Calls work(column, ranges of its patches, mesh) for all columns, to add to a mesh of `count`
-// values. What is added to a cell has a fixed order, with `margin` more cells on either side of the
-// ranges.
+// values. A column touches `margin` more cells on either side of its ranges. What a cell gets has an
+// order that depends on the data and on whether they are a batch, in which universes run at once
+// and need no meshes of their own.
 template <typename T, typename Work>
 void scatter(const Geometry& g, const Tiling& tiling, std::vector<CellRange> ranges, int margin,
              T* mesh, int64_t count, const Parallel& parallel, const Work& work) {
@@ -149,8 +152,10 @@ void scatter(const Geometry& g, const Tiling& tiling, std::vector<CellRange> ran
   const int64_t columns = tiling.columns();
   const auto groups = disjoint_groups(g, tiling, grown);
   const int64_t more = (kCopies - 1) * count;
-  const bool apart = int64_t(groups.size()) * kCopies <= columns;
-  if (apart || columns < kFewColumns || more * int64_t(sizeof(T)) > kMostBytes) {
+  const bool crowded = g.batch == 1 && int64_t(groups.size()) * kCopies > columns;
+  const bool small = more <= std::min(kMostBytes / int64_t(sizeof(T)),
+                                      kMostOfParticles * g.particle_count());
+  if (!crowded || !small || columns < kLeastColumns) {
     for (const auto& group : groups) {
       parallel(int64_t(group.size()), [&](int64_t m) { add(group[m], mesh); });
     }
