@@ -46,8 +46,6 @@ LATTICES = [
     (1.25, (0, 0, 0), 2.0),
 ]
 FRACTIONAL = LATTICES[5:]
-# Of many particles, which reach far; in the second beyond cells that are padded.
-OVERLAPPING = [(1, (0, 0, 0), 60.0), (1, (4, 0, 0), 3.0)]
 GRADIENTS = ["finite-difference", "spectral"]
 BATCH = 2
 
@@ -101,24 +99,17 @@ def results(k: Kernels, c: Case, only: str = "") -> dict[str, Any]:
     return {name: call() for name, call in calls.items() if only in name}
 
 
-def results_of_many_pieces(
-    k: Kernels, lattices: Any, dtype: str, batch: int = BATCH
-) -> list[tf.Tensor]:
-    """The results for lattices of many pieces of work."""
-    global PARTICLES, BATCH
-    small, usual, PARTICLES, BATCH = PARTICLES, BATCH, (40, 48, 40), batch
-    try:
-        found = tf.nest.flatten([results(k, Case(lattice, dtype)) for lattice in lattices])
-        return [each for each in found if each is not None]
-    finally:
-        PARTICLES, BATCH = small, usual
-
-
 def digest(k: Kernels) -> str:
-    """A digest of the bits of every result, of a batch, and of a universe whose pieces overlap."""
-    found = results_of_many_pieces(k, (*LATTICES[:4:3], FRACTIONAL[1]), "float32")
-    found += results_of_many_pieces(k, OVERLAPPING, "float32", batch=1)
-    bits = b"".join(t.numpy().tobytes() for t in found)
+    """A digest of the bits of every result, of a lattice of many pieces of work."""
+    global PARTICLES
+    small, PARTICLES = PARTICLES, (40, 48, 40)
+    try:
+        found = [
+            results(k, Case(lattice, "float32")) for lattice in (*LATTICES[:4:3], FRACTIONAL[1])
+        ]
+    finally:
+        PARTICLES = small
+    bits = b"".join(t.numpy().tobytes() for t in tf.nest.flatten(found) if t is not None)
     return hashlib.sha256(bits).hexdigest()
 
 
@@ -336,18 +327,6 @@ def test_particles_that_are_nowhere(kind: Any, bad: float) -> None:
     assert np.isfinite(ds).all() and not ds[0, 2, 1, 7].any()
     dpotential, ds = k.read_gradient_vjp(g, mesh, s, tf.ones_like(s))
     assert np.isfinite(dpotential).all() and np.isnan(ds).sum() == 3
-
-
-@needs_library
-def test_pieces_of_work_that_overlap_make_one_result() -> None:
-    """That of the portable kernels, which know no pieces."""
-    both = [
-        results_of_many_pieces(k, OVERLAPPING, "float64", batch=1)
-        for k in (Compiled(), Portable(xla=False))
-    ]
-    for ours, expected in zip(*both, strict=True):
-        scale = np.nanmax(np.abs(expected))
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-11 * scale)
 
 
 @needs_library

@@ -2,11 +2,6 @@
 // survey before a scatter.
 #pragma once
 
-#include <algorithm>
-#include <cstring>
-#include <memory>
-#include <vector>
-
 #include "window.h"
 
 namespace flowpm {
@@ -128,53 +123,19 @@ std::vector<CellRange> survey(const Geometry& g, const Tiling& tiling, int margi
 template <typename T>
 void clear(T* values, int64_t count, const Parallel& parallel);
 
-// In a small box nearly all columns touch the same cells. Then so many parts of them are scattered
-// onto meshes of their own.
-constexpr int64_t kCopies = 4;
-constexpr int64_t kLeastColumns = 9;       // that are worth it
-constexpr int64_t kMostBytes = 1 << 24;    // of these meshes
-constexpr int64_t kMostOfParticles = 4;    // values of these meshes for each particle
-
-// Calls work(column, ranges of its patches, mesh) for all columns, to add to a mesh of `count`
-// values. A column touches `margin` more cells on either side of its ranges. What a cell gets has an
-// order that depends on the data and on whether they are a batch, in which universes run at once
-// and need no meshes of their own.
-template <typename T, typename Work>
+// Calls work(column, ranges of its patches) for all columns, those that touch the same cells, with
+// `margin` more on either side, in a fixed order.
+template <typename Work>
 void scatter(const Geometry& g, const Tiling& tiling, std::vector<CellRange> ranges, int margin,
-             T* mesh, int64_t count, const Parallel& parallel, const Work& work) {
+             const Parallel& parallel, const Work& work) {
   std::vector<CellRange> grown = ranges;
   for (CellRange& range : grown) {
     if (!range.empty()) range = range.grown(margin);
   }
-  const auto add = [&](int64_t column, T* onto) {
-    work(column, ranges.data() + column * tiling.patches(), onto);
-  };
-  const int64_t columns = tiling.columns();
-  const auto groups = disjoint_groups(g, tiling, grown);
-  const int64_t more = (kCopies - 1) * count;
-  const bool crowded = g.batch == 1 && int64_t(groups.size()) * kCopies > columns;
-  const bool small = more <= std::min(kMostBytes / int64_t(sizeof(T)),
-                                      kMostOfParticles * g.particle_count());
-  if (!crowded || !small || columns < kLeastColumns) {
-    for (const auto& group : groups) {
-      parallel(int64_t(group.size()), [&](int64_t m) { add(group[m], mesh); });
-    }
-    return;
+  for (const auto& group : disjoint_groups(g, tiling, grown)) {
+    parallel(int64_t(group.size()),
+             [&](int64_t m) { work(group[m], ranges.data() + group[m] * tiling.patches()); });
   }
-  const std::unique_ptr<T[]> copies(new T[more]);
-  parallel(kCopies, [&](int64_t part) {
-    T* onto = part > 0 ? copies.get() + (part - 1) * count : mesh;
-    if (part > 0) std::memset(onto, 0, count * sizeof(T));
-    const int64_t end = (part + 1) * columns / kCopies;
-    for (int64_t column = part * columns / kCopies; column < end; ++column) add(column, onto);
-  });
-  parallel(kCopies, [&](int64_t part) {
-    const int64_t end = (part + 1) * count / kCopies;
-    for (int64_t copy = 0; copy < kCopies - 1; ++copy) {
-      const T* from = copies.get() + copy * count;
-      for (int64_t m = part * count / kCopies; m < end; ++m) mesh[m] += from[m];
-    }
-  });
 }
 
 }  // namespace flowpm

@@ -184,17 +184,14 @@ void ForceVjp<T>::run(const Parallel& parallel) const {
   const Geometry& g = call.g;
   const Tiling tiling(g);
   const int margin = call.spectral ? 0 : 2;
-  const int64_t count = g.batch * g.cell_count() * (call.spectral ? 3 : 1);
-  clear(call.dfield, count, parallel);
+  clear(call.dfield, g.batch * g.cell_count() * (call.spectral ? 3 : 1), parallel);
   std::vector<double> partial(2 * tiling.columns());
   ForceVjpColumns<T> columns;
   static_cast<ForceVjp<T>&>(columns) = call;
   columns.partial = partial.data();
-  scatter(g, tiling, survey(g, tiling, margin, call.s, parallel), margin, call.dfield, count,
-          parallel, [&](int64_t column, const CellRange* touches, T* dfield) {
-            ForceVjpColumns<T> onto = columns;
-            onto.dfield = dfield;
-            force_vjp_column_clone(onto, tiling, touches, column);
+  scatter(g, tiling, survey(g, tiling, margin, call.s, parallel), margin, parallel,
+          [&](int64_t column, const CellRange* touches) {
+            force_vjp_column_clone(columns, tiling, touches, column);
           });
   if (!call.sums) return;
   const int64_t each = tiling.columns() / std::max<int64_t>(1, g.batch);

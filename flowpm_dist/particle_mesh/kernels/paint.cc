@@ -168,8 +168,7 @@ template <typename T>
 void Paint<T>::run(const Parallel& parallel) const {
   const Paint& call = *this;
   const Tiling tiling(call.g);
-  const int64_t count = call.g.batch * call.g.cell_count();
-  clear(call.mesh, count, parallel);
+  clear(call.mesh, call.g.batch * call.g.cell_count(), parallel);
   std::vector<T> largest(3 * tiling.columns());
   std::vector<CellRange> ranges(tiling.columns() * tiling.patches());
   const Extent<T> extent{call.g, call.s, largest.data(), ranges.data()};
@@ -186,11 +185,9 @@ void Paint<T>::run(const Parallel& parallel) const {
   if (!(most <= std::numeric_limits<T>::max())) {
     for (int a = 0; a < 3; ++a) call.max_displacement[a] = std::numeric_limits<T>::infinity();
   }
-  scatter(call.g, tiling, std::move(ranges), 0, call.mesh, count, parallel,
-          [&](int64_t column, const CellRange* touches, T* mesh) {
-            Paint onto = call;
-            onto.mesh = mesh;
-            paint_column_clone(onto, tiling, touches, column);
+  scatter(call.g, tiling, std::move(ranges), 0, parallel,
+          [&](int64_t column, const CellRange* touches) {
+            paint_column_clone(call, tiling, touches, column);
           });
 }
 

@@ -119,13 +119,10 @@ void ReadVjp<T>::run(const Parallel& parallel) const {
     return;
   }
   const Tiling tiling(call.g);
-  const int64_t count = call.g.batch * call.g.cell_count() * call.components;
-  clear(call.dfields, count, parallel);
-  scatter(call.g, tiling, survey(call.g, tiling, 0, call.s, parallel), 0, call.dfields, count,
-          parallel, [&](int64_t column, const CellRange* touches, T* dfields) {
-            ReadVjp onto = call;
-            onto.dfields = dfields;
-            read_vjp_column_clone(onto, tiling, touches, column);
+  clear(call.dfields, call.g.batch * call.g.cell_count() * call.components, parallel);
+  scatter(call.g, tiling, survey(call.g, tiling, 0, call.s, parallel), 0, parallel,
+          [&](int64_t column, const CellRange* touches) {
+            read_vjp_column_clone(call, tiling, touches, column);
           });
 }
 
