@@ -125,12 +125,13 @@ def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:
 
 def draw_universes(folder: Path, kinds: list[dict[str, Any]]) -> None:
     """Writes universes, each with one of the options and a number of steps at random."""
-    if (folder / "table.csv").exists():
+    count, rng = sum(COUNTS.values()), np.random.default_rng(1)
+    about = json.dumps([kinds, FEWEST, MOST, count])
+    if (folder / "about.json").exists() and (folder / "about.json").read_text() == about:
         return
     folder.mkdir(exist_ok=True)
-    count, rng = sum(COUNTS.values()), np.random.default_rng(1)
     low, high = np.transpose(list(PRIORS.values()))
-    rows = low + (high - low) * qmc.Sobol(len(PRIORS), rng=rng).random(1024)[:count]
+    rows = low + (high - low) * qmc.Sobol(len(PRIORS), rng=rng).random(count)
     chosen = rng.integers(len(kinds), size=count)
     steps = rng.integers(FEWEST, MOST + 1, size=count)
     volumes = np.empty((count, 32, 32, 32), np.float32)
@@ -142,6 +143,7 @@ def draw_universes(folder: Path, kinds: list[dict[str, Any]]) -> None:
         volumes[number] = run.density().block
     np.save(folder / "volumes.npy", volumes)
     np.savetxt(folder / "table.csv", rows, delimiter=",", header=",".join(PRIORS), comments="")
+    (folder / "about.json").write_text(about)
 
 
 def answers(training: Path, universes: list[Universe], kinds: list[dict[str, Any]]) -> np.ndarray:

@@ -52,8 +52,7 @@ from flowpm_dist.io.figures import (
 
 BANDS = ((0.3, 0.7), (0.7, 1.3))
 """Wavenumbers [h/Mpc]."""
-COLUMNS = ("scheme", "steps", "ns", "P 0.5", "P 1", "1 - r 1")
-"""Of the bands by their middles."""
+COLUMNS = ("scheme", "steps", "ns", "P low", "P high", "1 - r high")
 GOALS = (0.01, 0.02, 0.05, 0.1)
 """Errors of P at which times are compared."""
 
@@ -189,7 +188,7 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
             lines.append(f"| {goal:.0%} | {band} | {' | '.join(both)} |")
     output.with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
-    figure = new_figure(12.0, 4.2)
+    figure = new_figure(13.6, 4.2)
     for panel, column in zip(figure.subplots(1, 3), COLUMNS[3:], strict=True):
         for number, scheme in enumerate(SCHEMES):
             here = [row for row in rows if row["scheme"] == scheme.label]
@@ -203,14 +202,14 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
             for row in here if number == 0 else []:
                 at = (row["ns"], row[column])
                 panel.annotate(f"{row['steps']}", at, (4, 4), textcoords="offset points", size=7)
-        band = bands[0] if column.endswith("0.5") else bands[1]
+        band = bands[column.endswith("high")]
         what = "1 - r" if column.startswith("1") else "error of P"
         panel.set_ylabel(f"{what}, k = {band} h/Mpc")
         panel.set_xlabel("ns a particle, whole run")
         style_axes(panel)
         plain_log_ticks(panel.xaxis)
         plain_log_ticks(panel.yaxis)
-    figure.axes[1].legend(frameon=False, fontsize=7, loc="lower right")
+    figure.axes[2].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.02, 1.0))
     save_figure(figure, output.with_suffix(".png"))
 
 
@@ -231,6 +230,8 @@ def main() -> None:
     if file.exists():
         with file.open() as table:
             kept = list(csv.DictReader(table))
+        if kept and tuple(kept[0]) != COLUMNS:
+            raise SystemExit(f"{file} is of another version: it has {', '.join(kept[0])}")
         rows = [{k: v if k == "scheme" else float(v) for k, v in row.items()} for row in kept]
         rows = [{**row, "steps": int(row["steps"])} for row in rows]
     done = {(row["scheme"], row["steps"]) for row in rows}

@@ -44,7 +44,7 @@ FIXED = {"Omega_b": 0.049, "h": 0.677}
 
 
 @dataclass(frozen=True)
-class Set:
+class UniverseSet:
     """What makes a set of universes.
 
     Attributes:
@@ -66,11 +66,11 @@ class Set:
 
 
 SETS = {
-    "train": Set(24, 5100, 5101),
-    "develop": Set(12, 5200, 5201),
-    "opened": Set(8, 5300, 105301, everywhere=True),
-    "sealed": Set(8, 5400, 205401, everywhere=True),
-    "asked": Set(56, 5600, 305601, spacings=(2,), ranges=PRIORS),
+    "train": UniverseSet(24, 5100, 5101),
+    "develop": UniverseSet(12, 5200, 5201),
+    "opened": UniverseSet(8, 5300, 105301, everywhere=True),
+    "sealed": UniverseSet(8, 5400, 205401, everywhere=True),
+    "asked": UniverseSet(56, 5600, 305601, spacings=(2,), ranges=PRIORS),
 }
 PARAMETERS = {
     **dict.fromkeys(
@@ -112,22 +112,22 @@ class Universe:
 
 def universes(name: str) -> list[Universe]:
     """Returns the universes of a set; the sealed one has two more, of 64^3 particles."""
-    of = SETS[name]
-    rows = qmc.LatinHypercube(len(of.ranges), rng=np.random.default_rng(of.seed))
-    low, high = np.transpose(list(of.ranges.values()))
+    made = SETS[name]
+    sampler = qmc.LatinHypercube(len(made.ranges), rng=np.random.default_rng(made.seed))
+    low, high = np.transpose(list(made.ranges.values()))
     cosmologies = [
-        {**dict(zip(of.ranges, np.round(row, 4).tolist(), strict=True)), **FIXED}
-        for row in low + rows.random(of.cosmologies) * (high - low)
+        {**dict(zip(made.ranges, np.round(row, 4).tolist(), strict=True)), **FIXED}
+        for row in low + sampler.random(made.cosmologies) * (high - low)
     ]
     found = []
     for n, cosmology in enumerate(cosmologies):
-        in_turn = (of.spacings[n % len(of.spacings)],)
-        for spacing in of.spacings if of.everywhere else in_turn:
-            seed = of.noise + 10 * n + spacing
+        in_turn = (made.spacings[n % len(made.spacings)],)
+        for spacing in made.spacings if made.everywhere else in_turn:
+            seed = made.noise + 10 * n + spacing
             found.append(Universe(f"{name}-{n:02d}-{spacing}", cosmology, 32, spacing, seed))
     if name == "sealed":
         for n, spacing in ((0, 2), (1, 1)):
-            seed = of.noise + 500 + n
+            seed = made.noise + 500 + n
             found.append(Universe(f"{name}-64-{spacing}", cosmologies[n], 64, spacing, seed))
     return found
 
