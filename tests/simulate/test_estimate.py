@@ -350,8 +350,8 @@ def test_an_automatic_halo_counts_as_the_usual_one(command, tmp_path):
     assert early.demand.halo == usual_halo((64,) * 3, (64.0,) * 3, 0.5) < 26
 
 
-def test_python_and_snapshots_take_the_mesh_of_the_command():
-    """For a box that is as large as its particles are many: pencils on 16 ranks, not slabs."""
+def test_estimates_need_a_number_in_place_of_an_automatic_halo():
+    """Cells of 1 Mpc/h have a wide one: pencils on 16 ranks, not slabs."""
     grid, size = (512,) * 3, (512.0,) * 3
     usual, options = usual_halo(grid, size), SolverOptions()
     assert default_mesh(16, grid, halo=usual) == "row:4,col:4" != default_mesh(16, grid)
