@@ -298,8 +298,8 @@ def without_gradient(
 def _sigma8_quadrature() -> tuple[np.ndarray, np.ndarray]:
     """Returns k [h/Mpc] and weights [(h/Mpc)^3], each [1024]: sigma8^2 = sum of weights * P(k).
 
-    It is the trapezoidal rule in ln k; the integrand vanishes at both ends. sigma8 of usual universes
-    is exact to 2e-9, and to 2e-8 with n_s = 1.2.
+    It is the trapezoidal rule in ln k; the integrand vanishes at both ends. sigma8 is exact to 2e-9
+    in usual universes, and to 2e-8 with n_s = 1.2.
     """
     ln_k = np.linspace(np.log(1e-4), np.log(100.0), 1024)
     k = np.exp(ln_k)
