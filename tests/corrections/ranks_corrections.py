@@ -301,6 +301,26 @@ def test_a_shipped_correction_changes_no_large_scales(mesh, name):
 
 
 @pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", ["network", "network-2"])
+def test_between_times_a_network_adds_what_lies_between(mesh, name):
+    """It learned from states at a = 0.5 and 0.67, and knows the time by growth and amplitude."""
+    cosmology, steps = fpm.Cosmology.planck18(), np.linspace(0.1, 0.7, 8)
+    sim = fpm.Simulation(
+        cosmology, 16, 32.0, steps, integrator="bullfrog", mesh=mesh, correction=name
+    )
+    runs = [
+        each.run(seed=1, outputs=[0.5, 0.58, 0.67]) for each in (sim, sim.with_correction(None))
+    ]
+    for field in ("displacement", "velocity"):
+        moved, plain = ([getattr(state, field).numpy() for state in run] for run in runs)
+        early, here, late = (a - b for a, b in zip(moved, plain, strict=True))
+        least, size, most = (np.sqrt(np.mean(each**2)) for each in (early, here, late))
+        assert least < size < most
+        # particles of halos have moved on in between
+        assert np.corrcoef(here.ravel(), (early + late).ravel())[0, 1] > 0.9
+
+
+@pytest.mark.ranks(1)
 def test_a_normalisation_that_is_searched_for_enters_the_correction(mesh):
     """A forward model with a sigma8 as a parameter is the run of that sigma8."""
     sim = simulation(mesh, PotentialFilter(THETA))
