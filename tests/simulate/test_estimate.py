@@ -32,6 +32,7 @@ from flowpm_dist.jobs.job import Request
 from flowpm_dist.jobs.run_file import parse_settings
 from flowpm_dist.reconstruction.work import ReconstructionJob
 from flowpm_dist.simulate.job import SimulationJob
+from flowpm_dist.simulation import simulation, state
 from flowpm_dist.simulation.cost import (
     gradient_bytes,
     power_bytes,
@@ -348,6 +349,22 @@ def test_an_automatic_halo_counts_as_the_usual_one(command, tmp_path):
     assert command == "train" or automatic.estimate.memory > less.estimate.memory
     early = planned("evolution.a_stop = 0.5", *["truth.a = [0.5]"] * (command == "emulate"))
     assert early.demand.halo == usual_halo((64,) * 3, (64.0,) * 3, 0.5) < 26
+
+
+def test_python_and_snapshots_take_the_mesh_of_the_command(tmp_path, monkeypatch):
+    """All choose it for the same halo."""
+    halos = []
+
+    def chosen(ranks, grid, *force, halo=None):
+        halos.append(force[2] if len(force) > 2 else halo)
+        return "row:1,col:1"
+
+    for module in (simulation, state):
+        monkeypatch.setattr(module, "default_mesh", chosen)
+    sim = Simulation(Cosmology.planck18(), 16, 16.0, [0.5, 1.0])
+    path = sim.lpt(seed=1).save(tmp_path / "snapshot.zarr")
+    state.State.from_snapshot(path)
+    assert halos == [usual_halo((16,) * 3, (16.0,) * 3)] * 2 == [11] * 2
 
 
 def test_estimates_need_a_number_in_place_of_an_automatic_halo():
