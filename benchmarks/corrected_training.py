@@ -37,7 +37,7 @@ from flowpm_dist.cosmoflow.training.saved import read_training, trained_network
 RUN_FILE = """
 [box]
 grid = 32
-size = 64.0
+size = {size}
 {initial}
 [priors]
 {priors}
@@ -114,7 +114,9 @@ def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:
         }
         times = ""
     priors = "\n".join(f"{name} = {list(ends)}" for name, ends in PRIORS.items())
-    text.write_text(RUN_FILE.format(seed=seed, priors=priors, times=times, **COUNTS, **parts))
+    text.write_text(
+        RUN_FILE.format(size=SIZE, seed=seed, priors=priors, times=times, **COUNTS, **parts)
+    )
     if not (found / "evaluation" / "scores.json").exists():
         words = ["train", text, "--output", found, "--ranks", ranks]
         words += ["--resume"] if found.exists() else []

@@ -57,7 +57,7 @@ ABOVE = 100
 """Particles of halos that are counted together, and matched."""
 OCTANTS = 8
 A = (0.5, 1.0)
-"""Scale factors at which halos are compared, those of them that all runs have."""
+"""Scale factors at which halos are compared, if all runs have them."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ CELLS = (4, 2, 1)
 """Spacings of the particles [Mpc/h]."""
 RANGES = {"Omega_m": (0.2, 0.4), "sigma8": (0.7, 1.0), "n_s": (0.9, 1.0)}
 PRIORS = {"Omega_m": (0.25, 0.35), "sigma8": (0.78, 0.95), "n_s": (0.9, 1.0)}
-"""Those of the networks that benchmarks/corrected_training.py trains."""
+"""The priors of the networks that benchmarks/corrected_training.py trains."""
 FIXED = {"Omega_b": 0.049, "h": 0.677}
 
 
@@ -49,12 +49,12 @@ class UniverseSet:
 
     Attributes:
         cosmologies: their number.
-        seed: of the cosmologies.
+        seed: for the cosmologies.
         noise: comes before the seeds of the universes' white noise, of which no two may be equal.
-        spacings: of the particles [Mpc/h].
+        spacings: the distances of the particles [Mpc/h].
         everywhere: whether each cosmology has particles of each spacing, with other noise; else
             the spacings take turns.
-        ranges: of the cosmologies.
+        ranges: the lowest and the highest value of each parameter.
     """
 
     cosmologies: int

@@ -302,7 +302,7 @@ class EmulationOptions(SimulatedRun):
     def memory(self, grid: Grid, axes: Mapping[str, int]) -> int:
         """Returns the memory of a rank [bytes]."""
         pairs, network = self.truth.pairs, self.emulate.kind == "network"
-        solver = self.solver.with_usual_halo(grid, self.box.size, self.evolution.last)
+        solver = self.counted_solver(grid)
         truth = solver.model_copy(update={"mesh_factor": self.truth.mesh_factor})
         made = 0 if pairs else simulation_bytes(truth, grid, axes, outputs=True)
         learning = gradient_bytes(
@@ -335,7 +335,7 @@ class EmulationOptions(SimulatedRun):
             self.memory,
             mesh_of,
             pyramid=self.evolution.pyramid,
-            halo=self.run.usual_halo(self.box.grid, self.box.size, self.evolution.last),
+            halo=self.usual_halo,
         )
 
     @property

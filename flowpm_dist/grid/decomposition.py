@@ -26,7 +26,7 @@ from meshimpl.traffic import Tally, Traffic, added
 
 MESH_AXES = ("replica", "row", "col")
 HALO = 8
-"""Halo for which a mesh is chosen for a grid without a size [particle spacings]."""
+"""Halo for which a mesh is chosen where no particles are to move [particle spacings]."""
 HALO_MARGIN = 1.2
 """How much further than the largest displacement of LPT a suggested halo reaches."""
 LARGEST_DISPLACEMENT = {

@@ -378,7 +378,7 @@ class ReconstructionOptions(ObservedSections, SimulatedRun):
         gradient = functools.partial(
             gradient_bytes,
             self.observation.structure,
-            self.solver.with_usual_halo(grid, self.box.size, self.evolution.last),
+            self.counted_solver(grid),
             grid,
             steps=self.evolution.step_count,
             network=self.solver.state_correction is not None,

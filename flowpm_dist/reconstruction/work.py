@@ -86,7 +86,7 @@ class ReconstructionJob(Job[ReconstructionOptions, dict[str, Any]]):
             functools.partial(free.mesh_for, source=Path()),
             grid_is_free=options.is_mock,
             pyramid=options.evolution.pyramid,
-            halo=options.run.usual_halo(options.box.grid, options.box.size, options.evolution.last),
+            halo=options.usual_halo,
         )
         cells, resume, sampler = math.prod(options.box.grid), self.request.resume, options.sampler
         # Evaluations of the posterior; how many the rest of a search takes is not known.

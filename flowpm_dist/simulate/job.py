@@ -204,9 +204,8 @@ def demand_of(options: SimulationOptions) -> Demand:
     Args:
         options: the run file, with a mesh.
     """
-    grid, size, cone = options.box.grid, options.box.size, options.light_cone
-    solver, end = options.solver, options.evolution.last
-    halo = options.run.usual_halo(grid, size, end)
+    solver, grid, cone = options.solver, options.box.grid, options.light_cone
+    halo = options.usual_halo
     mesh, outputs = options.mesh.shape or "", bool(options.output_times)
     precision = options.run.precision
     maps = 0 if cone is None else cone.memory(precision)
@@ -216,7 +215,7 @@ def demand_of(options: SimulationOptions) -> Demand:
     def without_maps(grid: Grid, axes: Mapping[str, int]) -> int:
         return (
             process_bytes(axes, "simulate")
-            + simulation_bytes(solver.with_usual_halo(grid, size, end), grid, axes, outputs=outputs)
+            + simulation_bytes(options.counted_solver(grid), grid, axes, outputs=outputs)
             + max(
                 writing_bytes(solver, grid, axes),
                 field_bytes(options.results.values, grid, axes, precision),

@@ -34,6 +34,7 @@ from flowpm_dist.cosmology.power_table import (
 from flowpm_dist.cosmology.steps import SAME, StepOptions
 from flowpm_dist.evolution.corrections import LPT_ONLY, CorrectionWarning, file_of
 from flowpm_dist.grid.decomposition import (
+    Grid,
     default_mesh,
     finer_grid,
     mesh_factor_problem,
@@ -289,6 +290,15 @@ class SimulatedRun(RunFile):
         """Cells of the force mesh along each side of the box."""
         return list(finer_grid(self.box.grid, self.evolution.mesh_factor))
 
+    @property
+    def usual_halo(self) -> int:
+        """The halo for which a mesh is chosen, see `HaloOptions.usual_halo`."""
+        return self.solver.usual_halo(self.box.grid, self.box.size, self.evolution.last)
+
+    def counted_solver(self, grid: Grid) -> SolverOptions:
+        """Returns the solver on a grid, with the halo that estimates of memory count."""
+        return self.solver.with_usual_halo(grid, self.box.size, self.evolution.last)
+
     @override
     def mesh_for(self, ranks: int, *, source: Path, shape: str | None = None) -> str:
         """Returns the mesh of ranks, which split one box, see `RunFile.mesh_for`.
@@ -306,8 +316,7 @@ class SimulatedRun(RunFile):
         if shape or self.mesh.shape:
             return fitting_mesh(shape, self.mesh.shape, misfits_of, source)
         try:
-            halo = self.run.usual_halo(grid, self.box.size, self.evolution.last)
-            return default_mesh(ranks, grid, factor, pyramid, halo)
+            return default_mesh(ranks, grid, factor, pyramid, self.usual_halo)
         except ValueError as error:
             raise ConfigError(source, [Problem("box.grid", f"= {list(grid)}: {error}")]) from error
 

@@ -162,7 +162,7 @@ class State:
         nx, ny, nz = (int(n) for n in about["grid"])
         lx, ly, lz = (float(length) for length in about["box_size"])
         if mesh is None:
-            halo = usual_halo((nx, ny, nz), (lx, ly, lz))  # as `Simulation` does
+            halo = usual_halo((nx, ny, nz), (lx, ly, lz))  # as for a run to a = 1
             mesh = default_mesh(launch.detect().size, (nx, ny, nz), halo=halo)
         if not isinstance(mesh, ProcessMesh):
             mesh = ProcessMesh(mesh)

@@ -110,8 +110,7 @@ def _lanes(plan: TrainingPlan, axes: Mapping[str, int]) -> int:
 def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory of a rank that simulates a batch of universes, with channels [bytes]."""
     several = plan.lightcone is None and plan.channels > 1
-    solver = plan.solver.with_usual_halo(grid, plan.box.size, plan.evolution.last)
-    each = simulation_bytes(solver, grid, axes, outputs=several, batched=True)
+    each = simulation_bytes(plan.counted_solver(grid), grid, axes, outputs=several, batched=True)
     if plan.lightcone is not None:
         painted = plan.lightcone.painted_maps(plan.cosmology, plan.priors)
         each += map_bytes(plan.cells, plan.precision, sources=painted)
@@ -255,9 +254,7 @@ def _misfits(
 
 def _halo(plan: TrainingPlan) -> int:
     """Returns the halo for which a mesh is chosen."""
-    if not plan.simulates:
-        return HALO
-    return plan.solver.usual_halo(plan.box.grid, plan.box.size, plan.evolution.last)
+    return plan.usual_halo if plan.simulates else HALO
 
 
 def _whole_because(plan: TrainingPlan, ranks: int) -> str:
