@@ -3,10 +3,10 @@
     python benchmarks/learn_corrections.py NAME FOLDER [--output FILE] [--iterations N]
         [--weights correlation=0.1 ...] [--start FILE]
 
-FOLDER has the sets "train", "opened" and "develop" of benchmarks/treepm.py. NAME is a key of
-`LEARNED`, with the cheap runs and the weights of the loss. The correction with the lowest loss of
-the universes to develop is written whenever there is one, with its scores and the names of all
-universes. On one rank.
+FOLDER has the sets "train", "opened", "opened2" and "develop" of benchmarks/treepm.py. NAME is a
+key of `LEARNED`, with the cheap runs and the weights of the loss. The correction with the lowest
+loss of the universes to develop is written whenever there is one, with its scores and the names of
+all universes. On one rank.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def main() -> None:
     learning = {**learning, **weights}
     if arguments.iterations:
         learning["iterations"] = arguments.iterations
-    train, opened, develop = (
+    train, opened, opened2, develop = (
         [pair(path, options) for path in sorted(arguments.folder.glob(f"treepm_{name}-*.npz"))]
-        for name in ("train", "opened", "develop")
+        for name in ("train", "opened", "opened2", "develop")
     )
-    train += opened
+    train += opened + opened2
     if kind is ResidualNetwork:  # whose cheap runs are made once: an iteration takes half as long
         train = [replace(each, truth=each.truth[n::2]) for each in train for n in range(2)]
     begun = kind.begun(1) if arguments.start is None else load_correction(arguments.start)

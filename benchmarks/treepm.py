@@ -10,9 +10,9 @@ minutes, 64^3 half an hour or more.
 
 The sets are apart in cosmology and noise. "train" is what is learned from, and "develop" chooses
 between what was learned, together with P1 and P2 of tests/data/README.md, which guided earlier
-choices. "sealed" is opened once, when nothing more is changed. "opened" is the sealed set that
-judged the corrections before the present ones, which learned from it, too. Networks that learned
-from cheap universes are "asked" about universes within their priors.
+choices. "sealed" is opened once, when nothing more is changed. "opened" and "opened2" are sealed
+sets that judged the corrections before the present ones, which learned from them, too. Networks
+that learned from cheap universes are "asked" about universes within their priors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ SETS = {
     "train": UniverseSet(24, 5100, 5101),
     "develop": UniverseSet(12, 5200, 5201),
     "opened": UniverseSet(8, 5300, 105301, everywhere=True),
-    "sealed": UniverseSet(8, 5400, 205401, everywhere=True),
+    "opened2": UniverseSet(8, 5400, 205401, everywhere=True),
+    "sealed": UniverseSet(8, 5500, 405501, everywhere=True),
     "asked": UniverseSet(56, 5600, 305601, spacings=(2,), ranges=PRIORS),
 }
 PARAMETERS = {
