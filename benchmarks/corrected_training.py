@@ -5,11 +5,11 @@
 
 The cheap universes have 32^3 particles in 64 Mpc/h and make ten BullFrog steps. They are of several
 kinds: plain, with `deconvolve`, with `mesh_factor` 2 (B = 2), and with a correction of the package.
-The universes of the last kind draw one of the corrections and 7 to 14 steps at random. For each
-kind, networks with several seeds learn Omega_m, sigma8 and n_s from the density of 512 universes.
-Then each is asked about the TreePM runs in FILES (the set "asked" of benchmarks/treepm.py), and
-about cheap runs of its own kind that start from TreePM's particles, one with each correction for
-the last kind.
+For the last two kinds each batch of universes has one of the corrections, or one of them and 7 to
+14 steps at random. For each kind, networks with several seeds learn Omega_m, sigma8 and n_s from
+the density of 512 universes. Then each is asked about the TreePM runs in FILES (the set "asked" of
+benchmarks/treepm.py), and about cheap runs of its own kind from TreePM's particles. These make ten
+steps, and for the last two kinds they are made with each correction.
 
 The table has means over the seeds. The RMSE is measured with 256 test universes of the network's
 own kind. A pair is the answer for TreePM and the answer for the cheap run from the same particles.
@@ -20,132 +20,73 @@ Trainings that FOLDER has are not made again.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from common import flowpm, of_mean
 from emulator import Universe
-from scipy.stats import qmc
 from treepm import FIXED, PRIORS
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.training.saved import read_training, trained_network
 
-RUN_FILE = """
-[box]
-grid = 32
-size = {size}
-{initial}
-[priors]
-{priors}
-{evolution}
-[network]
-name = "sc18-periodic"
-loss = "likelihood"
-[training]
-seed = {seed}
-batch = 16
-learning_rate = 1e-4
-{times}
-validate_every = 32
-checkpoint_every = 64
-[data]
-validation = {validation}
-test = {test}
-{data}
-"""
-SIMULATED = """
-simulations = {training}
-reuse = {reuse}
-fill = 128
-"""
-IN_FILES = """
-source = "arrays"
-volumes = "{folder}/volumes.npy"
-table = "{folder}/table.csv"
-unit = "density"
-dtype = "float32"
-augment = true
-"""
-COUNTS = {"training": 512, "validation": 128, "test": 256}
+COUNTS = {"simulations": 512, "validation": 128, "test": 256}
 """Universes of each kind."""
 REUSE = 8
 """How often a training uses a universe."""
 STEPS = 10
+FEWEST, MOST = 7, 14
+"""Steps of runs whose number is drawn."""
+SIZE = 64.0
 CORRECTED: list[dict[str, Any]] = [
     {"correction": "default"},
     {"correction": "network"},
     {"correction": "default-2", "mesh_factor": 2},
     {"correction": "network-2", "mesh_factor": 2},
 ]
+ANY_STEPS = {"steps": [FEWEST, MOST]}
 KINDS: dict[str, list[dict[str, Any]]] = {
     "plain": [{"deconvolve": False}],
     "deconvolve": [{}],
     "B = 2": [{"mesh_factor": 2}],
     **{options["correction"]: [options] for options in CORRECTED},
-    "drawn": CORRECTED,
+    "corrections drawn": CORRECTED,
+    "all drawn": [{**options, **ANY_STEPS} for options in CORRECTED],
 }
-"""Kind of the cheap universes -> options of their runs, one of which is drawn."""
-FEWEST, MOST = 7, 14
-"""Steps of a universe that draws them."""
-SIZE = 64.0
+"""Kind of the cheap universes -> the keys of their runs, of one of which each batch is."""
 
 
 def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:
     """Trains a network on universes of a kind and evaluates it; returns the training's folder."""
-    name = kind.replace(" = ", "").lower()
+    name = kind.replace(" = ", "").replace(" ", "-").lower()
     found, text = folder / f"{name}-{seed}", folder / f"{name}-{seed}.toml"
     folder.mkdir(parents=True, exist_ok=True)
-    if len(KINDS[kind]) > 1:
-        draw_universes(folder / name, KINDS[kind])
-        parts = {"data": IN_FILES.format(folder=name), "evolution": "", "initial": ""}
-        times = f"epochs = {REUSE}"
-    else:
-        more = [f"{key} = {json.dumps(value)}" for key, value in KINDS[kind][0].items()]
-        steps = f'[evolution]\nintegrator = "bullfrog"\nsteps = {STEPS}'
-        fixed = [f"{key} = {value}" for key, value in FIXED.items()]
-        parts = {
-            "data": SIMULATED.format(**COUNTS, reuse=REUSE),
-            "evolution": "\n".join([steps, *more]),
-            "initial": "\n".join(["[cosmology]", *fixed, "[initial]", "lpt_order = 3"]),
-        }
-        times = ""
-    priors = "\n".join(f"{name} = {list(ends)}" for name, ends in PRIORS.items())
-    text.write_text(
-        RUN_FILE.format(size=SIZE, seed=seed, priors=priors, times=times, **COUNTS, **parts)
-    )
+    table = {
+        "box": {"grid": 32, "size": SIZE},
+        "cosmology": FIXED,
+        "priors": {name: list(ends) for name, ends in PRIORS.items()},
+        "initial": {"lpt_order": 3},
+        "evolution": {"integrator": "bullfrog", "steps": STEPS, "drawn": KINDS[kind]},
+        "network": {"name": "sc18-periodic", "loss": "likelihood"},
+        "training": {
+            "seed": seed,
+            "batch": 16,
+            "learning_rate": 1e-4,
+            "validate_every": 32,
+            "checkpoint_every": 64,
+        },
+        "data": {**COUNTS, "reuse": REUSE, "fill": 128},
+    }
+    text.write_text(tomli_w.dumps(table))
     if not (found / "evaluation" / "scores.json").exists():
         words = ["train", text, "--output", found, "--ranks", ranks]
         words += ["--resume"] if found.exists() else []
         subprocess.run(flowpm(*words), check=True)
         subprocess.run(flowpm("evaluate", found, "--ranks", ranks), check=True)
     return found
-
-
-def draw_universes(folder: Path, kinds: list[dict[str, Any]]) -> None:
-    """Writes universes, each with one of the options and a number of steps at random."""
-    count, rng = sum(COUNTS.values()), np.random.default_rng(1)
-    about = json.dumps([kinds, FEWEST, MOST, count])
-    if (folder / "about.json").exists() and (folder / "about.json").read_text() == about:
-        return
-    folder.mkdir(exist_ok=True)
-    low, high = np.transpose(list(PRIORS.values()))
-    rows = low + (high - low) * qmc.Sobol(len(PRIORS), rng=rng).random(count)
-    chosen = rng.integers(len(kinds), size=count)
-    steps = rng.integers(FEWEST, MOST + 1, size=count)
-    volumes = np.empty((count, 32, 32, 32), np.float32)
-    for number, row in enumerate(rows):
-        cosmology = fpm.Cosmology(**dict(zip(PRIORS, row.tolist(), strict=True)), **FIXED)
-        edges = fpm.scale_factor_steps(0.1, 1.0, int(steps[number]))
-        options = {"integrator": "bullfrog", "lpt_order": 3, **kinds[chosen[number]]}
-        run = fpm.Simulation(cosmology, 32, SIZE, edges, **options).run(seed=10**6 + number)
-        volumes[number] = run.density().block
-    np.save(folder / "volumes.npy", volumes)
-    np.savetxt(folder / "table.csv", rows, delimiter=",", header=",".join(PRIORS), comments="")
-    (folder / "about.json").write_text(about)
 
 
 def answers(training: Path, universes: list[Universe], kinds: list[dict[str, Any]]) -> np.ndarray:

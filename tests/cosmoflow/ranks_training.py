@@ -1,6 +1,7 @@
 """Trainings on every mesh against one on whole volumes: the same losses, step by step; stopped and
 gone on with; and what batches hold."""
 
+import itertools
 import json
 import os
 import shutil
@@ -213,6 +214,38 @@ def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypat
     assert_phases(found[0], MESHES[-1])
     assert [int(row["step"]) for row in found[1]] == list(range(STEPS))
     assert_same(found, alone)
+
+
+def test_each_batch_has_one_of_the_runs_that_are_drawn(shared):
+    """Every rank the same, each table as often as others, steps at random: as without a draw."""
+    tables = "{steps = [2, 4]}, {mesh_factor = 2}"
+    mesh = process_mesh(MESHES[-1])
+    plan, *single = (
+        config_of(shared, change=("steps = 2", text))
+        for text in (
+            f"steps = 2\ndrawn = [{tables}]",
+            *("steps = 2", "steps = 3", "steps = 4", "steps = 2\nmesh_factor = 2"),
+        )
+    )
+    mesh.check_equal("the job", **dict(plan))
+    lanes = Lanes.of(mesh, 4)
+    maker = maker_of(plan, mesh, lanes)
+    models = list(itertools.chain(*maker.draws))
+    chosen = [models.index(maker.drawn("train", number)) for number in range(40)]
+    for others in mesh.gather_to_root(np.array(chosen)) or ():
+        np.testing.assert_array_equal(others, chosen)
+    assert all((a < 3) != (b < 3) for a, b in zip(chosen[::2], chosen[1::2], strict=True))
+    assert set(chosen) == {0, 1, 2, 3} and len({a < 3 for a in chosen[::2]}) == 2
+    assert chosen != [models.index(maker.drawn("test", number)) for number in range(40)]
+    seen = {}
+    for kind in range(4):
+        number = chosen.index(kind)
+        expected = maker_of(single[kind], mesh, lanes).make("train", number)
+        found = maker.make("train", number)
+        np.testing.assert_array_equal(found.parameters, expected.parameters)
+        np.testing.assert_array_equal(found.volumes, expected.volumes)
+        seen[kind] = found.volumes
+    assert len({each.tobytes() for each in seen.values()}) == 4
 
 
 def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):

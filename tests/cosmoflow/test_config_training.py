@@ -21,6 +21,7 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import _check_kept as check_kept
 from flowpm_dist.cosmoflow.training.dataset import record as record_of_dataset
 from flowpm_dist.cosmoflow.volumes.record_files import DATASET, DatasetHeader, finish_dataset
+from flowpm_dist.evolution.corrections import file_of
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError
@@ -151,6 +152,7 @@ def test_a_short_training_has_a_short_warm_up(tmp_path):
                 'edges = [0, 0.5, 1]\nintegrator = "bullfrog"\n[mesh]\nshape = "replica:2"',
             )
         ],
+        [("steps = 5", "steps = 5\ndrawn = [{steps = [3, 6]}, {mesh_factor = 2}, {}]")],
         [(DATA, '[data]\nsource = "dummy"'), ("batch = 4", "steps = 20")],
         [(DATA, FILES), ("batch = 4", "epochs = 3"), ("n_s = [0.9, 1.0]", "")],
         [
@@ -174,6 +176,43 @@ def test_the_example_has_every_section_and_nothing_but_defaults_to_add():
     written = {f"{section}.{key}" for section, keys in table.items() for key in keys}
     follows = {"training.steps", "evolution.deconvolve"}  # from epochs; from two other keys
     assert {f"{s}.{k}" for s, keys in resolved.items() for k in keys} - written == follows
+
+
+def test_runs_are_drawn(tmp_path):
+    """A table has its own force if it says anything of it; else the section's."""
+    section = 'mesh_factor = 2\nintegrator = "bullfrog"\na_start = 0.05\nsteps = 5'
+    tables = '{steps = [4, 6]}, {correction = "network"}, {deconvolve = true}, {mesh_factor = 1}'
+    run = read(tmp_path, ("steps = 5", f"{section}\ndrawn = [{tables}]"))
+    choices = [
+        [(p.evolution.steps, p.evolution.mesh_factor, p.evolution.deconvolve) for p in plans]
+        for plans in run.draws
+    ]
+    steps = [(4, 2, False), (5, 2, False), (6, 2, False)]
+    assert choices == [steps, [(5, 1, True)], [(5, 1, True)], [(5, 1, True)]]
+    assert {p.evolution.first for plans in run.draws for p in plans} == {0.05}
+    assert [plan.evolution.steps for plan in run.kinds] == [5, 5, 5, 5]
+    again = TrainingPlan.load(write(tmp_path, run.resolved()))
+    assert again.resolved() == run.resolved()
+    assert again.draws[1][0].evolution.deconvolve and str(run.kinds[1].evolution.correction)
+    of_network = "evolution.drawn[1].correction"
+    assert run.files == {of_network: file_of("network")} and list(run.checksums()) == [of_network]
+    assert re.match(r"evolution.drawn\[1\].correction: the force mesh's cell", run.warnings[-1])
+    (same,) = read(tmp_path).draws
+    assert [plan.evolution.steps for plan in same] == [5]
+
+
+def test_the_memory_and_the_mesh_of_runs_that_are_drawn(tmp_path):
+    """The largest of them counts, and ranks must divide the meshes of all."""
+    several = "steps = 5\ndrawn = [{mesh_factor = 1}, {mesh_factor = 2}, {mesh_factor = 1.125}]"
+    small, large, drawn = (
+        read(tmp_path, ("grid = 32", "grid = 128"), ("steps = 5", text))
+        for text in ("steps = 5", "steps = 5\nmesh_factor = 2", several)
+    )
+    sizes = [dataset_memory(plan, plan.box.grid, {"replica": 1}) for plan in (small, large, drawn)]
+    assert sizes[0] < sizes[1] == sizes[2]
+    assert mesh_of(tmp_path, 2, "row:2", ("steps = 5", several)) == "row:2"
+    with pytest.raises(ConfigError, match="36 x 36 x 36 cells.*row:8"):
+        mesh_of(tmp_path, 8, "row:8", ("steps = 5", several))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -230,6 +269,17 @@ ONE = [
     ("[network]", "[initial]\nlpt_order = 4\n[network]", "initial.lpt_order", "1, 2 or 3"),
     ("steps = 5", "steps = 5\nedges = [0.1, 1]", "evolution.steps", "goes with equal steps"),
     ("steps = 5", "a_start = 0", "evolution.a_start", "starts at 0: only bullfrog can start"),
+    ("steps = 5", "drawn = []", "evolution.drawn", r"= \[\]: must have at least one table"),
+    ("steps = 5", "drawn = 3", "evolution.drawn", "= 3: must be a list of tables of keys"),
+    ("steps = 5", "drawn = [{}, 3]", "evolution.drawn[1]", "= 3: must be a table of keys"),
+    ("steps = 5", "drawn = [{steps = [6, 3]}]", "evolution.drawn[0]", "most 100, rising"),
+    ("steps = 5", "drawn = [{steps = [true, 3]}]", "evolution.drawn[0]", "most 100, rising"),
+    ("steps = 5", "drawn = [{stepps = 4}]", "evolution.drawn[0]", "did you mean steps"),
+    ("steps = 5", "drawn = [{a_stop = 0.5}]", "evolution.drawn[0]", "must be the same in all"),
+    ("steps = 5", "drawn = [{half_step = 'geometric'}, {}]\nintegrator = 'bullfrog'",
+     "evolution.drawn[0]", 'goes with integrator = "fastpm" or "cola"'),
+    ("steps = 5", "drawn = [{}, {mesh_factor = 1.01}]", "evolution.drawn[1].mesh_factor", "1.0625"),
+    ("steps = 5", "stepps = 5\ndrawn = [{steps = [3, 6]}]", "evolution.stepps", "did you mean ste"),
     ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"in \[network\]"),
     ("[network]", "[run]\nhalo = 0\n[network]", "run.halo", '"auto" or a whole number'),
     ("[network]", '[mesh]\nshape = "rows:2"\n[network]', "mesh.shape", "did you mean row.*replica"),

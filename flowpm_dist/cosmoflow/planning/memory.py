@@ -110,7 +110,10 @@ def _lanes(plan: TrainingPlan, axes: Mapping[str, int]) -> int:
 def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) -> int:
     """Returns the memory of a rank that simulates a batch of universes, with channels [bytes]."""
     several = plan.lightcone is None and plan.channels > 1
-    each = simulation_bytes(plan.counted_solver(grid), grid, axes, outputs=several, batched=True)
+    each = max(
+        simulation_bytes(kind.counted_solver(grid), grid, axes, outputs=several, batched=True)
+        for kind in plan.kinds
+    )
     if plan.lightcone is not None:
         painted = plan.lightcone.painted_maps(plan.cosmology, plan.priors)
         each += map_bytes(plan.cells, plan.precision, sources=painted)
@@ -214,8 +217,9 @@ def _training_mesh(
     simulating: bool,
 ) -> str:
     batch = batch or plan.training.batch
-    force = plan.solver if plan.simulates and simulating else ForceOptions()
-    misfits_of = functools.partial(_misfits, plan, ranks, batch, force)
+    simulating = simulating and plan.simulates
+    forces = [kind.solver for kind in plan.kinds] if simulating else [ForceOptions()]
+    misfits_of = functools.partial(_misfits, plan, ranks, batch, forces)
     if shape or plan.mesh.shape:
         return fitting_mesh(shape, plan.mesh.shape, misfits_of, source)
     replicas = math.gcd(ranks, batch)
@@ -225,8 +229,9 @@ def _training_mesh(
         if reason := _whole_because(plan, ranks):
             raise ValueError(reason)
         each = ranks // replicas
-        grid, halo = plan.box.grid, _halo(plan) if simulating else HALO
-        split = default_mesh(each, grid, force.mesh_factor, force.pyramid, halo)
+        grid, halo = plan.box.grid, plan.usual_halo if simulating else HALO
+        finest = max(forces, key=lambda force: force.mesh_factor)
+        split = default_mesh(each, grid, finest.mesh_factor, finest.pyramid, halo)
         chosen = f"replica:{replicas},{split}"
         wrong = misfits_of(chosen)
     except ValueError as error:
@@ -239,13 +244,17 @@ def _training_mesh(
 
 
 def _misfits(
-    plan: TrainingPlan, ranks: int, batch: int, force: ForceOptions, text: str
+    plan: TrainingPlan, ranks: int, batch: int, forces: Sequence[ForceOptions], text: str
 ) -> list[str]:
     """Returns why a mesh does not fit a training; nothing if it fits. Raises ValueError."""
     axes = parse_mesh(text, batched=True)
     if ranks_of_a_field(axes) > 1 and (reason := _whole_because(plan, ranks)):
         return [reason]
-    wrong = misfits(axes, plan.box.grid, ranks, batch, force.mesh_factor, force.pyramid)
+    wrong = [
+        text
+        for force in forces
+        for text in misfits(axes, plan.box.grid, ranks, batch, force.mesh_factor, force.pyramid)
+    ]
     shared = [name for name, size in axes.items() if size > 1]
     if len(shared) > 2 and shared[0] != "replica":
         wrong.append("replica must come first: replica:...,row:...,col:...")

@@ -15,8 +15,10 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    ValidationInfo,
     model_validator,
 )
+from typing_extensions import override
 
 from flowpm_dist.cosmoflow.planning.declarations import DECLARATIONS
 from flowpm_dist.cosmoflow.volumes.draws import Sampling
@@ -32,12 +34,15 @@ from flowpm_dist.options import (
     Seed,
     Variants,
     checked_python_name,
+    constructed,
     count,
     either,
     is_python_name,
     known,
     rows,
 )
+from flowpm_dist.options.types import ProblemsError
+from flowpm_dist.simulate.options import EvolutionOptions
 
 DERIVED = -1
 """Default of an option that follows from others: a complete plan has a value in its place."""
@@ -109,6 +114,114 @@ class PriorOptions(ParameterRanges, OccupationRanges, NuisanceRanges):
     def nuisances(self) -> dict[str, tuple[float, float]]:
         """Lowest and highest value of the other parameters that vary."""
         return {name: ends for name, ends in self.drawn.items() if name not in self.ranges}
+
+
+SAME_IN_ALL = ("a_start", "a_stop", "edges", "drawn")
+"""Keys that the tables of `EvolutionRanges.drawn` must not have."""
+MOST_DRAWN = 100
+"""Most steps of a run whose number of steps is drawn."""
+OF_FORCE = ("mesh_factor", "force_gradient", "deconvolve")
+"""Keys of the force that a correction brings."""
+
+
+class RunDraw(Options):
+    """A table of `EvolutionRanges.drawn`.
+
+    Attributes:
+        names: the names of the table's keys, and of its force if it has its own, sorted.
+        runs: the section with these keys, once for each number of steps.
+    """
+
+    names: tuple[str, ...]
+    runs: tuple[EvolutionOptions, ...]
+
+    @classmethod
+    def read(
+        cls, section: Mapping[str, Any], table: Any, model: type[EvolutionOptions], context: Any
+    ) -> Self:
+        """Returns the runs of a table.
+
+        A table with a correction, or with a key of the force, has its own force; the section's
+        is then forgotten.
+
+        Args:
+            section: the other keys of the section.
+            table: the keys in place of them; steps may be [fewest, most].
+            model: the model of the section.
+            context: of the validation, see `constructed`.
+
+        Raises:
+            TypeError, ValueError: wrong keys or values.
+        """
+        if not isinstance(table, Mapping):
+            raise ValueError(f"= {table!r}: must be a table of keys")
+        if wrong := [key for key in table if key in SAME_IN_ALL]:
+            raise ValueError(f"{wrong[0]} must be the same in all: give it in [evolution]")
+        has_force = any(key in table for key in (*OF_FORCE, "correction"))
+        left_out = OF_FORCE if has_force else ()
+        keys = {**{key: x for key, x in section.items() if key not in left_out}, **table}
+        numbers = keys.get("steps")
+        if isinstance(numbers, list | tuple):
+            fewest, most = _ends_of_steps(numbers)
+            steps: list[dict[str, Any]] = [{"steps": n} for n in range(fewest, most + 1)]
+        else:
+            steps = [{}]
+        runs = tuple(constructed(model, {**keys, **each}, context) for each in steps)
+        return cls(names=tuple(sorted({*table, *left_out})), runs=runs)
+
+    @override
+    def to_table(self) -> dict[str, Any]:
+        table = {k: v for k, v in self.runs[0].to_table().items() if k in self.names}
+        if len(self.runs) > 1:
+            table["steps"] = [self.runs[0].steps, self.runs[-1].steps]
+        return table
+
+
+def _ends_of_steps(numbers: Any) -> tuple[int, int]:
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+    if len(numbers) != 2 or not whole or not 1 <= numbers[0] < numbers[1] <= MOST_DRAWN:
+        must = f"must be a whole number, or two from 1 to at most {MOST_DRAWN}, rising"
+        raise ValueError(f"steps = {list(numbers)}: {must}")
+    return numbers[0], numbers[1]
+
+
+class EvolutionRanges(EvolutionOptions):
+    """The section [evolution] of universes whose runs may differ.
+
+    Attributes:
+        drawn: tables of keys of this section. Each batch of simulations has the keys of one of
+            them in place of the section's: of each in turn, in a random order. If steps are
+            [fewest, most], their number is random. None if all runs are the same.
+    """
+
+    drawn: tuple[RunDraw, ...] | None = Field(
+        default=None,
+        description='a list of tables of keys of this section, such as {correction = "network"}; '
+        "steps may be [fewest, most]",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_drawn(cls, keys: Any, info: ValidationInfo) -> Any:
+        tables = keys.get("drawn") if isinstance(keys, Mapping) else None
+        if not isinstance(tables, list | tuple):
+            return keys
+        section = {key: value for key, value in keys.items() if key != "drawn"}
+        try:
+            constructed(cls, section, info.context)
+        except (TypeError, ValueError):  # reported as problems of the section itself
+            return section
+        draws, problems = [], []
+        for number, table in enumerate(tables):
+            try:
+                draws.append(RunDraw.read(section, table, cls, info.context))
+            except (TypeError, ValueError) as error:
+                problems.append(Problem(f"drawn[{number}]", str(error)))
+        if not tables:
+            problems.append(Problem("drawn", "= []: must have at least one table, or be left out"))
+        if problems:
+            raise ProblemsError(problems)
+        return {**section, "drawn": tuple(draws)}
 
 
 def _network(name: str) -> str:

@@ -7,9 +7,9 @@ launcher, before work begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from typing_extensions import override
 
@@ -27,6 +27,7 @@ from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
 from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
 from flowpm_dist.cosmoflow.planning.options import (
     DERIVED,
+    EvolutionRanges,
     NetworkOptions,
     PriorOptions,
     TrainingOptions,
@@ -43,12 +44,12 @@ from flowpm_dist.options import Problem, Variants
 from flowpm_dist.options.base import flat_variants
 from flowpm_dist.simulate.options import (
     WITHOUT_GRADIENTS,
-    EvolutionOptions,
     ObservedSections,
     SimulatedRun,
 )
 from flowpm_dist.simulation.options import HaloOptions
 
+Value = TypeVar("Value")
 WARMUP = 100
 """Steps of the warm-up, unless that is more than a tenth of all."""
 
@@ -72,7 +73,7 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     cosmology: PartialCosmologyOptions
     priors: PriorOptions
     initial: InitialOptions
-    evolution: EvolutionOptions
+    evolution: EvolutionRanges
     network: NetworkOptions
     training: TrainingOptions
     data: Annotated[AnyData, Variants("source", SOURCES, "simulate")]
@@ -106,6 +107,24 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     def precision(self) -> Literal["float32", "float64"]:
         """Precision of the simulations: it is float32 for a network in bfloat16."""
         return "float64" if self.network.precision == "float64" else "float32"
+
+    @property
+    def draws(self) -> list[list[Self]]:
+        """The plans of the runs of each table of evolution.drawn; this plan if there are none."""
+        return [
+            [self.model_copy(update={"evolution": run}) for run in draw.runs]
+            for draw in self.evolution.drawn or ()
+        ] or [[self]]
+
+    @property
+    def kinds(self) -> list[Self]:
+        """One of the plans of each of `draws`, with a number of steps nearest the section's."""
+        steps = self.evolution.step_count
+        return [min(p, key=lambda run: abs(run.evolution.step_count - steps)) for p in self.draws]
+
+    @property
+    def _drawn_kinds(self) -> list[Self]:
+        return [] if self.evolution.drawn is None else self.kinds
 
     @property
     def fixed_parameters(self) -> dict[str, Any]:
@@ -257,8 +276,22 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         return {name: keys for name, keys in table.items() if keys}
 
     @property
+    @override
+    def files(self) -> dict[str, Path | None]:
+        files, draws = dict(super().files), self._drawn_kinds
+        return files | _of_draws(files, [plan.files for plan in draws])
+
+    @override
+    def checksums(self) -> dict[str, str]:
+        sums, draws = super().checksums(), self._drawn_kinds
+        return sums | _of_draws(sums, [plan.checksums() for plan in draws])
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know about the simulations and the maps before the work begins."""
+        if draws := self._drawn_kinds:
+            texts = [{text: text for text in plan.warnings} for plan in draws]
+            return tuple(dict.fromkeys(_of_draws({}, texts)))
         if self.lightcone is None:
             return super().warnings
         middle = CosmologyOptions.model_construct(**self.middle)
@@ -322,8 +355,25 @@ class TrainingPlan(ObservedSections, SimulatedRun):
 
     def problems(self) -> Iterator[Problem]:
         """Yields the problems between sections, and those with the files that the plan names."""
-        yield from super().problems()
-        yield from plan_problems(self)
+        found = [*super().problems(), *plan_problems(self)]
+        of_draws = [
+            {p.key: p.what for p in plan.problems() if p not in found} for plan in self._drawn_kinds
+        ]
+        yield from found
+        for key, what in _of_draws({}, of_draws).items():
+            yield Problem(key, what)
+
+
+def _of_draws(
+    own: Mapping[str, Value], of_draws: Sequence[Mapping[str, Value]]
+) -> dict[str, Value]:
+    """Returns the values of draws that differ from a plan's own, by key; each has its number."""
+    return {
+        key.replace("evolution.", f"evolution.drawn[{number}]."): value
+        for number, values in enumerate(of_draws)
+        for key, value in values.items()
+        if value != own.get(key)
+    }
 
 
 def universes_of(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,9 @@ EVENLY = ("train", "validation")
 their errors and P-values assume independent draws.
 """
 
+OF_RUNS = 2**32 - 1
+"""Key of the random numbers that choose runs, which no universe's number is."""
+
 
 @dataclass(frozen=True)
 class Priors(UniformPriors):
@@ -55,6 +58,10 @@ class Priors(UniformPriors):
 
     sampling: Sampling = "sobol"
     seed: int = 0
+
+    def generator(self, stream: str, *key: int) -> np.random.Generator:
+        """Returns the random numbers of a stream for what is no parameter and no noise."""
+        return np.random.default_rng([self.seed, _number(stream), OF_RUNS, *key])
 
     def draw(self, stream: str, first: int, count: int) -> np.ndarray:
         """Returns parameters [count, parameter] of the simulations of a stream, from `first` on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -184,24 +185,39 @@ class UniverseMaker(abc.ABC):
         priors: the priors of all parameters that vary, and the seeds.
         lanes: this replica's lanes.
         targets: names of the parameters in each `Generation`; by default all that vary.
+        draws: models in groups, one of which makes each generation, see `drawn`; by default `model`
+            makes all. They have its box and the end of its run.
     """
 
     model: UniverseModel
     priors: Priors
     lanes: Lanes
     targets: tuple[str, ...] = ()
+    draws: Sequence[Sequence[UniverseModel]] = ()
 
     def __post_init__(self) -> None:
         self.simulation = self.model.simulation
         self.targets = tuple(self.targets) or self.priors.names
+        self.draws = self.draws or [[self.model]]
+
+    def drawn(self, stream: str, generation: int) -> UniverseModel:
+        """Returns the model of a generation: of each group in turn, in a random order."""
+        turn, place = divmod(generation, len(self.draws))
+        group = self.draws[self.priors.generator(stream, turn).permutation(len(self.draws))[place]]
+        return group[int(self.priors.generator(stream, turn, place).integers(len(group)))]
 
     @abc.abstractmethod
     def see(
-        self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
+        self,
+        model: UniverseModel,
+        seeds: np.ndarray,
+        values: Values,
+        noise_seeds: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, Measured]:
         """Returns observed universes, as in a `Generation`, and their statistics.
 
         Args:
+            model: the model that makes them.
             seeds: the seeds of the white noise, int64 [lane].
             values: the varying parameters by name, each [lane].
             noise_seeds: returns the seeds of the observational noise for a key, int64 [lane], see
@@ -230,7 +246,8 @@ class UniverseMaker(abc.ABC):
             return self.priors.noise_seeds(stream, begin, batch, *key)[index - begin]
 
         values = dict(zip(self.priors.names, drawn.T, strict=True))
-        volumes, statistics = self.see(seeds(), values, seeds)
+        model = self.drawn(stream, generation)
+        volumes, statistics = self.see(model, seeds(), values, seeds)
         parameters = np.stack([values[name] for name in self.targets], axis=1)
         return Generation(volumes, parameters, index, seeds(), *statistics)
 
@@ -240,21 +257,23 @@ class VolumeMaker(UniverseMaker):
     """A maker of volumes: of densities or counts.
 
     Attributes:
-        model: the model from white noise to the observed density, see `UniverseMaker`.
-        priors, lanes, targets: see `UniverseMaker`.
+        model, priors, lanes, targets, draws: see `UniverseMaker`; models are `ForwardModel`s.
         noise: the observational noise and the mask, if there are any.
         values: the kind of the observed values.
         times: increasing scale factors, one for each channel. The last is the end of the
             simulation, which is also the default.
     """
 
-    model: ForwardModel
     noise: SurveyNoise | None = None
     values: CellValues = DENSITIES
     times: Sequence[float] | None = None
 
     def see(
-        self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
+        self,
+        model: UniverseModel,
+        seeds: np.ndarray,
+        values: Values,
+        noise_seeds: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, Measured]:
         """Returns volumes of densities or counts, and their statistics."""
         base = self.simulation.cosmology
@@ -266,7 +285,8 @@ class VolumeMaker(UniverseMaker):
         nuisances = {name: tf.constant(x) for name, x in values.items() if name not in varied}
         end = float(self.simulation.edges[-1])
         times = [end] if self.times is None else list(self.times)
-        channels = self.model.at_times(times, seeds.tolist(), cosmologies, nuisances)
+        assert isinstance(model, ForwardModel)
+        channels = model.at_times(times, seeds.tolist(), cosmologies, nuisances)
         if self.noise is not None:
             louder = values.get("noise_amplitude")
             for number, field in enumerate(channels):
@@ -286,28 +306,32 @@ class MapMaker(UniverseMaker):
     channels. Each replica is one rank, which has its maps whole.
 
     Attributes:
-        model: the model from white noise to maps, see `UniverseMaker`.
+        model: a `ConvergenceModel`, like those of `draws`, see `UniverseMaker`.
         cone: the light cone, with noise. The seed of its noise is not used: each universe has a
             separate seed.
-        priors, lanes, targets: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
+        priors, lanes, targets, draws: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
     """
 
-    model: ConvergenceModel
     cone: ConvergenceOptions = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.model.hold_halo()
+        for model in itertools.chain(*self.draws):
+            model.hold_halo()
         box = self.simulation.box_of(self.lanes.count)
         self._initial = InitialConditions(box, self.simulation.options)
 
     def see(
-        self, seeds: np.ndarray, values: Values, noise_seeds: Callable[..., np.ndarray]
+        self,
+        model: UniverseModel,
+        seeds: np.ndarray,
+        values: Values,
+        noise_seeds: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, Measured]:
         """Returns maps with the noise of shapes, as volumes of one layer, and their statistics."""
         white = self._initial.white_noise(seeds)
         varied = {k: tf.constant(x) for k, x in values.items() if k != "noise_amplitude"}
-        clean = self.model.retry_with_wider_halo(lambda: self.model(white, varied)).numpy()
+        clean = model.retry_with_wider_halo(lambda: model(white, varied)).numpy()
         of_noise = noise_seeds(OF_SURVEY).tolist()
         louder = values.get("noise_amplitude", np.ones(len(of_noise)))
         noise = [x * self.cone.noise(seed)[:, 0] for x, seed in zip(louder, of_noise, strict=True)]
@@ -331,18 +355,24 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
         ObservationError: a user's object cannot be used.
         VolumeError: the file of a mask or of noise cannot be read.
     """
-    simulation = plan.simulation(Cosmology(**plan.middle), mesh=mesh.without("replica"))
-    observation, targets = (plan.record or BARE).options, tuple(plan.priors.ranges)
+    ranks, observation = mesh.without("replica"), (plan.record or BARE).options
+    shared = priors_of(plan), lanes, tuple(plan.priors.ranges)
+
+    def model_of(run: TrainingPlan) -> UniverseModel:
+        simulation = run.simulation(Cosmology(**plan.middle), mesh=ranks)
+        if plan.lightcone is not None:
+            return ConvergenceModel.of(simulation, plan.lightcone)
+        return observation.forward_model(simulation)
+
+    draws = [[model_of(run) for run in runs] for runs in plan.draws]
+    model = draws[0][0]
     if plan.lightcone is not None:
-        maps = ConvergenceModel.of(simulation, plan.lightcone)
-        return MapMaker(maps, priors_of(plan), lanes, targets, cone=plan.lightcone)
-    noise = None
+        return MapMaker(model, *shared, draws, cone=plan.lightcone)
+    noise, simulation = None, model.simulation
     if observation.is_noisy or observation.value("mask") is not None:
         noise = SurveyNoise(observation, simulation.box)
-    model = observation.forward_model(simulation)
-    assert isinstance(model, ForwardModel)
     values, times = cell_values_of(plan), observation.scale_factors(float(simulation.edges[-1]))
-    return VolumeMaker(model, priors_of(plan), lanes, targets, noise, values, times)
+    return VolumeMaker(model, *shared, draws, noise, values, times)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
