@@ -29,6 +29,7 @@ NETWORK_OPTIONS = {
     "iterations": 2000,
     "correlation": 0.1,
     "displacement": 0.001,
+    "histogram": 0.2,
     "redshift_space": 0.1,
 }
 LEARNED: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {

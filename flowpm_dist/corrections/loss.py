@@ -18,7 +18,7 @@ from flowpm_dist.grid.box import Box, check_same_box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import Axis, State
-from flowpm_dist.statistics import Bins, bin_contents
+from flowpm_dist.statistics import Bins, bin_contents, soft_histogram
 from flowpm_dist.statistics.comparison import binned_compare
 from meshimpl.compat import mtf
 
@@ -28,7 +28,14 @@ LINE_OF_SIGHT: Literal["z"] = "z"
 """Where redshift space is compared: the axis that no ranks split."""
 SPACES = ("", "redshift space ", "velocity ")
 """Beginnings of the names of scores: densities in both spaces, velocities on the lattice."""
-TERMS = ("loss", "ln P squared", "1 - r squared", "distance squared", "of velocities")
+DENSITIES = np.log(np.geomspace(0.2, 10.0, 10))
+"""Edges of bins of ln(density). The outermost bins have all cells beyond, too."""
+FEWEST_CELLS = 1e-3
+"""Added to the share of cells in each bin, so that bins with fewer cells hardly count."""
+TERMS = (
+    *("loss", "ln P squared", "1 - r squared", "distance squared"),
+    *("ln histogram squared", "of velocities"),
+)
 """The loss, and the terms whose weighted sum it is."""
 
 
@@ -79,12 +86,15 @@ class Compared:
         correlation: r with the truth, likewise.
         distance: the mean squared distance of particles from the truth's, float64 [time]
             [spacing^2].
+        histogram: the share of the cells of the particles' lattice in each bin of `DENSITIES`,
+            with `FEWEST_CELLS` added, divided by the truth's, float64 [time, bin of density].
     """
 
     k: np.ndarray
     power: tf.Tensor
     correlation: tf.Tensor
     distance: tf.Tensor
+    histogram: tf.Tensor
 
 
 class BoxComparison:
@@ -147,6 +157,7 @@ class Loss:
         self._comparisons: dict[Box, BoxComparison] = {}
         self._cheap: dict[Pair, list[State]] = {}
         self._painted: dict[tuple[Pair, float, Axis | None], Field] = {}
+        self._shares: dict[tuple[Pair, float], tf.Tensor] = {}
 
     def compare(self, pair: Pair, correction: Correction | None) -> Compared:
         """Returns a cheap universe compared with the truth; without a correction the plain run."""
@@ -188,7 +199,10 @@ class Loss:
             spectra.append(comparison.spectra(*both))
         power, correlation = (tf.stack(each) for each in zip(*spectra, strict=True))
         distance = comparison.distance(state.displacement.block, true.displacement.block)
-        return [tf.cast(x, tf.float64) for x in (power, correlation, distance)]
+        if (pair, true.a) not in self._shares:
+            self._shares[pair, true.a] = _shares(of_truth)
+        histogram = _shares(state) / self._shares[pair, true.a]
+        return [tf.cast(x, tf.float64) for x in (power, correlation, distance, histogram)]
 
     def comparison(self, pair: Pair) -> BoxComparison:
         """Returns the comparison in the box of a pair."""
@@ -208,8 +222,9 @@ class Loss:
         power = tf.einsum("tsk,k->s", tf.math.log(compared.power) ** 2, per_bin)
         phases = tf.einsum("tsk,k->s", 1.0 - compared.correlation**2, per_bin)
         correlation = self._options.correlation
-        weights = [1.0, correlation, self._options.displacement]
-        terms = [power[0], phases[0], tf.reduce_mean(compared.distance)]
+        weights = [1.0, correlation, self._options.displacement, self._options.histogram]
+        histogram = tf.reduce_mean(tf.math.log(compared.histogram) ** 2)
+        terms = [power[0], phases[0], tf.reduce_mean(compared.distance), histogram]
         if len(self._axes) > 1:
             weights.append(self._options.redshift_space)
             terms.append(tf.reduce_sum(power[1:] + correlation * phases[1:]))
@@ -220,6 +235,13 @@ class Loss:
     def mean(self, compared: Sequence[Compared]) -> float:
         """Returns the mean loss of universes."""
         return float(np.mean([self.terms(each)[0].numpy() for each in compared]))
+
+
+def _shares(state: State) -> tf.Tensor:
+    """Returns the share of cells in each bin of `DENSITIES`, more by `FEWEST_CELLS` [bin]."""
+    density = state.density()
+    counts = soft_histogram(density, None, DENSITIES, log=True)
+    return tf.cast(counts, tf.float64) / density.box.cells + FEWEST_CELLS
 
 
 def _cheap(pair: Pair, simulation: Simulation, structure: str, **outputs: Any) -> list[Any]:

@@ -9,9 +9,9 @@ from pydantic import Field
 from flowpm_dist.evolution.corrections import Correction, StateCorrection
 from flowpm_dist.options import A_SEED, Options, Seed, count
 
-OF_FORCE = {"rate": 0.01, "displacement": 0.0, "redshift_space": 0.0}
+OF_FORCE = {"rate": 0.01, "displacement": 0.0, "histogram": 0.0, "redshift_space": 0.0}
 """Defaults for a correction of the force."""
-OF_STATES = {"rate": 0.005, "displacement": 0.003, "redshift_space": 0.1}
+OF_STATES = {"rate": 0.005, "displacement": 0.003, "histogram": 0.2, "redshift_space": 0.1}
 """Defaults for a correction of states."""
 FINER = 2
 """Cells of the mesh on which densities are compared, per particle spacing."""
@@ -32,9 +32,11 @@ class LearningOptions(Options):
             has the weight 1.
         displacement: the weight of the mean squared distance of particles from their true
             places [spacing^2]; by default 0 for a filter, 0.003 for a network.
-        redshift_space: the weight of the same terms, without the distance, in redshift space, along
-            z, and of velocities on the lattice; by default 0 for a filter, 0.1 for a network. With
-            0 nothing is learned from velocities.
+        histogram: the weight of the mean squared logarithm of the share of cells in bins of
+            density, divided by the truth's; by default 0 for a filter, 0.2 for a network.
+        redshift_space: the weight of the terms of power and phases in redshift space, along z, and
+            of velocities on the lattice; by default 0 for a filter, 0.1 for a network. With 0
+            nothing is learned from velocities.
         validate_every: the number of iterations between validations.
         seed: the seed of the order of the universes; in run files it gives the first weights, too.
     """
@@ -44,6 +46,7 @@ class LearningOptions(Options):
     rate: float | None = Field(default=None, gt=0, le=1, description="a number above 0, at most 1")
     correlation: float = Field(default=0.2, ge=0, description="a number of at least 0")
     displacement: float | None = Field(default=None, ge=0, description="a number of at least 0")
+    histogram: float | None = Field(default=None, ge=0, description="a number of at least 0")
     redshift_space: float | None = Field(default=None, ge=0, description="a number of at least 0")
     validate_every: int = count(50)
     seed: Seed = Field(default=0, description=A_SEED)

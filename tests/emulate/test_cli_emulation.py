@@ -245,6 +245,14 @@ def test_a_killed_emulation_goes_on_to_the_same_bits(here, interrupted):
     assert sizes == [16.0, 32.0, 16.0]  # the last one is held out
 
 
+def shares_of_cells(density):
+    """In nine bins from 0.2 to 10; two share each cell, the outermost have what is beyond."""
+    centres = np.log(0.2 * 50 ** ((np.arange(9) + 0.5) / 9))
+    values = np.clip(np.log(np.maximum(density, 1e-9)), centres[0], centres[-1])
+    width = centres[1] - centres[0]
+    return [np.maximum(0, 1 - np.abs(values - c) / width).mean() for c in centres]
+
+
 @pytest.mark.budget(40)
 def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     """A killed training goes on to the same bits; its result corrects 2LPT alone."""
@@ -290,7 +298,10 @@ def test_a_network_on_2lpt_is_an_emulator(here, interrupted):
     assert float(row["1 - r squared"]) == pytest.approx(phases, rel=1e-3)
     moved = sum(p + 0.2 * r for p, r in seen)
     assert float(row["of velocities"]) == pytest.approx(moved, rel=1e-3)
-    loss = power + 0.2 * phases + 0.003 * distance + 0.5 * moved
+    ours, true = (np.array(shares_of_cells(each.density().numpy())) for each in (start, truth))
+    histogram = np.mean(np.log((ours + 1e-3) / (true + 1e-3)) ** 2)
+    assert float(row["ln histogram squared"]) == pytest.approx(histogram, rel=1e-3)
+    loss = power + 0.2 * phases + 0.003 * distance + 0.2 * histogram + 0.5 * moved
     assert float(row["loss"]) == pytest.approx(loss, rel=1e-3)
     scores = read_rows(Path("whole/scores.csv"))
     assert {"redshift space P plain", "velocity 1 - r corrected"} <= set(scores[0])
