@@ -5,8 +5,8 @@
 
 The cheap universes have 32^3 particles in 64 Mpc/h and make ten BullFrog steps. They are of several
 kinds: plain, with `deconvolve`, with `mesh_factor` 2 (B = 2), and with a correction of the package.
-For the last two kinds each batch of universes has one of the corrections, or one of them and 7 to
-14 steps at random. For each kind, networks with several seeds learn Omega_m, sigma8 and n_s from
+For the last two kinds each universe has one of the corrections, or one of them and 7 to 14 steps at
+random. For each kind, networks with several seeds learn Omega_m, sigma8 and n_s from
 the density of 512 universes. Then each is asked about the TreePM runs in FILES (the set "asked" of
 benchmarks/treepm.py), and about cheap runs of its own kind from TreePM's particles. These make ten
 steps, and for the last two kinds they are made with each correction.
@@ -56,7 +56,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "corrections drawn": CORRECTED,
     "all drawn": [{**options, **ANY_STEPS} for options in CORRECTED],
 }
-"""Kind of the cheap universes -> the keys of their runs, of one of which each batch is."""
+"""Kind of the cheap universes -> the keys of their runs; each universe has those of one."""
 
 
 def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:
@@ -101,7 +101,8 @@ def answers(training: Path, universes: list[Universe], kinds: list[dict[str, Any
         outputs = trained.network.predict(state.density().block[None])
         return np.asarray(trained.in_physical_units(outputs.numpy())[0][0])
 
-    cheap = [[ask(u.run(options)[-1]) for options in kinds] for u in universes]
+    cases = [{key: value for key, value in each.items() if key != "steps"} for each in kinds]
+    cheap = [[ask(u.run(options)[-1]) for options in cases] for u in universes]
     return np.array([[ask(u.states[-1]) for u in universes], np.mean(cheap, axis=1)])
 
 

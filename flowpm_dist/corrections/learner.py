@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.corrections.loss import TERMS, Compared, Loss, Pair
+from flowpm_dist.corrections.loss import Compared, Loss, Pair
 from flowpm_dist.corrections.options import LearningOptions
 from flowpm_dist.corrections.scores import Row, means_at, range_of, score_rows, verdict
 from flowpm_dist.evolution.corrections import LPT_ONLY, Correction, StateCorrection
@@ -261,16 +261,16 @@ class Learner:
             with tf.GradientTape() as tape:
                 tape.watch(theta)
                 losses = self._loss.terms(self._compare(pair, theta))
-                share = losses[0] / self._mesh.size  # each rank has the same loss
+                share = losses["loss"] / self._mesh.size  # each rank has the same loss
             gradient = tf.convert_to_tensor(tape.gradient(share, theta))
-            if not (np.isfinite(losses[0]) and np.isfinite(gradient).all()):
+            if not (np.isfinite(losses["loss"]) and np.isfinite(gradient).all()):
                 raise FloatingPointError("the loss or its gradient is not finite")
         except (FloatingPointError, HaloError) as error:  # on all ranks
             failure = str(error)
             self.steps.go_back()
         else:
             self.steps.step(gradient)
-            values = dict(zip(TERMS, map(float, losses), strict=False))
+            values = {name: float(value) for name, value in losses.items()}
         seconds = time.perf_counter() - begin
         return Iteration(self.steps.done, pair.name, values, failure, seconds)
 

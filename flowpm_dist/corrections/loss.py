@@ -87,14 +87,15 @@ class Compared:
         distance: the mean squared distance of particles from the truth's, float64 [time]
             [spacing^2].
         histogram: the share of the cells of the particles' lattice in each bin of `DENSITIES`,
-            with `FEWEST_CELLS` added, divided by the truth's, float64 [time, bin of density].
+            with `FEWEST_CELLS` added, divided by the truth's, float64 [time, bin of density]; None
+            if it is not learned.
     """
 
     k: np.ndarray
     power: tf.Tensor
     correlation: tf.Tensor
     distance: tf.Tensor
-    histogram: tf.Tensor
+    histogram: tf.Tensor | None = None
 
 
 class BoxComparison:
@@ -199,10 +200,12 @@ class Loss:
             spectra.append(comparison.spectra(*both))
         power, correlation = (tf.stack(each) for each in zip(*spectra, strict=True))
         distance = comparison.distance(state.displacement.block, true.displacement.block)
-        if (pair, true.a) not in self._shares:
-            self._shares[pair, true.a] = _shares(of_truth)
-        histogram = _shares(state) / self._shares[pair, true.a]
-        return [tf.cast(x, tf.float64) for x in (power, correlation, distance, histogram)]
+        values = [power, correlation, distance]
+        if self._options.histogram:
+            if (pair, true.a) not in self._shares:
+                self._shares[pair, true.a] = _shares(of_truth)
+            values.append(_shares(state) / self._shares[pair, true.a])
+        return [tf.cast(x, tf.float64) for x in values]
 
     def comparison(self, pair: Pair) -> BoxComparison:
         """Returns the comparison in the box of a pair."""
@@ -211,30 +214,36 @@ class Loss:
             self._comparisons[box] = BoxComparison(box)
         return self._comparisons[box]
 
-    def terms(self, compared: Compared) -> list[tf.Tensor]:
-        """Returns the loss, and its terms, see `TERMS`: means over times and bins.
+    def terms(self, compared: Compared) -> dict[str, tf.Tensor]:
+        """Returns the loss, and its terms by name, see `TERMS`: means over times and bins.
 
-        Bins have the weight k^-2.5, because errors of P matter more at large scales. The last term
-        is missing where redshift space is not learned.
+        Bins of wavenumber have the weight k^-2.5, because errors of P matter more at large scales.
+        The last two terms are missing where they have no weight.
         """
         per_bin = compared.k**-2.5
         per_bin /= per_bin.sum() * compared.power.shape[0]
         power = tf.einsum("tsk,k->s", tf.math.log(compared.power) ** 2, per_bin)
         phases = tf.einsum("tsk,k->s", 1.0 - compared.correlation**2, per_bin)
-        correlation = self._options.correlation
-        weights = [1.0, correlation, self._options.displacement, self._options.histogram]
-        histogram = tf.reduce_mean(tf.math.log(compared.histogram) ** 2)
-        terms = [power[0], phases[0], tf.reduce_mean(compared.distance), histogram]
+        options = self._options
+        parts = {
+            "ln P squared": (1.0, power[0]),
+            "1 - r squared": (options.correlation, phases[0]),
+            "distance squared": (options.displacement, tf.reduce_mean(compared.distance)),
+        }
+        if compared.histogram is not None:
+            squared = tf.reduce_mean(tf.math.log(compared.histogram) ** 2)
+            parts["ln histogram squared"] = options.histogram, squared
         if len(self._axes) > 1:
-            weights.append(self._options.redshift_space)
-            terms.append(tf.reduce_sum(power[1:] + correlation * phases[1:]))
+            seen = tf.reduce_sum(power[1:] + options.correlation * phases[1:])
+            parts["of velocities"] = options.redshift_space, seen
         # a term without weight has no gradient to be computed
-        total = sum(w * term for w, term in zip(weights, terms, strict=True) if w)
-        return [tf.convert_to_tensor(total), *terms]
+        total = sum(weight * term for weight, term in parts.values() if weight)
+        terms = {name: term for name, (_, term) in parts.items()}
+        return {"loss": tf.convert_to_tensor(total), **terms}
 
     def mean(self, compared: Sequence[Compared]) -> float:
         """Returns the mean loss of universes."""
-        return float(np.mean([self.terms(each)[0].numpy() for each in compared]))
+        return float(np.mean([self.terms(each)["loss"].numpy() for each in compared]))
 
 
 def _shares(state: State) -> tf.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -142,6 +142,10 @@ class EmulateOptions(LearningOptions):
     start_from: AnyPath | None = Field(default=None, description="the file of a correction")
 
     @override
+    def to_table(self) -> dict[str, Any]:
+        return {**super().to_table(), "histogram": self.completed(KINDS[self.kind]).histogram}
+
+    @override
     def problems(self) -> Iterator[Problem]:
         if self.structure == LPT_ONLY and self.kind == "filter":
             yield self.problem("structure", 'makes no steps; must be "pm" for a filter')
@@ -166,6 +170,7 @@ class EmulationOptions(SimulatedRun):
     emulate: EmulateOptions
 
     may_differ = ("emulate.checkpoint_every", "run.halo", "evolution.keep_fields")
+    younger = {**SimulatedRun.younger, "emulate.histogram": 0.0}
 
     @property
     def parameter_ranges(self) -> ParameterRanges:

@@ -217,6 +217,8 @@ def as_written(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(as_written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {as_written(each)}' for key, each in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

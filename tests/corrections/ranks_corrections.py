@@ -11,6 +11,7 @@ from ranks import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 
 import flowpm_dist as fpm
 from flowpm_dist.corrections import Learner, Pair
+from flowpm_dist.corrections.loss import TERMS, Loss
 from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import KINDS, EmulationOptions
 from flowpm_dist.emulate.session import EmulationSession
@@ -376,6 +377,25 @@ def learned(mesh, folder, options):
     return load_correction(owner.correction)
 
 
+def check_slopes(loss, pair, theta, mesh):
+    """The slope of each term of the loss is that of its values."""
+    along = np.random.default_rng(5).normal(size=theta.size)
+
+    def terms(theta):
+        return loss.terms(loss.compare(pair, NETWORK.with_theta(theta)))
+
+    begin = tf.constant(theta)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(begin)
+        shares = {name: value / mesh.size for name, value in terms(begin).items()}
+    beyond, before = (terms(tf.constant(theta + sign * 1e-6 * along)) for sign in (1, -1))
+    assert set(shares) == set(TERMS)
+    for name, share in shares.items():
+        slope = float(np.sum(tape.gradient(share, begin) * along))
+        difference = float(beyond[name] - before[name]) / 2e-6
+        assert slope == pytest.approx(difference, rel=1e-5) and slope != 0, name
+
+
 @pytest.mark.budget(30)
 @pytest.mark.ranks(1, 2)
 def test_a_correction_is_learned_without_a_folder(mesh, tmp_path_factory):
@@ -405,6 +425,7 @@ def test_a_correction_is_learned_without_a_folder(mesh, tmp_path_factory):
     by_emulate = learned(mesh, shared_folder(tmp_path_factory) / "emulation", options)
     np.testing.assert_array_equal(found.theta, by_emulate.theta)
     assert found.scores == by_emulate.scores and found.trained == by_emulate.trained
+    check_slopes(Loss(learner.options, NETWORK, pairs[:1]), pairs[0], found.theta, mesh)
     wider = Pair(
         fpm.Simulation(cosmologies[0], GRID, 32.0, fpm.scale_factor_steps(0.1, 1.0, 3), **made),
         0,

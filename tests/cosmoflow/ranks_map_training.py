@@ -39,7 +39,7 @@ grid = 8
 size = 160.0
 [evolution]
 a_start = 0.4
-steps = 2
+drawn = [{ steps = 2 }, { steps = 3 }]
 [observation]
 kind = "convergence"
 [lightcone]
@@ -80,17 +80,20 @@ def plan_of(folder, text=RUN):
 
 def alone(plan):
     """Maps without noise, of the light cone of each universe of a generation on a single rank."""
-    simulation = plan.simulation(Cosmology.planck18(), mesh=solo())
-    priors = maker_of(plan, solo(), Lanes(BATCH, 0, BATCH)).priors
+    maker = maker_of(plan, solo(), Lanes(BATCH, 0, BATCH))
+    priors, numbers = maker.priors, range(BATCH, 2 * BATCH)
     seeds, rows = (draw("train", BATCH, BATCH) for draw in (priors.noise_seeds, priors.draw))
-    cone = ConvergenceModel.of(simulation, plan.lightcone).cone
     sources, alignment = plan.lightcone.population()
-    maps = []
-    for seed, (omega_m, sigma8) in zip(seeds, rows[:, :2], strict=True):
+    maps, steps = [], set()
+    for number, seed, (omega_m, sigma8) in zip(numbers, seeds, rows[:, :2], strict=True):
+        simulation = maker.model_of("train", number).simulation
+        steps.add(len(simulation.edges) - 1)
+        cone = ConvergenceModel.of(simulation, plan.lightcone).cone
         cosmology = Cosmology(**plan.fixed_parameters, Omega_m=omega_m, sigma8=sigma8)
         noise = Field(noise_function(simulation.box)(seed), simulation.box)
         run = {"white_noise": noise, "cosmology": cosmology, "alignment": alignment}
         maps.append(cone.convergence(simulation, sources, **run).kappa.numpy())
+    assert steps == {2, 3}
     of_noise = priors.noise_seeds("train", BATCH, BATCH, OF_SURVEY)
     return {"kappa": np.stack(maps), "rows": rows, "noise_seeds": of_noise}
 

@@ -216,10 +216,11 @@ def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypat
     assert_same(found, alone)
 
 
-def test_each_batch_has_one_of_the_runs_that_are_drawn(shared):
-    """Every rank the same, each table as often as others, steps at random: as without a draw."""
+@pytest.mark.parametrize("shape", [MESHES[0], MESHES[-1]])
+def test_each_universe_has_one_of_the_runs_that_are_drawn(shared, shape):
+    """Each table as often as others, steps at random: universes that others make, too."""
     tables = "{steps = [2, 4]}, {mesh_factor = 2}"
-    mesh = process_mesh(MESHES[-1])
+    mesh = process_mesh(shape)
     plan, *single = (
         config_of(shared, change=("steps = 2", text))
         for text in (
@@ -231,21 +232,26 @@ def test_each_batch_has_one_of_the_runs_that_are_drawn(shared):
     lanes = Lanes.of(mesh, 4)
     maker = maker_of(plan, mesh, lanes)
     models = list(itertools.chain(*maker.draws))
-    chosen = [models.index(maker.drawn("train", number)) for number in range(40)]
-    for others in mesh.gather_to_root(np.array(chosen)) or ():
-        np.testing.assert_array_equal(others, chosen)
+    chosen = [models.index(maker.model_of("train", number)) for number in range(40)]
     assert all((a < 3) != (b < 3) for a, b in zip(chosen[::2], chosen[1::2], strict=True))
     assert set(chosen) == {0, 1, 2, 3} and len({a < 3 for a in chosen[::2]}) == 2
-    assert chosen != [models.index(maker.drawn("test", number)) for number in range(40)]
-    seen = {}
-    for kind in range(4):
-        number = chosen.index(kind)
-        expected = maker_of(single[kind], mesh, lanes).make("train", number)
-        found = maker.make("train", number)
-        np.testing.assert_array_equal(found.parameters, expected.parameters)
-        np.testing.assert_array_equal(found.volumes, expected.volumes)
-        seen[kind] = found.volumes
-    assert len({each.tobytes() for each in seen.values()}) == 4
+    assert chosen != [models.index(maker.model_of("test", number)) for number in range(40)]
+    found = [maker.make("train", generation) for generation in (0, 1)]
+    kinds = [chosen[number] for made in found for number in made.index]
+    assert len(set(kinds)) > 1
+    for kind in set(kinds):
+        alone = maker_of(single[kind], mesh, lanes)
+        for generation, made in enumerate(found):
+            expected = alone.make("train", generation)
+            same = [chosen[number] == kind for number in made.index]
+            for name in ("parameters", "index", "seeds"):
+                np.testing.assert_array_equal(getattr(made, name), getattr(expected, name))
+            for name in ("volumes", "power", "histogram"):
+                ours, others = (getattr(each, name) for each in (made, expected))
+                np.testing.assert_allclose(ours[same], others[same], rtol=1e-9, atol=1e-12)
+                assert (np.abs(ours - others).reshape(len(same), -1).max(1) > 1e-6).tolist() == [
+                    not each for each in same
+                ]
 
 
 def test_gradients_that_are_not_finite_end_the_run(shared, monkeypatch):

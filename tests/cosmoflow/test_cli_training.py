@@ -31,7 +31,7 @@ RUN = (
 grid = 32
 size = 64.0
 [evolution]
-steps = 2
+drawn = [{steps = 2}, {integrator = "bullfrog", steps = [2, 3]}]
 [training]
 batch = 2
 optimiser = "sgd"

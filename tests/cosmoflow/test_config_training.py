@@ -25,6 +25,7 @@ from flowpm_dist.evolution.corrections import file_of
 from flowpm_dist.grid.decomposition import parse_mesh
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError
+from flowpm_dist.options.base import flat_variants
 from flowpm_dist.simulation.cost import COMPILING, process_bytes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train.toml"
@@ -153,6 +154,12 @@ def test_a_short_training_has_a_short_warm_up(tmp_path):
             )
         ],
         [("steps = 5", "steps = 5\ndrawn = [{steps = [3, 6]}, {mesh_factor = 2}, {}]")],
+        [
+            (
+                "steps = 5",
+                "steps = 5\ndrawn = [{integrator = 'bullfrog'}, {integrator = 'cola'}, {}]",
+            )
+        ],
         [(DATA, '[data]\nsource = "dummy"'), ("batch = 4", "steps = 20")],
         [(DATA, FILES), ("batch = 4", "epochs = 3"), ("n_s = [0.9, 1.0]", "")],
         [
@@ -185,27 +192,51 @@ def test_runs_are_drawn(tmp_path):
     run = read(tmp_path, ("steps = 5", f"{section}\ndrawn = [{tables}]"))
     choices = [
         [(p.evolution.steps, p.evolution.mesh_factor, p.evolution.deconvolve) for p in plans]
-        for plans in run.draws
+        for plans in run.run_plans
     ]
     steps = [(4, 2, False), (5, 2, False), (6, 2, False)]
     assert choices == [steps, [(5, 1, True)], [(5, 1, True)], [(5, 1, True)]]
-    assert {p.evolution.first for plans in run.draws for p in plans} == {0.05}
-    assert [plan.evolution.steps for plan in run.kinds] == [5, 5, 5, 5]
+    assert {p.evolution.first for plans in run.run_plans for p in plans} == {0.05}
     again = TrainingPlan.load(write(tmp_path, run.resolved()))
     assert again.resolved() == run.resolved()
-    assert again.draws[1][0].evolution.deconvolve and str(run.kinds[1].evolution.correction)
     of_network = "evolution.drawn[1].correction"
     assert run.files == {of_network: file_of("network")} and list(run.checksums()) == [of_network]
-    assert re.match(r"evolution.drawn\[1\].correction: the force mesh's cell", run.warnings[-1])
-    (same,) = read(tmp_path).draws
+    assert any(re.match(rf"{re.escape(of_network)}: .* not with 5", text) for text in run.warnings)
+    assert run.warnings[-1].startswith(f"{of_network}: the force mesh's cell = 8")
+    (same,) = read(tmp_path).run_plans
     assert [plan.evolution.steps for plan in same] == [5]
+    few = read(tmp_path, ("steps = 5", 'drawn = [{correction = "network", steps = [9, 12]}]'))
+    assert sum("not with 9" in text or "not with 12" in text for text in few.warnings) == 2
+
+
+def test_integrators_of_users_are_drawn(tmp_path, monkeypatch):
+    """With their own keys, in the section or in a table."""
+    module = "from flowpm_dist.evolution.integrators import BullFrog\n"
+    module += "class Mine(BullFrog):\n    strength: float = 1.0\n"
+    for number in (1, 2):
+        (tmp_path / f"mine{number}.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    known = flat_variants(TrainingPlan.model_fields["evolution"].annotation)["integrator"].models
+    for number in (1, 2):  # forgotten after the test
+        monkeypatch.setitem(known, f"mine{number}:Mine", known["bullfrog"])
+    first, second = (f"integrator = 'mine{number}:Mine'" for number in (1, 2))
+    section = f"{first}\nstrength = 2.0\ndrawn = [{{steps = [3, 4]}}, {{integrator = 'fastpm'}}]"
+    run = read(tmp_path, ("steps = 5", section))
+    kinds = [type(plans[0].evolution.integrator).__name__ for plans in run.run_plans]
+    assert kinds == ["Mine", "FastPM"] and run.run_plans[0][1].evolution.integrator.strength == 2
+    assert TrainingPlan.load(write(tmp_path, run.resolved())) == run
+    table = f"drawn = [{{{second}, strength = 3.0}}]"
+    run = read(tmp_path, ("steps = 5", table))
+    assert run.run_plans[0][0].evolution.integrator.strength == 3
+    assert TrainingPlan.load(write(tmp_path, run.resolved())) == run
 
 
 def test_the_memory_and_the_mesh_of_runs_that_are_drawn(tmp_path):
     """The largest of them counts, and ranks must divide the meshes of all."""
-    several = "steps = 5\ndrawn = [{mesh_factor = 1}, {mesh_factor = 2}, {mesh_factor = 1.125}]"
+    tables = "{mesh_factor = 1.125}, {mesh_factor = 2}"
+    several = f"steps = 5\ndrawn = [{{mesh_factor = 1}}, {tables}]"
     small, large, drawn = (
-        read(tmp_path, ("grid = 32", "grid = 128"), ("steps = 5", text))
+        read(tmp_path, ("grid = 32", "grid = 128"), ("steps = 5", text), ("batch = 4", "batch = 1"))
         for text in ("steps = 5", "steps = 5\nmesh_factor = 2", several)
     )
     sizes = [dataset_memory(plan, plan.box.grid, {"replica": 1}) for plan in (small, large, drawn)]
@@ -213,6 +244,9 @@ def test_the_memory_and_the_mesh_of_runs_that_are_drawn(tmp_path):
     assert mesh_of(tmp_path, 2, "row:2", ("steps = 5", several)) == "row:2"
     with pytest.raises(ConfigError, match="36 x 36 x 36 cells.*row:8"):
         mesh_of(tmp_path, 8, "row:8", ("steps = 5", several))
+    for drawn in (tables, "{mesh_factor = 2}, {mesh_factor = 1.125}"):
+        change = ("steps = 5", f"steps = 5\ndrawn = [{drawn}]")
+        assert mesh_of(tmp_path, 32, None, change) == "replica:4,row:4,col:2"
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -272,14 +306,21 @@ ONE = [
     ("steps = 5", "drawn = []", "evolution.drawn", r"= \[\]: must have at least one table"),
     ("steps = 5", "drawn = 3", "evolution.drawn", "= 3: must be a list of tables of keys"),
     ("steps = 5", "drawn = [{}, 3]", "evolution.drawn[1]", "= 3: must be a table of keys"),
-    ("steps = 5", "drawn = [{steps = [6, 3]}]", "evolution.drawn[0]", "most 100, rising"),
-    ("steps = 5", "drawn = [{steps = [true, 3]}]", "evolution.drawn[0]", "most 100, rising"),
-    ("steps = 5", "drawn = [{stepps = 4}]", "evolution.drawn[0]", "did you mean steps"),
-    ("steps = 5", "drawn = [{a_stop = 0.5}]", "evolution.drawn[0]", "must be the same in all"),
+    ("steps = 5", "drawn = [{steps = [6, 3]}]", "evolution.drawn[0].steps", "most 100, rising"),
+    ("steps = 5", "drawn = [{steps = [1, 101]}]", "evolution.drawn[0].steps", "most 100, rising"),
+    ("steps = 5", "drawn = [{steps = [true, 3]}]", "evolution.drawn[0].steps", "most 100, rising"),
+    ("steps = 5", "drawn = [{stepps = 4}]", "evolution.drawn[0].stepps", "did you mean steps"),
+    *(("steps = 5", f"drawn = [{{{key} = {value}}}]", f"evolution.drawn[0].{key}", "same in all")
+      for key, value in (("a_start", 0.2), ("a_stop", 0.5), ("edges", "[0.1, 1]"), ("drawn", "[]"),
+                         ("adjoint", "'direct'"), ("keep_fields", "true"), ("pyramid", "'1%'"))),
     ("steps = 5", "drawn = [{half_step = 'geometric'}, {}]\nintegrator = 'bullfrog'",
-     "evolution.drawn[0]", 'goes with integrator = "fastpm" or "cola"'),
+     "evolution.drawn[0].half_step", 'goes with integrator = "fastpm" or "cola"'),
     ("steps = 5", "drawn = [{}, {mesh_factor = 1.01}]", "evolution.drawn[1].mesh_factor", "1.0625"),
+    ("steps = 5", "drawn = [{}, {integrator = 'cola'}]\n[initial]\nlpt_order = 1",
+     "initial.lpt_order", r"COLA .* \(with evolution.drawn\[1\]\)"),
     ("steps = 5", "stepps = 5\ndrawn = [{steps = [3, 6]}]", "evolution.stepps", "did you mean ste"),
+    ("steps = 5", "drawn = [{}]\n[observation]\nstructure = '2lpt'", "evolution.drawn",
+     'goes with observation.structure = "pm"'),
     ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"in \[network\]"),
     ("[network]", "[run]\nhalo = 0\n[network]", "run.halo", '"auto" or a whole number'),
     ("[network]", '[mesh]\nshape = "rows:2"\n[network]', "mesh.shape", "did you mean row.*replica"),

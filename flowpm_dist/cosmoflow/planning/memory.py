@@ -111,8 +111,8 @@ def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) ->
     """Returns the memory of a rank that simulates a batch of universes, with channels [bytes]."""
     several = plan.lightcone is None and plan.channels > 1
     each = max(
-        simulation_bytes(kind.counted_solver(grid), grid, axes, outputs=several, batched=True)
-        for kind in plan.kinds
+        simulation_bytes(run.counted_solver(grid), grid, axes, outputs=several, batched=True)
+        for run, *_ in plan.run_plans
     )
     if plan.lightcone is not None:
         painted = plan.lightcone.painted_maps(plan.cosmology, plan.priors)
@@ -121,7 +121,8 @@ def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) ->
         each += 2 * volume_bytes(plan, grid) // ranks_of_a_field(axes)
     finder: FinderOptions | None = plan.observation.value("halos")
     finding = 0 if finder is None else field_bytes(finder.values, grid, axes, "float64")
-    return _lanes(plan, axes) * each + finding  # the universes one after the other
+    together = _lanes(plan, axes) if plan.evolution.drawn is None else 1
+    return together * each + finding  # halos of one universe after another
 
 
 def prediction_memory(
@@ -218,7 +219,7 @@ def _training_mesh(
 ) -> str:
     batch = batch or plan.training.batch
     simulating = simulating and plan.simulates
-    forces = [kind.solver for kind in plan.kinds] if simulating else [ForceOptions()]
+    forces = [run.solver for run, *_ in plan.run_plans] if simulating else [ForceOptions()]
     misfits_of = functools.partial(_misfits, plan, ranks, batch, forces)
     if shape or plan.mesh.shape:
         return fitting_mesh(shape, plan.mesh.shape, misfits_of, source)
@@ -230,10 +231,11 @@ def _training_mesh(
             raise ValueError(reason)
         each = ranks // replicas
         grid, halo = plan.box.grid, plan.usual_halo if simulating else HALO
-        finest = max(forces, key=lambda force: force.mesh_factor)
-        split = default_mesh(each, grid, finest.mesh_factor, finest.pyramid, halo)
-        chosen = f"replica:{replicas},{split}"
-        wrong = misfits_of(chosen)
+        for force in forces:  # the mesh of one must fit all
+            split = default_mesh(each, grid, force.mesh_factor, force.pyramid, halo)
+            chosen = f"replica:{replicas},{split}"
+            if not (wrong := misfits_of(chosen)):
+                break
     except ValueError as error:
         wrong = [str(error)]
     if wrong:

@@ -6,7 +6,7 @@ Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    ValidationError,
     ValidationInfo,
     model_validator,
 )
@@ -34,13 +35,13 @@ from flowpm_dist.options import (
     Seed,
     Variants,
     checked_python_name,
-    constructed,
     count,
     either,
     is_python_name,
     known,
     rows,
 )
+from flowpm_dist.options.base import flat_variants, keys_of, problems_of
 from flowpm_dist.options.types import ProblemsError
 from flowpm_dist.simulate.options import EvolutionOptions
 
@@ -116,20 +117,20 @@ class PriorOptions(ParameterRanges, OccupationRanges, NuisanceRanges):
         return {name: ends for name, ends in self.drawn.items() if name not in self.ranges}
 
 
-SAME_IN_ALL = ("a_start", "a_stop", "edges", "drawn")
-"""Keys that the tables of `EvolutionRanges.drawn` must not have."""
-MOST_DRAWN = 100
-"""Most steps of a run whose number of steps is drawn."""
 OF_FORCE = ("mesh_factor", "force_gradient", "deconvolve")
 """Keys of the force that a correction brings."""
+OF_A_RUN = ("correction", *OF_FORCE, "steps", "spacing", "integrator")
+"""Keys of a table of `EvolutionRanges.drawn`, with those of its integrator."""
+MOST_DRAWN = 100
+"""Most steps of a run whose number of steps is drawn."""
 
 
 class RunDraw(Options):
     """A table of `EvolutionRanges.drawn`.
 
     Attributes:
-        names: the names of the table's keys, and of its force if it has its own, sorted.
-        runs: the section with these keys, once for each number of steps.
+        names: the names of the table's keys, and of its force and integrator if it has its own.
+        runs: the section with these keys, once for each number of steps, which increase.
     """
 
     names: tuple[str, ...]
@@ -141,33 +142,40 @@ class RunDraw(Options):
     ) -> Self:
         """Returns the runs of a table.
 
-        A table with a correction, or with a key of the force, has its own force; the section's
-        is then forgotten.
+        A table that names a correction or a key of the force has its own force, and one that names
+        an integrator has its own options of it: those of the section are left out.
 
         Args:
-            section: the other keys of the section.
+            section: the other keys of the section, which are valid.
             table: the keys in place of them; steps may be [fewest, most].
             model: the model of the section.
-            context: of the validation, see `constructed`.
+            context: of the validation, such as the folder of relative paths.
 
         Raises:
-            TypeError, ValueError: wrong keys or values.
+            ProblemsError: wrong keys or values.
         """
         if not isinstance(table, Mapping):
-            raise ValueError(f"= {table!r}: must be a table of keys")
-        if wrong := [key for key in table if key in SAME_IN_ALL]:
-            raise ValueError(f"{wrong[0]} must be the same in all: give it in [evolution]")
-        has_force = any(key in table for key in (*OF_FORCE, "correction"))
-        left_out = OF_FORCE if has_force else ()
-        keys = {**{key: x for key, x in section.items() if key not in left_out}, **table}
-        numbers = keys.get("steps")
-        if isinstance(numbers, list | tuple):
-            fewest, most = _ends_of_steps(numbers)
-            steps: list[dict[str, Any]] = [{"steps": n} for n in range(fewest, most + 1)]
-        else:
-            steps = [{}]
-        runs = tuple(constructed(model, {**keys, **each}, context) for each in steps)
-        return cls(names=tuple(sorted({*table, *left_out})), runs=runs)
+            raise ProblemsError([Problem("", f"= {table!r}: must be a table of keys")])
+        integrators = flat_variants(model)["integrator"]
+        others = {*keys_of(model)} - {*OF_A_RUN, *integrators.keys()}
+        same = f"must be the same in all: give it in [evolution]; here are {', '.join(OF_A_RUN)}"
+        if wrong := [Problem(key, same) for key in table if key in others]:
+            raise ProblemsError(wrong)
+        has_force = any(key in table for key in ("correction", *OF_FORCE))
+        own = {*(OF_FORCE if has_force else ())}
+        own |= {*(integrators.keys() if "integrator" in table else ())}
+        keys = {key: value for key, value in section.items() if key not in own} | {**table}
+        steps = keys.get("steps")
+        runs = []
+        for number in _counts(steps) if isinstance(steps, list | tuple) else [steps]:
+            with_number = keys if number is None else {**keys, "steps": number}
+            try:
+                runs.append(model.model_validate(with_number, context=context))
+            except ValidationError as error:
+                raise ProblemsError(problems_of(model, with_number, error)) from None
+        if "integrator" in table:  # with those of a user's class, which is known now
+            own |= {*integrators.keys()}
+        return cls(names=tuple(sorted({*table, *own})), runs=tuple(runs))
 
     @override
     def to_table(self) -> dict[str, Any]:
@@ -177,21 +185,22 @@ class RunDraw(Options):
         return table
 
 
-def _ends_of_steps(numbers: Any) -> tuple[int, int]:
-    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
-    if len(numbers) != 2 or not whole or not 1 <= numbers[0] < numbers[1] <= MOST_DRAWN:
+def _counts(ends: Sequence[Any]) -> range:
+    """Returns the numbers of steps from the fewest to the most."""
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in ends)
+    if len(ends) != 2 or not whole or not 1 <= ends[0] < ends[1] <= MOST_DRAWN:
         must = f"must be a whole number, or two from 1 to at most {MOST_DRAWN}, rising"
-        raise ValueError(f"steps = {list(numbers)}: {must}")
-    return numbers[0], numbers[1]
+        raise ProblemsError([Problem("steps", f"= {list(ends)}: {must}")])
+    return range(ends[0], ends[1] + 1)
 
 
 class EvolutionRanges(EvolutionOptions):
     """The section [evolution] of universes whose runs may differ.
 
     Attributes:
-        drawn: tables of keys of this section. Each batch of simulations has the keys of one of
-            them in place of the section's: of each in turn, in a random order. If steps are
-            [fewest, most], their number is random. None if all runs are the same.
+        drawn: tables of keys of this section. Each universe has the keys of one of them in place
+            of the section's: of each in turn, in a random order. If steps are [fewest, most],
+            their number is random. None if all runs are the same.
     """
 
     drawn: tuple[RunDraw, ...] | None = Field(
@@ -208,15 +217,18 @@ class EvolutionRanges(EvolutionOptions):
             return keys
         section = {key: value for key, value in keys.items() if key != "drawn"}
         try:
-            constructed(cls, section, info.context)
-        except (TypeError, ValueError):  # reported as problems of the section itself
+            cls.model_validate(section, context=info.context)
+        except ValidationError:  # reported as problems of the section itself
             return section
         draws, problems = [], []
         for number, table in enumerate(tables):
             try:
                 draws.append(RunDraw.read(section, table, cls, info.context))
-            except (TypeError, ValueError) as error:
-                problems.append(Problem(f"drawn[{number}]", str(error)))
+            except ProblemsError as error:
+                key = f"drawn[{number}]"
+                problems += [
+                    Problem(f"{key}.{each.key}".rstrip("."), each.what) for each in error.problems
+                ]
         if not tables:
             problems.append(Problem("drawn", "= []: must have at least one table, or be left out"))
         if problems:

@@ -7,7 +7,7 @@ launcher, before work begins.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -109,22 +109,12 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         return "float64" if self.network.precision == "float64" else "float32"
 
     @property
-    def draws(self) -> list[list[Self]]:
-        """The plans of the runs of each table of evolution.drawn; this plan if there are none."""
+    def run_plans(self) -> list[list[Self]]:
+        """The plan of each run of each table of evolution.drawn; this plan if there are none."""
         return [
             [self.model_copy(update={"evolution": run}) for run in draw.runs]
             for draw in self.evolution.drawn or ()
         ] or [[self]]
-
-    @property
-    def kinds(self) -> list[Self]:
-        """One of the plans of each of `draws`, with a number of steps nearest the section's."""
-        steps = self.evolution.step_count
-        return [min(p, key=lambda run: abs(run.evolution.step_count - steps)) for p in self.draws]
-
-    @property
-    def _drawn_kinds(self) -> list[Self]:
-        return [] if self.evolution.drawn is None else self.kinds
 
     @property
     def fixed_parameters(self) -> dict[str, Any]:
@@ -278,20 +268,39 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     @property
     @override
     def files(self) -> dict[str, Path | None]:
-        files, draws = dict(super().files), self._drawn_kinds
-        return files | _of_draws(files, [plan.files for plan in draws])
+        own = dict(super().files)
+        return own | self._of_tables(own, lambda plans: plans[0].files)
 
     @override
     def checksums(self) -> dict[str, str]:
-        sums, draws = super().checksums(), self._drawn_kinds
-        return sums | _of_draws(sums, [plan.checksums() for plan in draws])
+        own = super().checksums()
+        return own | self._of_tables(own, lambda plans: plans[0].checksums())
+
+    def _of_tables(
+        self, own: Mapping[str, Value], of: Callable[[list[Self]], Mapping[str, Value]]
+    ) -> dict[str, Value]:
+        """Returns what the tables of evolution.drawn have beyond this plan, by key.
+
+        Args:
+            own: what this plan has.
+            of: returns what the plans of a table have.
+        """
+        if self.evolution.drawn is None:
+            return {}
+        return {
+            _in_table(key, number): value
+            for number, plans in enumerate(self.run_plans)
+            for key, value in of(plans).items()
+            if value != own.get(key)
+        }
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know about the simulations and the maps before the work begins."""
-        if draws := self._drawn_kinds:
-            texts = [{text: text for text in plan.warnings} for plan in draws]
-            return tuple(dict.fromkeys(_of_draws({}, texts)))
+        if self.evolution.drawn is not None:  # of the fewest and the most steps of each table
+            return tuple(
+                self._of_tables({}, lambda p: {w: w for w in (*p[0].warnings, *p[-1].warnings)})
+            )
         if self.lightcone is None:
             return super().warnings
         middle = CosmologyOptions.model_construct(**self.middle)
@@ -349,31 +358,30 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         idle = dict(WITHOUT_GRADIENTS)
         if self.simulates and self.priors.sampling != "sobol":
             idle["data.balanced"] = 'priors.sampling = "sobol"'
+        if self.observation.structure in ("linear", "1lpt", "2lpt"):
+            idle["evolution.drawn"] = 'observation.structure = "pm"'
         if not isinstance(self.data, StoredData):
             idle["training.epochs"] = 'data.source = "files" or "arrays"'
         return idle
 
     def problems(self) -> Iterator[Problem]:
         """Yields the problems between sections, and those with the files that the plan names."""
-        found = [*super().problems(), *plan_problems(self)]
-        of_draws = [
-            {p.key: p.what for p in plan.problems() if p not in found} for plan in self._drawn_kinds
-        ]
-        yield from found
-        for key, what in _of_draws({}, of_draws).items():
-            yield Problem(key, what)
+        own = [*super().problems(), *plan_problems(self)]
+        yield from own
+        if self.evolution.drawn is None:
+            return
+        for number, plans in enumerate(self.run_plans):
+            for problem in plans[0].problems():
+                if problem not in own:
+                    key = _in_table(problem.key, number)
+                    where = "" if key != problem.key else f" (with evolution.drawn[{number}])"
+                    yield Problem(key, f"{problem.what}{where}")
 
 
-def _of_draws(
-    own: Mapping[str, Value], of_draws: Sequence[Mapping[str, Value]]
-) -> dict[str, Value]:
-    """Returns the values of draws that differ from a plan's own, by key; each has its number."""
-    return {
-        key.replace("evolution.", f"evolution.drawn[{number}]."): value
-        for number, values in enumerate(of_draws)
-        for key, value in values.items()
-        if value != own.get(key)
-    }
+def _in_table(key: str, number: int) -> str:
+    """Returns the key of a run, such as "evolution.steps", in a table of evolution.drawn."""
+    section, dot, rest = key.partition(".")
+    return f"evolution.drawn[{number}].{rest}" if section + dot == "evolution." else key
 
 
 def universes_of(table: Mapping[str, Any]) -> dict[str, Any]:

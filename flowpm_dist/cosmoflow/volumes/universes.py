@@ -185,8 +185,8 @@ class UniverseMaker(abc.ABC):
         priors: the priors of all parameters that vary, and the seeds.
         lanes: this replica's lanes.
         targets: names of the parameters in each `Generation`; by default all that vary.
-        draws: models in groups, one of which makes each generation, see `drawn`; by default `model`
-            makes all. They have its box and the end of its run.
+        draws: models in groups, one of which makes each universe, see `model_of`; by default
+            `model` makes all. They have its box and the end of its run.
     """
 
     model: UniverseModel
@@ -200,11 +200,16 @@ class UniverseMaker(abc.ABC):
         self.targets = tuple(self.targets) or self.priors.names
         self.draws = self.draws or [[self.model]]
 
-    def drawn(self, stream: str, generation: int) -> UniverseModel:
-        """Returns the model of a generation: of each group in turn, in a random order."""
-        turn, place = divmod(generation, len(self.draws))
+    def model_of(self, stream: str, number: int) -> UniverseModel:
+        """Returns the model of a universe of a stream: of each group in turn, in a random order."""
+        turn, place = divmod(number, len(self.draws))
         group = self.draws[self.priors.generator(stream, turn).permutation(len(self.draws))[place]]
         return group[int(self.priors.generator(stream, turn, place).integers(len(group)))]
+
+    @property
+    def at_once(self) -> int:
+        """The number of universes of which each rank makes its part at once; 1 if models differ."""
+        return self.lanes.count if self.draws == [[self.model]] else 1
 
     @abc.abstractmethod
     def see(
@@ -218,10 +223,10 @@ class UniverseMaker(abc.ABC):
 
         Args:
             model: the model that makes them.
-            seeds: the seeds of the white noise, int64 [lane].
-            values: the varying parameters by name, each [lane].
-            noise_seeds: returns the seeds of the observational noise for a key, int64 [lane], see
-                `noise_key`.
+            seeds: the seeds of the white noise, int64 [universe].
+            values: the varying parameters by name, each [universe].
+            noise_seeds: returns the seeds of the observational noise for a key, int64 [universe],
+                see `noise_key`.
         """
 
     def make(self, stream: str, generation: int, numbers: np.ndarray | None = None) -> Generation:
@@ -245,11 +250,25 @@ class UniverseMaker(abc.ABC):
         def seeds(*key: int) -> np.ndarray:
             return self.priors.noise_seeds(stream, begin, batch, *key)[index - begin]
 
-        values = dict(zip(self.priors.names, drawn.T, strict=True))
-        model = self.drawn(stream, generation)
-        volumes, statistics = self.see(model, seeds(), values, seeds)
-        parameters = np.stack([values[name] for name in self.targets], axis=1)
-        return Generation(volumes, parameters, index, seeds(), *statistics)
+        made = []
+        for first in range(0, len(index), self.at_once):
+            few = slice(first, first + self.at_once)
+            values = dict(zip(self.priors.names, drawn[few].T, strict=True))
+            model = self.model_of(stream, int(index[first]))
+            made.append(self.see(model, seeds()[few], values, lambda *key, at=few: seeds(*key)[at]))
+        volumes, statistics = zip(*made, strict=True)
+        k, power, shares, edges = zip(*statistics, strict=True)
+        columns = [self.priors.names.index(name) for name in self.targets]
+        return Generation(
+            np.concatenate(volumes),
+            drawn[:, columns],
+            index,
+            seeds(),
+            k[0],
+            np.concatenate(power),
+            np.concatenate(shares),
+            edges[0],
+        )
 
 
 @dataclass(eq=False)
@@ -318,7 +337,7 @@ class MapMaker(UniverseMaker):
         super().__post_init__()
         for model in itertools.chain(*self.draws):
             model.hold_halo()
-        box = self.simulation.box_of(self.lanes.count)
+        box = self.simulation.box_of(self.at_once)
         self._initial = InitialConditions(box, self.simulation.options)
 
     def see(
@@ -364,7 +383,7 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
             return ConvergenceModel.of(simulation, plan.lightcone)
         return observation.forward_model(simulation)
 
-    draws = [[model_of(run) for run in runs] for runs in plan.draws]
+    draws = [[model_of(run) for run in runs] for runs in plan.run_plans]
     model = draws[0][0]
     if plan.lightcone is not None:
         return MapMaker(model, *shared, draws, cone=plan.lightcone)
