@@ -26,6 +26,7 @@ from flowpm_dist.jobs.job import command_of, read_record
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.report import commit, leave_report
 from flowpm_dist.jobs.run_file import LEFT_OUT, completions, parse_settings
+from flowpm_dist.options.base import as_written
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.simulate.options import SimulationOptions
 from tests.cosmoflow.test_cli_training import RUN as TRAINING
@@ -39,6 +40,8 @@ def test_settings_are_read_as_in_a_run_file():
         ("a", "b"): 4, ("a", "c"): [1, 2.5], ("a", "d"): "x y", ("a", "e"): "cola",
         ("a", "f"): "row:2,col:2", ("a", "g"): LEFT_OUT,
     }  # fmt: skip
+    tables = [{"steps": [3, 6], "correction": "network"}, {"deconvolve": True}, {}]
+    assert parse_settings([f"a.h={as_written(tables)}"]) == {("a", "h"): tables}
 
 
 @pytest.mark.parametrize(
