@@ -234,8 +234,8 @@ class Loss:
             squared = tf.reduce_mean(tf.math.log(compared.histogram) ** 2)
             parts["ln histogram squared"] = options.histogram, squared
         if len(self._axes) > 1:
-            seen = tf.reduce_sum(power[1:] + options.correlation * phases[1:])
-            parts["of velocities"] = options.redshift_space, seen
+            moving = tf.reduce_sum(power[1:] + options.correlation * phases[1:])
+            parts["of velocities"] = options.redshift_space, moving
         # a term without weight has no gradient to be computed
         total = sum(weight * term for weight, term in parts.values() if weight)
         terms = {name: term for name, (_, term) in parts.items()}

@@ -12,7 +12,8 @@ from scipy import stats
 
 import flowpm_dist as fpm
 from flowpm_dist.cosmoflow.volumes.draws import Lanes, Priors, View
-from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES, OF_SURVEY, VolumeMaker
+from flowpm_dist.cosmoflow.volumes.generations import HISTOGRAM_EDGES
+from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, VolumeMaker
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.observables.noise import FEW, SurveyNoise, counts_of
 from flowpm_dist.observables.options import CountsOptions, DensityOptions

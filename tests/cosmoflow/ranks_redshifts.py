@@ -17,8 +17,9 @@ from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.dataset import write_dataset
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors
+from flowpm_dist.cosmoflow.volumes.generations import Generation
 from flowpm_dist.cosmoflow.volumes.sources import InSituSource, PhaseClock
-from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, Generation, VolumeMaker, noise_key
+from flowpm_dist.cosmoflow.volumes.universes import OF_SURVEY, VolumeMaker, noise_key
 from flowpm_dist.initial.conditions import noise_function
 from flowpm_dist.io.volume import VolumeError
 from flowpm_dist.jobs.progress import Progress

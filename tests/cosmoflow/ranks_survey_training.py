@@ -18,8 +18,9 @@ from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.draws import Lanes
+from flowpm_dist.cosmoflow.volumes.generations import Generation
 from flowpm_dist.cosmoflow.volumes.sources import PhaseClock
-from flowpm_dist.cosmoflow.volumes.universes import Generation, cell_values_of, header_of
+from flowpm_dist.cosmoflow.volumes.universes import cell_values_of, header_of
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from tests.cosmoflow.ranks_training import RUN, trained_whole_and_in_two

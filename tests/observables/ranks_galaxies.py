@@ -13,7 +13,7 @@ import flowpm_dist as fpm
 from flowpm_dist.catalogues.abundance import predicted
 from flowpm_dist.catalogues.occupation import expected_density, mean_occupation, populate
 from flowpm_dist.catalogues.options import HOD
-from flowpm_dist.cosmoflow.volumes.universes import HISTOGRAM_EDGES
+from flowpm_dist.cosmoflow.volumes.generations import HISTOGRAM_EDGES
 from flowpm_dist.cosmology.background import Background
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.errors import UserError

@@ -41,9 +41,10 @@ from flowpm_dist.cosmoflow.training.held_out import features, hold_out, measure_
 from flowpm_dist.cosmoflow.training.saved import SavedTraining, TrainedError, trained_network
 from flowpm_dist.cosmoflow.training.trainer import standardiser_of
 from flowpm_dist.cosmoflow.volumes.draws import Lanes
+from flowpm_dist.cosmoflow.volumes.generations import Statistics
 from flowpm_dist.cosmoflow.volumes.record_files import Block
 from flowpm_dist.cosmoflow.volumes.sources import Batch, in_order
-from flowpm_dist.cosmoflow.volumes.universes import Statistics, cell_values_of
+from flowpm_dist.cosmoflow.volumes.universes import cell_values_of
 from flowpm_dist.io.files import UnreadableError, WriteError, read_arrays
 from flowpm_dist.jobs.progress import Progress
 from meshimpl.process_mesh import ProcessMesh

@@ -24,10 +24,10 @@ from flowpm_dist.cosmoflow.planning.data_options import (
     StoredData,
 )
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
+from flowpm_dist.cosmoflow.planning.drawn_runs import EvolutionRanges
 from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
 from flowpm_dist.cosmoflow.planning.options import (
     DERIVED,
-    EvolutionRanges,
     NetworkOptions,
     PriorOptions,
     TrainingOptions,
@@ -268,30 +268,25 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     @property
     @override
     def files(self) -> dict[str, Path | None]:
-        own = dict(super().files)
-        return own | self._of_tables(own, lambda plans: plans[0].files)
+        files = dict(super().files)
+        return files | self._of_tables(files, lambda plans: plans[0].files)
 
     @override
     def checksums(self) -> dict[str, str]:
-        own = super().checksums()
-        return own | self._of_tables(own, lambda plans: plans[0].checksums())
+        sums = super().checksums()
+        return sums | self._of_tables(sums, lambda plans: plans[0].checksums())
 
     def _of_tables(
-        self, own: Mapping[str, Value], of: Callable[[list[Self]], Mapping[str, Value]]
+        self, shared: Mapping[str, Value], of: Callable[[list[Self]], Mapping[str, Value]]
     ) -> dict[str, Value]:
-        """Returns what the tables of evolution.drawn have beyond this plan, by key.
-
-        Args:
-            own: what this plan has.
-            of: returns what the plans of a table have.
-        """
+        """Returns by key what `of` gives for the plans of each table, if it is not `shared`."""
         if self.evolution.drawn is None:
             return {}
         return {
             _in_table(key, number): value
             for number, plans in enumerate(self.run_plans)
             for key, value in of(plans).items()
-            if value != own.get(key)
+            if value != shared.get(key)
         }
 
     @property
@@ -366,13 +361,13 @@ class TrainingPlan(ObservedSections, SimulatedRun):
 
     def problems(self) -> Iterator[Problem]:
         """Yields the problems between sections, and those with the files that the plan names."""
-        own = [*super().problems(), *plan_problems(self)]
-        yield from own
+        problems = [*super().problems(), *plan_problems(self)]
+        yield from problems
         if self.evolution.drawn is None:
             return
         for number, plans in enumerate(self.run_plans):
             for problem in plans[0].problems():
-                if problem not in own:
+                if problem not in problems:
                     key = _in_table(problem.key, number)
                     where = "" if key != problem.key else f" (with evolution.drawn[{number}])"
                     yield Problem(key, f"{problem.what}{where}")
@@ -380,8 +375,8 @@ class TrainingPlan(ObservedSections, SimulatedRun):
 
 def _in_table(key: str, number: int) -> str:
     """Returns the key of a run, such as "evolution.steps", in a table of evolution.drawn."""
-    section, dot, rest = key.partition(".")
-    return f"evolution.drawn[{number}].{rest}" if section + dot == "evolution." else key
+    section, _, rest = key.partition(".")
+    return f"evolution.drawn[{number}].{rest}" if section == "evolution" else key
 
 
 def universes_of(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flowpm_dist.cosmoflow.planning.folder import TrainingFolder, is_fresh
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.scores.judging import Features
 from flowpm_dist.cosmoflow.volumes.draws import Lanes
+from flowpm_dist.cosmoflow.volumes.generations import Generation, Statistics, measured
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
     UNFINISHED,
@@ -26,14 +27,7 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 )
 from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter, clear_split
 from flowpm_dist.cosmoflow.volumes.sources import Batch
-from flowpm_dist.cosmoflow.volumes.universes import (
-    Generation,
-    Statistics,
-    UniverseMaker,
-    header_of,
-    maker_of,
-    measured,
-)
+from flowpm_dist.cosmoflow.volumes.universes import UniverseMaker, header_of, maker_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, write_text

@@ -19,9 +19,10 @@ import tensorflow as tf
 
 from flowpm_dist.cosmoflow.volumes.arrays import ArrayDataset, arrays_of
 from flowpm_dist.cosmoflow.volumes.draws import Augment, Draws, Lanes, View, views_of
+from flowpm_dist.cosmoflow.volumes.generations import Generation
 from flowpm_dist.cosmoflow.volumes.record_files import Block, DatasetHeader
 from flowpm_dist.cosmoflow.volumes.records import BatchOfSamples, Dataset, RecordDataset
-from flowpm_dist.cosmoflow.volumes.universes import Generation, UniverseMaker, draws_of, maker_of
+from flowpm_dist.cosmoflow.volumes.universes import UniverseMaker, draws_of, maker_of
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Simulated universes as training data: volumes or maps, their parameters and their statistics."""
+"""Simulated universes as training data: the makers of volumes and maps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 from flowpm_dist.catalogues.occupation import expected_density
 from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors
+from flowpm_dist.cosmoflow.volumes.generations import Generation, Measured, measured
 from flowpm_dist.cosmoflow.volumes.record_files import (
     MEAN_DENSITY,
     MEAN_ONE,
@@ -25,7 +25,6 @@ from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import InitialConditions
-from flowpm_dist.io.files import read_arrays, save_arrays
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.forward_model import ForwardModel
 from flowpm_dist.observables.light_cone import map_files
@@ -35,7 +34,6 @@ from flowpm_dist.observables.options import GalaxyOptions
 from flowpm_dist.observables.record import ATTRIBUTE, BARE
 from flowpm_dist.observables.tracers import LineOfSight
 from flowpm_dist.observables.universe_model import UniverseModel
-from flowpm_dist.statistics import power_spectrum
 from flowpm_dist.statistics.angular_spectra import angular_power
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram
 from flowpm_dist.statistics.noisy_maps import LEVELS, NoisyMaps
@@ -47,111 +45,11 @@ if TYPE_CHECKING:
 UNITS = {"counts": ONE_COUNT, "galaxies": ONE_COUNT, "convergence": "convergence 1"}
 """Units of observed values by the kind of observation; see `DatasetHeader.unit`."""
 
-HISTOGRAM_EDGES = np.linspace(-4.0, 5.0, 28)
-"""Bin edges of the histogram that baselines are fitted to, see `CellValues.histogram`."""
-
-Measured = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""k, power, histogram and edges, see `Generation`."""
-
 Values = Mapping[str, np.ndarray]
 """The varying parameters of universes by name, each [lane]."""
 
 OF_SURVEY = 1
 """Key of the seeds of observational noise, which differ from the universes' own seeds."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One universe for each of this replica's lanes.
-
-    Attributes:
-        volumes: the observed universes, such as densities of mean 1 or counts: blocks
-            [lane, x/row, y/col, z], or with a channel for each redshift, in the simulation's dtype.
-        parameters: [lane, parameter] [physical units].
-        index: the number of each simulation in its stream, int64 [lane].
-        seeds: the seeds of the white noise, int64 [lane].
-        k: the wavenumbers of the power [bin] [h/Mpc], or multipoles of maps.
-        power: P(k) [lane, bin] [(Mpc/h)^3], or C_l [sr], of one channel after another.
-        histogram: the share of the cells in each bin [lane, bin], see `CellValues.histogram`, of
-            one channel after another.
-        edges: the edges of the histogram's bins [bin + 1], in ln(density) or in the values.
-    """
-
-    volumes: np.ndarray
-    parameters: np.ndarray
-    index: np.ndarray
-    seeds: np.ndarray
-    k: np.ndarray
-    power: np.ndarray
-    histogram: np.ndarray
-    edges: np.ndarray = field(default_factory=HISTOGRAM_EDGES.copy)
-
-
-def measured(channels: Sequence[Field], values: CellValues = DENSITIES) -> Measured:
-    """Returns k, power, histogram and edges of volumes, see `Generation`.
-
-    All ranks that share the volumes must call it together.
-
-    Args:
-        channels: densities or counts of a batch of universes.
-        values: the kind of the values.
-    """
-    spectra = [power_spectrum(field, window="cic") for field in channels]
-    histograms = [values.histogram(field, HISTOGRAM_EDGES) for field in channels]
-    power = np.concatenate([spectrum.power for spectrum in spectra], axis=-1)
-    shares = np.concatenate([each.counts / each.cells for each in histograms], axis=-1)
-    return spectra[0].k, power, shares, histograms[0].edges
-
-
-class Statistics:
-    """Parameters, power spectrum and one-point distribution of simulations, by their number.
-
-    Each rank adds the simulations of its replica, the same number of generations on all ranks. Rank
-    0 gathers and writes them.
-
-    Args:
-        path: the .npz file.
-        mesh: all ranks.
-        names: names of the parameters.
-    """
-
-    def __init__(self, path: Path, mesh: ProcessMesh, names: tuple[str, ...]) -> None:
-        self.path, self._mesh, self._names = path, mesh, names
-        self._tables: list[np.ndarray] = []  # [simulation, its number and its statistics]
-        self._sizes: tuple[int, ...] = (0, 0, 0)
-        self._k = np.empty(0)
-        self._edges = HISTOGRAM_EDGES
-
-    def add(self, generation: Generation) -> None:
-        """Adds the simulations of a generation."""
-        self._k, self._edges = generation.k, generation.edges
-        parts = generation.parameters, generation.power, generation.histogram
-        self._sizes = tuple(part.shape[1] for part in parts)
-        self._tables.append(np.column_stack([generation.index, *parts]))
-
-    def write(self) -> None:
-        """Adds the statistics to those in the file. On all ranks together.
-
-        If there are no new statistics, an existing file stays unchanged.
-
-        Raises:
-            WriteError: on rank 0, where it cannot be written.
-        """
-        first = self._mesh.without("replica").rank == 0  # of the ranks of a replica
-        none = np.empty((0, 1 + sum(self._sizes)))
-        gathered = self._mesh.gather_to_root(np.concatenate([none, *self._tables * first]))
-        if gathered is None or not self._tables:
-            return
-        columns = ("index", "parameters", "power", "histogram")
-        if self.path.exists():
-            written = read_arrays(self.path)
-            gathered = [*gathered, np.column_stack([written[name] for name in columns])]
-        everything = np.concatenate(gathered)
-        everything = everything[np.unique(everything[:, 0], return_index=True)[1]]
-        parts = np.split(everything[:, 1:], np.cumsum(self._sizes)[:-1], axis=1)
-        arrays = dict(zip(columns, [everything[:, 0].astype(np.int64), *parts], strict=True))
-        arrays |= {"k": self._k, "edges": self._edges, "names": np.array(self._names)}
-        save_arrays(self.path, arrays)
 
 
 def as_volumes(kappa: np.ndarray) -> np.ndarray:
