@@ -91,7 +91,7 @@ class UniverseMaker(abc.ABC):
     priors: Priors
     lanes: Lanes
     targets: tuple[str, ...] = ()
-    draws: Sequence[Sequence[UniverseModel]] = ()
+    draws: Sequence[Sequence[UniverseModel]] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         self.simulation = self.model.simulation
@@ -284,12 +284,12 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
     draws = [[model_of(run) for run in runs] for runs in plan.run_plans]
     model = draws[0][0]
     if plan.lightcone is not None:
-        return MapMaker(model, *shared, draws, cone=plan.lightcone)
+        return MapMaker(model, *shared, draws=draws, cone=plan.lightcone)
     noise, simulation = None, model.simulation
     if observation.is_noisy or observation.value("mask") is not None:
         noise = SurveyNoise(observation, simulation.box)
     values, times = cell_values_of(plan), observation.scale_factors(float(simulation.edges[-1]))
-    return VolumeMaker(model, *shared, draws, noise, values, times)
+    return VolumeMaker(model, *shared, noise, values, times, draws=draws)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
