@@ -28,7 +28,7 @@ LINE_OF_SIGHT: Literal["z"] = "z"
 """Where redshift space is compared: the axis that no ranks split."""
 SPACES = ("", "redshift space ", "velocity ")
 """Beginnings of the names of scores: densities in both spaces, velocities on the lattice."""
-DENSITIES = np.log(np.geomspace(0.2, 10.0, 10))
+DENSITY_EDGES = np.log(np.geomspace(0.2, 10.0, 10))
 """Edges of bins of ln(density). The outermost bins have all cells beyond, too."""
 FEWEST_CELLS = 1e-3
 """Added to the share of cells in each bin, so that bins with fewer cells hardly count."""
@@ -86,7 +86,7 @@ class Compared:
         correlation: r with the truth, likewise.
         distance: the mean squared distance of particles from the truth's, float64 [time]
             [spacing^2].
-        histogram: the share of the cells of the particles' lattice in each bin of `DENSITIES`,
+        histogram: the share of the cells of the particles' lattice in each bin of `DENSITY_EDGES`,
             with `FEWEST_CELLS` added, divided by the truth's, float64 [time, bin of density]; None
             if it is not learned.
     """
@@ -247,9 +247,9 @@ class Loss:
 
 
 def _shares(state: State) -> tf.Tensor:
-    """Returns the share of cells in each bin of `DENSITIES`, more by `FEWEST_CELLS` [bin]."""
+    """Returns the share of cells in each bin of `DENSITY_EDGES`, more by `FEWEST_CELLS` [bin]."""
     density = state.density()
-    counts = soft_histogram(density, None, DENSITIES, log=True)
+    counts = soft_histogram(density, None, DENSITY_EDGES, log=True)
     return tf.cast(counts, tf.float64) / density.box.cells + FEWEST_CELLS
 
 

@@ -143,6 +143,7 @@ class EmulateOptions(LearningOptions):
 
     @override
     def to_table(self) -> dict[str, Any]:
+        # the only default of a kind that older folders, which `younger` is about, do not share
         return {**super().to_table(), "histogram": self.completed(KINDS[self.kind]).histogram}
 
     @override

@@ -314,14 +314,20 @@ class UniverseModel(abc.ABC):
                     raise
                 self.simulation.halo = error.needed
 
-    def hold_halo(self) -> None:
+    def hold_halo(self, other: UniverseModel | None = None) -> None:
         """Fixes an automatic halo at the width that a universe of the prior needs.
 
         It would follow the field during a search otherwise, and functions would be compiled for
         each width.
+
+        Args:
+            other: a model of the same box whose halo is held already, and is taken.
         """
         if self.formation.makes_steps and self.simulation.halo == "auto":
             self._may_grow = True
+            if other is not None:
+                self.simulation.halo = other.simulation.halo
+                return
             batch = self.simulation.box_of_replicas.batch
             self.simulation.halo = self.simulation.lpt(seed=[0] * batch if batch else 0).halo
 

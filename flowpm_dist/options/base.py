@@ -77,7 +77,7 @@ class Options(BaseModel):
         """Returns the problem of a key, with its value; "evolution.steps" is a key of a section."""
         part, name = self._holder(key)
         value, variants = getattr(part, name), flat_variants(type(part)).get(name)
-        shown = as_written(variants.name_of(value) if variants else value)
+        shown = as_written(variants.name_of(value) if variants else _as_toml(value))
         return Problem(key, f"= {shown}: {what}")
 
     def exactly_one(self, *keys: str) -> Iterator[Problem]:

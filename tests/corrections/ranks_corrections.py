@@ -12,6 +12,7 @@ from ranks import SIZE, by_rank_zero, process_mesh, shared_folder, solo
 import flowpm_dist as fpm
 from flowpm_dist.corrections import Learner, Pair
 from flowpm_dist.corrections.loss import TERMS, Loss
+from flowpm_dist.corrections.options import LearningOptions
 from flowpm_dist.emulate.folder import EmulationFolder
 from flowpm_dist.emulate.options import KINDS, EmulationOptions
 from flowpm_dist.emulate.session import EmulationSession
@@ -377,12 +378,15 @@ def learned(mesh, folder, options):
     return load_correction(owner.correction)
 
 
-def check_slopes(loss, pair, theta, mesh):
+def check_slopes(correction, pair, mesh):
     """The slope of each term of the loss is that of its values."""
+    theta = np.asarray(correction.theta)
     along = np.random.default_rng(5).normal(size=theta.size)
+    options = LearningOptions(histogram=0.2, redshift_space=0.1).completed(type(correction))
+    loss = Loss(options, correction, [pair])
 
     def terms(theta):
-        return loss.terms(loss.compare(pair, NETWORK.with_theta(theta)))
+        return loss.terms(loss.compare(pair, correction.with_theta(theta)))
 
     begin = tf.constant(theta)
     with tf.GradientTape(persistent=True) as tape:
@@ -425,7 +429,8 @@ def test_a_correction_is_learned_without_a_folder(mesh, tmp_path_factory):
     by_emulate = learned(mesh, shared_folder(tmp_path_factory) / "emulation", options)
     np.testing.assert_array_equal(found.theta, by_emulate.theta)
     assert found.scores == by_emulate.scores and found.trained == by_emulate.trained
-    check_slopes(Loss(learner.options, NETWORK, pairs[:1]), pairs[0], found.theta, mesh)
+    for correction in (NETWORK.with_theta(found.theta), PotentialFilter(THETA)):
+        check_slopes(correction, pairs[0], mesh)
     wider = Pair(
         fpm.Simulation(cosmologies[0], GRID, 32.0, fpm.scale_factor_steps(0.1, 1.0, 3), **made),
         0,

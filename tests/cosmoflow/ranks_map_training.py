@@ -39,7 +39,7 @@ grid = 8
 size = 160.0
 [evolution]
 a_start = 0.4
-drawn = [{ steps = 2 }, { steps = 3 }]
+steps = 2
 [observation]
 kind = "convergence"
 [lightcone]
@@ -93,18 +93,22 @@ def alone(plan):
         noise = Field(noise_function(simulation.box)(seed), simulation.box)
         run = {"white_noise": noise, "cosmology": cosmology, "alignment": alignment}
         maps.append(cone.convergence(simulation, sources, **run).kappa.numpy())
-    assert steps == {2, 3}
     of_noise = priors.noise_seeds("train", BATCH, BATCH, OF_SURVEY)
-    return {"kappa": np.stack(maps), "rows": rows, "noise_seeds": of_noise}
+    return {"kappa": np.stack(maps), "rows": rows, "noise_seeds": of_noise, "steps": [*steps]}
+
+
+DRAWN = RUN.replace("steps = 2", "drawn = [{ steps = 2 }, { steps = 3 }]")
 
 
 @pytest.mark.ranks(2)
-def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared):
-    plan = plan_of(shared)
+@pytest.mark.parametrize(("text", "numbers"), [(RUN, {2}), (DRAWN, {2, 3})])
+def test_what_is_seen_are_the_maps_of_each_universe_with_noise_of_its_own(shared, text, numbers):
+    plan = plan_of(shared, text)
     mesh = process_mesh(f"replica:{SIZE}")
     lanes = Lanes.of(mesh, BATCH)
     made = maker_of(plan, mesh, lanes).make("train", 1)
-    known = by_rank_zero("maps", lambda: alone(plan))
+    known = by_rank_zero(f"maps {numbers}", lambda: alone(plan))
+    assert set(known["steps"]) == numbers
     own = slice(lanes.first, lanes.first + lanes.count)
     assert tuple(plan.priors.drawn) == ("Omega_m", "sigma8", "noise_amplitude")
     rows, louder = known["rows"][own, :2], known["rows"][own, 2]

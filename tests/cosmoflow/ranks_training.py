@@ -219,19 +219,19 @@ def test_stopped_by_a_signal_and_gone_on_with_elsewhere(shared, alone, monkeypat
 @pytest.mark.parametrize("shape", [MESHES[0], MESHES[-1]])
 def test_each_universe_has_one_of_the_runs_that_are_drawn(shared, shape):
     """Each table as often as others, steps at random: universes that others make, too."""
-    tables = "{steps = [2, 4]}, {mesh_factor = 2}"
+    tables = "{steps = [2, 4]}, {correction = 'network-2'}"
     mesh = process_mesh(shape)
     plan, *single = (
         config_of(shared, change=("steps = 2", text))
         for text in (
             f"steps = 2\ndrawn = [{tables}]",
-            *("steps = 2", "steps = 3", "steps = 4", "steps = 2\nmesh_factor = 2"),
+            *("steps = 2", "steps = 3", "steps = 4", "steps = 2\ncorrection = 'network-2'"),
         )
     )
     mesh.check_equal("the job", **dict(plan))
     lanes = Lanes.of(mesh, 4)
     maker = maker_of(plan, mesh, lanes)
-    models = list(itertools.chain(*maker.draws))
+    models = list(itertools.chain(*maker.groups))
     chosen = [models.index(maker.model_of("train", number)) for number in range(40)]
     assert all((a < 3) != (b < 3) for a, b in zip(chosen[::2], chosen[1::2], strict=True))
     assert set(chosen) == {0, 1, 2, 3} and len({a < 3 for a in chosen[::2]}) == 2

@@ -275,7 +275,8 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint(here):
     """If the correction of its force is still the same."""
     begin = PotentialFilter.begun()
     begin.save("c.json")
-    Path("run.toml").write_text(with_keys(RUN, 'evolution.correction = "c.json"'))
+    tables = 'evolution.drawn = [{correction = "c.json"}, {steps = 2}]'
+    Path("run.toml").write_text(with_keys(RUN, tables))
     process = start_training(1, "killed", 4)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=60)

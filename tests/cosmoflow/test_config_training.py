@@ -241,6 +241,11 @@ def test_the_memory_and_the_mesh_of_runs_that_are_drawn(tmp_path):
     )
     sizes = [dataset_memory(plan, plan.box.grid, {"replica": 1}) for plan in (small, large, drawn)]
     assert sizes[0] < sizes[1] == sizes[2]
+    same, finer = (
+        dataset_memory(read(tmp_path, ("steps = 5", text)), (32,) * 3, {"replica": 1})
+        for text in ("drawn = [{mesh_factor = 2}]", "mesh_factor = 2")
+    )
+    assert same == finer
     assert mesh_of(tmp_path, 2, "row:2", ("steps = 5", several)) == "row:2"
     with pytest.raises(ConfigError, match="36 x 36 x 36 cells.*row:8"):
         mesh_of(tmp_path, 8, "row:8", ("steps = 5", several))
@@ -320,7 +325,9 @@ ONE = [
      "initial.lpt_order", r"COLA .* \(with evolution.drawn\[1\]\)"),
     ("steps = 5", "stepps = 5\ndrawn = [{steps = [3, 6]}]", "evolution.stepps", "did you mean ste"),
     ("steps = 5", "drawn = [{}]\n[observation]\nstructure = '2lpt'", "evolution.drawn",
-     'goes with observation.structure = "pm"'),
+     r'= \[{}\]: goes with observation.structure = "pm"'),
+    ("steps = 5", "drawn = [{correction = 'default'}]\npyramid = '1%'", "evolution.pyramid",
+     r"correction of the force.* \(with evolution.drawn\[0\]\)"),
     ("[network]", '[run]\nprecision = "float64"\n[network]', "run.precision", r"in \[network\]"),
     ("[network]", "[run]\nhalo = 0\n[network]", "run.halo", '"auto" or a whole number'),
     ("[network]", '[mesh]\nshape = "rows:2"\n[network]', "mesh.shape", "did you mean row.*replica"),

@@ -76,6 +76,18 @@ class RunDraw(Options):
             left_out |= {*integrators.keys()}
         return cls(names=tuple(sorted({*table, *left_out})), runs=tuple(runs))
 
+    def key_in_table(self, text: str, number: int) -> str:
+        """Returns a key that begins a text, such as "evolution.steps", as one of this table.
+
+        Args:
+            text: the text; it is returned unchanged if the key is not one of the table's.
+            number: the number of the table.
+        """
+        name = text.removeprefix("evolution.").partition(":")[0]
+        if name == text.partition(":")[0] or name not in self.names:
+            return text
+        return f"evolution.drawn[{number}].{text.removeprefix('evolution.')}"
+
     @override
     def to_table(self) -> dict[str, Any]:
         table = {k: v for k, v in self.runs[0].to_table().items() if k in self.names}

@@ -121,7 +121,7 @@ def _universes_bytes(plan: TrainingPlan, grid: Grid, axes: Mapping[str, int]) ->
         each += 2 * volume_bytes(plan, grid) // ranks_of_a_field(axes)
     finder: FinderOptions | None = plan.observation.value("halos")
     finding = 0 if finder is None else field_bytes(finder.values, grid, axes, "float64")
-    together = _lanes(plan, axes) if plan.evolution.drawn is None else 1
+    together = 1 if sum(map(len, plan.run_plans)) > 1 else _lanes(plan, axes)
     return together * each + finding  # halos of one universe after another
 
 

@@ -268,33 +268,32 @@ class TrainingPlan(ObservedSections, SimulatedRun):
     @property
     @override
     def files(self) -> dict[str, Path | None]:
-        files = dict(super().files)
-        return files | self._of_tables(files, lambda plans: plans[0].files)
+        return dict(super().files) | self._of_tables(lambda plan: plan.files)
 
     @override
     def checksums(self) -> dict[str, str]:
-        sums = super().checksums()
-        return sums | self._of_tables(sums, lambda plans: plans[0].checksums())
+        return super().checksums() | self._of_tables(lambda plan: plan.checksums())
 
-    def _of_tables(
-        self, shared: Mapping[str, Value], of: Callable[[list[Self]], Mapping[str, Value]]
-    ) -> dict[str, Value]:
-        """Returns by key what `of` gives for the plans of each table, if it is not `shared`."""
-        if self.evolution.drawn is None:
-            return {}
+    def _of_tables(self, of: Callable[[Self], Mapping[str, Value]]) -> dict[str, Value]:
+        """Returns what `of` gives for the keys of each table of evolution.drawn."""
         return {
-            _in_table(key, number): value
-            for number, plans in enumerate(self.run_plans)
-            for key, value in of(plans).items()
-            if value != shared.get(key)
+            in_table: value
+            for number, draw in enumerate(self.evolution.drawn or ())
+            for key, value in of(self.run_plans[number][0]).items()
+            if (in_table := draw.key_in_table(key, number)) != key
         }
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know about the simulations and the maps before the work begins."""
-        if self.evolution.drawn is not None:  # of the fewest and the most steps of each table
+        if draws := self.evolution.drawn:
             return tuple(
-                self._of_tables({}, lambda p: {w: w for w in (*p[0].warnings, *p[-1].warnings)})
+                dict.fromkeys(
+                    draw.key_in_table(text, number)
+                    for number, draw in enumerate(draws)
+                    for plan in (self.run_plans[number][0], self.run_plans[number][-1])
+                    for text in plan.warnings
+                )
             )
         if self.lightcone is None:
             return super().warnings
@@ -363,20 +362,13 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         """Yields the problems between sections, and those with the files that the plan names."""
         problems = [*super().problems(), *plan_problems(self)]
         yield from problems
-        if self.evolution.drawn is None:
-            return
-        for number, plans in enumerate(self.run_plans):
-            for problem in plans[0].problems():
-                if problem not in problems:
-                    key = _in_table(problem.key, number)
-                    where = "" if key != problem.key else f" (with evolution.drawn[{number}])"
-                    yield Problem(key, f"{problem.what}{where}")
-
-
-def _in_table(key: str, number: int) -> str:
-    """Returns the key of a run, such as "evolution.steps", in a table of evolution.drawn."""
-    section, _, rest = key.partition(".")
-    return f"evolution.drawn[{number}].{rest}" if section == "evolution" else key
+        for number, draw in enumerate(self.evolution.drawn or ()):
+            for problem in self.run_plans[number][0].problems():
+                if problem in problems or "evolution.drawn" in self.idle():
+                    continue
+                key = draw.key_in_table(problem.key, number)
+                where = "" if key != problem.key else f" (with evolution.drawn[{number}])"
+                yield Problem(key, f"{problem.what}{where}")
 
 
 def universes_of(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class UniverseMaker(abc.ABC):
         priors: the priors of all parameters that vary, and the seeds.
         lanes: this replica's lanes.
         targets: names of the parameters in each `Generation`; by default all that vary.
-        draws: models in groups, one of which makes each universe, see `model_of`; by default
+        groups: models in groups, one of which makes each universe, see `model_of`; by default
             `model` makes all. They have its box and the end of its run.
     """
 
@@ -91,23 +91,24 @@ class UniverseMaker(abc.ABC):
     priors: Priors
     lanes: Lanes
     targets: tuple[str, ...] = ()
-    draws: Sequence[Sequence[UniverseModel]] = field(default=(), kw_only=True)
+    groups: Sequence[Sequence[UniverseModel]] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         self.simulation = self.model.simulation
         self.targets = tuple(self.targets) or self.priors.names
-        self.draws = self.draws or [[self.model]]
+        self.groups = self.groups or [[self.model]]
 
     def model_of(self, stream: str, number: int) -> UniverseModel:
         """Returns the model of a universe of a stream: of each group in turn, in a random order."""
-        turn, place = divmod(number, len(self.draws))
-        group = self.draws[self.priors.generator(stream, turn).permutation(len(self.draws))[place]]
+        turn, place = divmod(number, len(self.groups))
+        order = self.priors.generator(stream, turn).permutation(len(self.groups))
+        group = self.groups[order[place]]
         return group[int(self.priors.generator(stream, turn, place).integers(len(group)))]
 
     @property
     def at_once(self) -> int:
         """The number of universes of which each rank makes its part at once; 1 if models differ."""
-        return self.lanes.count if self.draws == [[self.model]] else 1
+        return self.lanes.count if sum(map(len, self.groups)) == 1 else 1
 
     @abc.abstractmethod
     def see(
@@ -174,7 +175,7 @@ class VolumeMaker(UniverseMaker):
     """A maker of volumes: of densities or counts.
 
     Attributes:
-        model, priors, lanes, targets, draws: see `UniverseMaker`; models are `ForwardModel`s.
+        model, priors, lanes, targets, groups: see `UniverseMaker`; models are `ForwardModel`s.
         noise: the observational noise and the mask, if there are any.
         values: the kind of the observed values.
         times: increasing scale factors, one for each channel. The last is the end of the
@@ -223,18 +224,20 @@ class MapMaker(UniverseMaker):
     channels. Each replica is one rank, which has its maps whole.
 
     Attributes:
-        model: a `ConvergenceModel`, like those of `draws`, see `UniverseMaker`.
+        model: a `ConvergenceModel`, like those of `groups`, see `UniverseMaker`.
         cone: the light cone, with noise. The seed of its noise is not used: each universe has a
             separate seed.
-        priors, lanes, targets, draws: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
+        priors, lanes, targets, groups: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
     """
 
     cone: ConvergenceOptions = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for model in itertools.chain(*self.draws):
-            model.hold_halo()
+        first, *others = itertools.chain(*self.groups)
+        first.hold_halo()  # the halo of LPT, which is the same for all
+        for model in others:
+            model.hold_halo(first)
         box = self.simulation.box_of(self.at_once)
         self._initial = InitialConditions(box, self.simulation.options)
 
@@ -281,15 +284,15 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
             return ConvergenceModel.of(simulation, plan.lightcone)
         return observation.forward_model(simulation)
 
-    draws = [[model_of(run) for run in runs] for runs in plan.run_plans]
-    model = draws[0][0]
+    groups = [[model_of(run) for run in runs] for runs in plan.run_plans]
+    model = groups[0][0]
     if plan.lightcone is not None:
-        return MapMaker(model, *shared, draws=draws, cone=plan.lightcone)
+        return MapMaker(model, *shared, groups=groups, cone=plan.lightcone)
     noise, simulation = None, model.simulation
     if observation.is_noisy or observation.value("mask") is not None:
         noise = SurveyNoise(observation, simulation.box)
     values, times = cell_values_of(plan), observation.scale_factors(float(simulation.edges[-1]))
-    return VolumeMaker(model, *shared, noise, values, times, draws=draws)
+    return VolumeMaker(model, *shared, noise, values, times, groups=groups)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
