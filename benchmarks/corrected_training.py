@@ -56,7 +56,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "corrections drawn": CORRECTED,
     "all drawn": [{**options, **ANY_STEPS} for options in CORRECTED],
 }
-"""Kind of the cheap universes -> the keys of their runs; each universe has those of one."""
+"""Kind of the cheap universes -> tables of keys; each universe has the keys of one table."""
 
 
 def train(folder: Path, kind: str, seed: int, ranks: int) -> Path:

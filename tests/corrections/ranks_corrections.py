@@ -379,7 +379,7 @@ def learned(mesh, folder, options):
 
 
 def check_slopes(correction, pair, mesh):
-    """The slope of each term of the loss is that of its values."""
+    """The gradient of each term of the loss agrees with differences of its values."""
     theta = np.asarray(correction.theta)
     along = np.random.default_rng(5).normal(size=theta.size)
     options = LearningOptions(histogram=0.2, redshift_space=0.1).completed(type(correction))

@@ -19,7 +19,7 @@ from flowpm_dist.simulate.options import EvolutionOptions
 OF_FORCE = ("mesh_factor", "force_gradient", "deconvolve")
 """Keys of the force that a correction brings."""
 OF_A_RUN = ("correction", *OF_FORCE, "steps", "spacing", "integrator")
-"""Keys of a table of `EvolutionRanges.drawn`, with those of its integrator."""
+"""Keys of a table of `EvolutionRanges.drawn`, besides the options of its integrator."""
 MOST_DRAWN = 100
 """Most steps of a run whose number of steps is drawn."""
 
@@ -41,14 +41,14 @@ class RunDraw(Options):
     ) -> Self:
         """Returns the runs of a table.
 
-        A table that names a correction or a key of the force has its own force, and one that names
-        an integrator has its own options of it: those of the section are left out.
+        A table that names a correction or a key of the force has its own force. One that names an
+        integrator has its own options for it. The section's keys for these are left out.
 
         Args:
             section: the other keys of the section, which are valid.
             table: the keys in place of them; steps may be [fewest, most].
             model: the model of the section.
-            context: of the validation, such as the folder of relative paths.
+            context: what the validation knows, such as the folder of relative paths.
 
         Raises:
             ProblemsError: wrong keys or values.
@@ -72,7 +72,7 @@ class RunDraw(Options):
                 runs.append(model.model_validate(with_number, context=context))
             except ValidationError as error:
                 raise ProblemsError(problems_of(model, with_number, error)) from None
-        if "integrator" in table:  # with those of a user's class, which is known now
+        if "integrator" in table:  # now with the options of a user's class
             left_out |= {*integrators.keys()}
         return cls(names=tuple(sorted({*table, *left_out})), runs=tuple(runs))
 
@@ -83,10 +83,10 @@ class RunDraw(Options):
             text: the text; it is returned unchanged if the key is not one of the table's.
             number: the number of the table.
         """
-        name = text.removeprefix("evolution.").partition(":")[0]
-        if name == text.partition(":")[0] or name not in self.names:
+        section, _, rest = text.partition(".")
+        if section != "evolution" or rest.partition(":")[0] not in self.names:
             return text
-        return f"evolution.drawn[{number}].{text.removeprefix('evolution.')}"
+        return f"evolution.drawn[{number}].{rest}"
 
     @override
     def to_table(self) -> dict[str, Any]:
@@ -109,8 +109,8 @@ class EvolutionRanges(EvolutionOptions):
     """The section [evolution] of universes whose runs may differ.
 
     Attributes:
-        drawn: tables of keys of this section. Each universe has the keys of one of them in place
-            of the section's: of each in turn, in a random order. If steps are [fewest, most],
+        drawn: tables of keys of this section. Each universe has the keys of one table instead of
+            the section's. The tables have turns, in a random order. If steps are [fewest, most],
             their number is random. None if all runs are the same.
     """
 

@@ -24,7 +24,7 @@ from flowpm_dist.cosmoflow.planning.data_options import (
     StoredData,
 )
 from flowpm_dist.cosmoflow.planning.declarations import Declaration, declaration
-from flowpm_dist.cosmoflow.planning.drawn_runs import EvolutionRanges
+from flowpm_dist.cosmoflow.planning.drawn_runs import EvolutionRanges, RunDraw
 from flowpm_dist.cosmoflow.planning.memory import check_training_mesh
 from flowpm_dist.cosmoflow.planning.options import (
     DERIVED,
@@ -115,6 +115,10 @@ class TrainingPlan(ObservedSections, SimulatedRun):
             [self.model_copy(update={"evolution": run}) for run in draw.runs]
             for draw in self.evolution.drawn or ()
         ] or [[self]]
+
+    def _tables(self) -> Iterator[tuple[RunDraw, list[Self]]]:
+        """Returns each table of evolution.drawn with the plans of its runs."""
+        return zip(self.evolution.drawn or (), self.run_plans, strict=False)
 
     @property
     def fixed_parameters(self) -> dict[str, Any]:
@@ -278,20 +282,20 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         """Returns what `of` gives for the keys of each table of evolution.drawn."""
         return {
             in_table: value
-            for number, draw in enumerate(self.evolution.drawn or ())
-            for key, value in of(self.run_plans[number][0]).items()
+            for number, (draw, plans) in enumerate(self._tables())
+            for key, value in of(plans[0]).items()
             if (in_table := draw.key_in_table(key, number)) != key
         }
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know about the simulations and the maps before the work begins."""
-        if draws := self.evolution.drawn:
+        if self.evolution.drawn is not None:  # for the fewest and the most steps of each table
             return tuple(
                 dict.fromkeys(
                     draw.key_in_table(text, number)
-                    for number, draw in enumerate(draws)
-                    for plan in (self.run_plans[number][0], self.run_plans[number][-1])
+                    for number, (draw, plans) in enumerate(self._tables())
+                    for plan in (plans[0], plans[-1])
                     for text in plan.warnings
                 )
             )
@@ -362,9 +366,11 @@ class TrainingPlan(ObservedSections, SimulatedRun):
         """Yields the problems between sections, and those with the files that the plan names."""
         problems = [*super().problems(), *plan_problems(self)]
         yield from problems
-        for number, draw in enumerate(self.evolution.drawn or ()):
-            for problem in self.run_plans[number][0].problems():
-                if problem in problems or "evolution.drawn" in self.idle():
+        if "evolution.drawn" in self.idle():
+            return
+        for number, (draw, plans) in enumerate(self._tables()):
+            for problem in plans[0].problems():
+                if problem in problems:
                     continue
                 key = draw.key_in_table(problem.key, number)
                 where = "" if key != problem.key else f" (with evolution.drawn[{number}])"

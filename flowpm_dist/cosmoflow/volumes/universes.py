@@ -99,7 +99,7 @@ class UniverseMaker(abc.ABC):
         self.groups = self.groups or [[self.model]]
 
     def model_of(self, stream: str, number: int) -> UniverseModel:
-        """Returns the model of a universe of a stream: of each group in turn, in a random order."""
+        """Returns the model of a universe of a stream; groups have turns, in a random order."""
         turn, place = divmod(number, len(self.groups))
         order = self.priors.generator(stream, turn).permutation(len(self.groups))
         group = self.groups[order[place]]
@@ -224,7 +224,7 @@ class MapMaker(UniverseMaker):
     channels. Each replica is one rank, which has its maps whole.
 
     Attributes:
-        model: a `ConvergenceModel`, like those of `groups`, see `UniverseMaker`.
+        model: a `ConvergenceModel`, see `UniverseMaker`. So are the models in `groups`.
         cone: the light cone, with noise. The seed of its noise is not used: each universe has a
             separate seed.
         priors, lanes, targets, groups: see `UniverseMaker`. "noise_amplitude" multiplies the noise.
