@@ -82,7 +82,7 @@ setup(
         "meshimpl": ["py.typed"],
         # What `flowpm-dist build` builds from.
         "flowpm_dist.particle_mesh.kernels": ["*.cc", "*.cu", "*.h"],
-        "meshimpl.horovod_wheel": ["patches.toml", "requirements-*.txt"],
+        "meshimpl.horovod_wheel": ["exchange.cc", "patches.toml", "requirements-*.txt"],
     },
     ext_modules=[
         Extension(

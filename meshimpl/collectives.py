@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl import engine, traffic
+from meshimpl.engine import Rows
 from meshimpl.graph_guards import fence, guarded
 from meshimpl.rendezvous import eager_collective
 from meshimpl.traffic import Tally
@@ -281,14 +282,12 @@ class Communicator:
             splits = fence(splits)
         return back(self._exchange(carried, splits))
 
-    def _exchange_pieces(
-        self, pieces: tf.Tensor, counts: np.ndarray | None, most: int
-    ) -> tf.Tensor:
+    def _exchange_pieces(self, pieces: tf.Tensor, counts: Rows | None, most: int) -> tf.Tensor:
         """Exchanges pieces, in several messages where one has more elements than the engine counts.
 
         Args:
             pieces: [n, length], of the same length on each rank.
-            counts: number of pieces for each rank; None sends one to each.
+            counts: numbers of pieces; None sends one to each rank.
             most: largest number of pieces that any rank sends or receives.
 
         Returns:
@@ -301,17 +300,18 @@ class Communicator:
         parts = [self._exchange(pieces[:, begin : begin + longest], counts) for begin in begins]
         return tf.concat(parts, axis=1)
 
-    def _exchange(self, x: tf.Tensor, counts: np.ndarray | tf.Tensor | None) -> tf.Tensor:
-        """Exchanges rows; counts that are an array are this rank's own, and mostly 0."""
-        if isinstance(counts, np.ndarray):
+    def _exchange(self, x: tf.Tensor, counts: Rows | tf.Tensor | None) -> tf.Tensor:
+        """Exchanges rows; known numbers of rows are this rank's own, and mostly 0."""
+        rows = counts if isinstance(counts, Rows) else None
+        if rows is not None:
             row = x.dtype.size * math.prod(x.shape[1:])
-            sent = {"neighbours": traffic.to_each(row * counts.astype(np.int64), self.index)}
-            counts = _own(counts)
+            sent = {"neighbours": traffic.to_each(row * rows.sent.astype(np.int64), self.index)}
+            counts = _own(rows.sent)
         else:
             sent = {"alltoall": traffic.alltoall(_bytes(x), self.size)}
 
         def exchange(y: tf.Tensor, name: str) -> tf.Tensor:
-            return engine.current().exchange(y, counts, self.ranks, name)
+            return engine.current().exchange(y, counts, self.ranks, name, rows)
 
         # With counts, each rank may have a shape of its own.
         detail = f"{x.shape}" if counts is None else ""
@@ -342,10 +342,11 @@ class Communicator:
         carried, back = _as_carried(x)
         piece = tf.reshape(carried, [1, -1])
         sends = np.array([s == self.index for s in sources], np.int32)
+        arrives = np.array([k == sources[self.index] for k in range(self.size)], np.int32)
         copies = tf.tile(piece, _own(np.array([sends.sum(), 1], np.int32)))
         most = max(Counter(s for s in sources if s is not None).values())
         copies = tf.ensure_shape(copies, [None, piece.shape[1]])
-        moved = self._exchange_pieces(copies, sends, most)
+        moved = self._exchange_pieces(copies, Rows(sends, arrives), most)
         whole = tf.concat([moved, tf.zeros_like(piece)], axis=0)[0]
         return back(tf.reshape(whole, carried.shape))
 
@@ -385,8 +386,9 @@ class Communicator:
         carried, back = _as_carried(tf.stack([to_previous, to_next]), half=half)
         pieces = tf.reshape(carried, [2, -1])
         previous, following = (self.index - d) % n, (self.index + d) % n
-        counts = np.zeros(n, np.int32)
-        np.add.at(counts, [previous, following], 1)
+        numbers = np.zeros(n, np.int32)
+        np.add.at(numbers, [previous, following], 1)
+        counts = Rows(numbers, numbers)
         if previous == following:
             # So it is on every rank. The two arrive as they were stacked: what the neighbour sent
             # to its previous rank comes here from our next.

@@ -1,4 +1,4 @@
-"""The engine of collectives: Horovod's process sets.
+"""The engine of collectives: Horovod's process sets, and NCCL's sends and receives if asked.
 
 This is the only module that names Horovod. Another engine has the methods of `HorovodEngine`, and
 `current` returns it. Groups of one rank need no engine, so a job of one rank imports none.
@@ -13,13 +13,16 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from meshimpl import launch
+from meshimpl.graph_guards import NO_GRADIENT
 from meshimpl.mesh_shape import Lines, Ranks
 
 MAX_ELEMENTS = 2**31 - 1
@@ -32,8 +35,19 @@ MANY_SETS = 200
 """Process sets, of all ranks, above which a Horovod that wants them all on each rank is slow."""
 
 
+EXCHANGE = "MESHIMPL_EXCHANGE"
+"""Variable that chooses what exchanges rows: "horovod", "nccl", or the path of an NCCL library."""
+
+
 class CollectiveError(RuntimeError):
     """The engine cannot work in a group, for example because it was started without that group."""
+
+
+class Rows(NamedTuple):
+    """Numbers of rows that a rank exchanges each time: for each rank of a group, and from each."""
+
+    sent: np.ndarray
+    received: np.ndarray
 
 
 def import_horovod() -> ModuleType:
@@ -188,7 +202,12 @@ class HorovodEngine:
         return self._hvd.allgather(x, name=name, process_set=self._process_set(ranks))
 
     def exchange(
-        self, x: tf.Tensor, counts: tf.Tensor | None, ranks: Ranks, name: str
+        self,
+        x: tf.Tensor,
+        counts: tf.Tensor | None,
+        ranks: Ranks,
+        name: str,
+        rows: Rows | None = None,
     ) -> tf.Tensor:
         """Sends rows of dimension 0 to each rank of the group and returns what arrives.
 
@@ -197,6 +216,7 @@ class HorovodEngine:
             counts: int32 number of rows for each rank; None sends every rank the same number.
             ranks: the group.
             name: of this collective.
+            rows: the same numbers, and those of the rows that arrive, where they are known.
 
         Returns:
             The rows that arrive, in the order of the ranks. Their number is not known statically.
@@ -211,6 +231,121 @@ class HorovodEngine:
         return self._hvd.broadcast(x, root_rank=root, name=name, process_set=process_set)
 
 
+class NcclEngine(HorovodEngine):
+    """Horovod, but for exchanges of known numbers of rows: NCCL's sends and receives make those.
+
+    They are put on TensorFlow's stream: they wait for no cycle of Horovod's, for no negotiation and
+    for no numbers of other ranks. They have no names. In each group all ranks must therefore make
+    them in the same order, as the collectives of mesh functions are. Other collectives, and
+    exchanges whose numbers only the sender knows, remain Horovod's.
+
+    Args:
+        library: path of NCCL's library; "nccl" for the one of TensorFlow's CUDA packages, or of the
+            system.
+    """
+
+    def __init__(self, library: str) -> None:
+        super().__init__()
+        self._named, self._joined = library, dict[Ranks, str]()
+
+    @functools.cached_property
+    def _ops(self) -> Any:
+        operations = self._hvd.mpi_ops.MPI_LIB
+        if not hasattr(operations, "meshimpl_exchange"):
+            raise CollectiveError(
+                f"{EXCHANGE}={self._named}: this Horovod was built without exchanges by NCCL; "
+                "`python -m meshimpl.horovod_wheel` builds one that has them"
+            )
+        return operations
+
+    @functools.cached_property
+    def _device(self) -> str:
+        if tf.config.get_visible_devices("GPU"):
+            return "GPU:0"
+        if self._named == "nccl":
+            raise CollectiveError(
+                f"{EXCHANGE}=nccl: this rank has no GPU, and NCCL moves the memory of GPUs alone; "
+                "unset it"
+            )
+        return "CPU:0"
+
+    @property
+    def _library(self) -> str:
+        if self._named != "nccl":
+            return self._named
+        spec = find_spec("nvidia.nccl") if find_spec("nvidia") else None
+        folders = list(spec.submodule_search_locations or ()) if spec else []
+        found = [path for folder in folders for path in Path(folder).glob("lib/libnccl.so.2")]
+        return str(found[0]) if found else "libnccl.so.2"
+
+    def connect(self) -> None:
+        """Joins each group of this rank that it has not joined yet. On all ranks, after `start`.
+
+        Raises:
+            CollectiveError: there is no NCCL, it refuses a group, or Horovod lacks the operations.
+        """
+        hvd, operations, device = self._hvd, self._ops, self._device
+        for ranks, process_set in self.process_sets.items():
+            if ranks in self._joined:
+                continue
+            group, index = ",".join(map(str, ranks)), ranks.index(hvd.rank())
+            try:
+                with tf.init_scope():
+                    with tf.device("CPU:0"):
+                        identity = tf.zeros([128], tf.uint8)
+                        if index == 0:
+                            identity = operations.meshimpl_new_group(library=self._library)
+                        identity = hvd.broadcast(
+                            identity, ranks[0], name=f"nccl {group}", process_set=process_set
+                        )
+                    with tf.device(device):
+                        operations.meshimpl_join_group(
+                            identity,
+                            library=self._library,
+                            group=group,
+                            size=len(ranks),
+                            index=index,
+                        )
+            except tf.errors.OpError as error:
+                # Without the names of the operation, before and after.
+                reason = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
+                raise CollectiveError(
+                    f"{EXCHANGE}={self._named}: {reason}; unset it, and Horovod exchanges all rows"
+                ) from error
+            self._joined[ranks] = group
+
+    @property
+    def wants_own_gpus(self) -> bool:
+        """Whether no two ranks may have the same GPU."""
+        return self._named == "nccl" or super().wants_own_gpus
+
+    def exchange(
+        self,
+        x: tf.Tensor,
+        counts: tf.Tensor | None,
+        ranks: Ranks,
+        name: str,
+        rows: Rows | None = None,
+    ) -> tf.Tensor:
+        """Sends and receives rows, see `HorovodEngine.exchange`."""
+        if rows is None and counts is None and x.shape.rank and x.shape[0] is not None:
+            each = np.full(len(ranks), x.shape[0] // len(ranks))
+            rows = Rows(each, each)
+        if rows is None:
+            return super().exchange(x, counts, ranks, name)
+        self._process_set(ranks)
+        sent, received = (each.tolist() for each in rows)
+        with tf.device(self._device):
+            return self._ops.meshimpl_exchange(
+                x, group=self._joined[ranks], sent=sent, received=received, name=name
+            )
+
+
+@tf.RegisterGradient("MeshimplExchange")
+def _refuse_gradient(*_: Any) -> None:
+    raise LookupError(NO_GRADIENT)
+
+
 def prepare_timeline() -> None:
     """Lets this process record a timeline later. Call it before the engine starts.
 
@@ -221,5 +356,16 @@ def prepare_timeline() -> None:
 
 @functools.cache
 def current() -> HorovodEngine:
-    """Returns this process's engine; see `HorovodEngine.start`."""
-    return HorovodEngine()
+    """Returns this process's engine; see `HorovodEngine.start`.
+
+    Raises:
+        CollectiveError: the variable MESHIMPL_EXCHANGE has another value than it may have.
+    """
+    chosen = os.environ.get(EXCHANGE, "") or "horovod"
+    if chosen == "horovod":
+        return HorovodEngine()
+    if chosen == "nccl" or os.sep in chosen:
+        return NcclEngine(chosen)
+    raise CollectiveError(
+        f'{EXCHANGE} is "horovod", "nccl", the path of a library or not set, not "{chosen}"'
+    )

@@ -81,6 +81,9 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         rendezvous.stay_together(tuple(range(ranks)))
     if job.wants_own_gpus:
         rendezvous.check_gpus(tuple(range(ranks)))
+    if isinstance(job, engine.NcclEngine):
+        rendezvous.meet(tuple(range(ranks)), f"{engine.EXCHANGE} is set: connecting through NCCL")
+        job.connect()
 
 
 def place_devices(here: launch.RankEnvironment | None = None, *, shared: bool = False) -> None:

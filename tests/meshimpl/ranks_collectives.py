@@ -110,6 +110,7 @@ def test_allreduce() -> None:
     verify(checks)
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_moves() -> None:
     """Allgather, alltoall, broadcast, permute and shift."""
     checks = []
@@ -144,6 +145,7 @@ def test_allgather_joins_along_any_axis() -> None:
     verify(checks)
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_shift_by_any_distance() -> None:
     checks = []
     for group, wrap in itertools.product(groups(), (True, False)):
@@ -157,6 +159,7 @@ def test_shift_by_any_distance() -> None:
     verify(checks)
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_permute_from_one_to_all_and_from_none() -> None:
     checks = []
     for group in groups():
@@ -177,6 +180,7 @@ def test_permute_from_one_to_all_and_from_none() -> None:
     verify(checks)
 
 
+@pytest.mark.usefixtures("each_engine")
 def test_exchange_with_both_neighbours() -> None:
     """Also where both neighbours are one rank, or this rank itself."""
     checks = []
@@ -245,21 +249,27 @@ def traced_operations(fn: Callable[..., Any], *specs: tf.TensorSpec) -> list[tf.
 
 
 @pytest.mark.ranks(4)
-def test_shift_sends_to_one_neighbour_only(line: ProcessMesh) -> None:
+def test_shift_sends_to_one_neighbour_only(line: ProcessMesh, each_engine: str) -> None:
     """One alltoall, of this rank's tensor once, all of it to the neighbour."""
     spec = tf.TensorSpec(SHAPE, tf.float32)
     operations = traced_operations(lambda x: line.world.shift(x, 1), spec)
-    (exchange,) = [op for op in operations if op.type.startswith("Horovod")]
-    assert exchange.type == "HorovodAlltoall"
-    with exchange.graph.as_default(), tf.compat.v1.Session() as session:
-        placeholder = next(op for op in operations if op.type == "Placeholder").outputs[0]
-        sent, splits = session.run(
-            list(exchange.inputs), {placeholder.name: np.zeros(SHAPE, np.float32)}
-        )
+    (exchange,) = [op for op in operations if op.type.startswith(("Horovod", "Meshimpl"))]
     expected = np.zeros(line.size, int)
     expected[(line.rank + 1) % line.size] = 1
-    assert splits.tolist() == expected.tolist()
+    with exchange.graph.as_default(), tf.compat.v1.Session() as session:
+        placeholder = next(op for op in operations if op.type == "Placeholder").outputs[0]
+        sent, *splits = session.run(
+            list(exchange.inputs), {placeholder.name: np.zeros(SHAPE, np.float32)}
+        )
     assert sent.size == math.prod(SHAPE)
+    if each_engine == "horovod":
+        assert exchange.type == "HorovodAlltoall"
+        assert splits[0].tolist() == expected.tolist()
+    else:
+        arrives = np.roll(np.eye(line.size, dtype=int)[line.rank], -1)
+        assert exchange.type == "MeshimplExchange"
+        assert exchange.get_attr("sent") == expected.tolist()
+        assert exchange.get_attr("received") == arrives.tolist()
 
 
 def test_a_group_of_one_does_nothing(line: ProcessMesh) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from rank_jobs import needs_horovod
-
-from meshimpl.launch import mpirun_command
+from rank_jobs import run_two
 
 UNGUARDED = """
 from meshimpl.imports import import_tensorflow
@@ -53,21 +48,6 @@ total = MeshFunction(build, mesh, "x:row", {"a": ([("x", 2)], tf.float32)})
 total([1.0, 2.0])
 total([1.0, 2.0]) if mesh.rank == 0 else mesh.barrier()
 """
-
-
-def run_two(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program on two ranks."""
-    needs_horovod(2)
-    script = folder / "program.py"
-    script.write_text(text)
-    command, prepared = mpirun_command(2, [sys.executable, str(script)])
-    return subprocess.run(
-        command,
-        env={**os.environ, **prepared, **environment},
-        timeout=150,
-        text=True,
-        capture_output=True,
-    )
 
 
 @pytest.mark.timeout(180)

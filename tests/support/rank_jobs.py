@@ -138,6 +138,27 @@ def _report(folder: Path, ranks: int, headline: str, launcher: str = "") -> str:
     return "\n".join([*lines, "---- the launcher said:", *launcher.splitlines()[-30:]])
 
 
+def run_two(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program on two ranks.
+
+    Args:
+        folder: where the program is written.
+        text: the program.
+        **environment: variables that the ranks have in addition.
+    """
+    needs_horovod(2)
+    script = folder / "program.py"
+    script.write_text(text)
+    command, prepared = mpirun_command(2, [sys.executable, str(script)])
+    return subprocess.run(
+        command,
+        env={**os.environ, **prepared, **environment},
+        timeout=150,
+        text=True,
+        capture_output=True,
+    )
+
+
 def main(ranks: str, *arguments: str) -> int:
     """Run chosen tests on several ranks; print what the first rank and those that failed said."""
     with tempfile.TemporaryDirectory() as folder:

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nccl_stand_in import build_stand_in
 from quick import optimise_graphs, trace_once
 
-from meshimpl import ProcessMesh, initialise, launch
+from meshimpl import ProcessMesh, engine, initialise, launch
 
 TIME_LIMIT = 120  # [s] of one test; a rank that hangs ends the job
 DEFAULT_RANKS = (2,)
@@ -194,6 +195,26 @@ def by_rank_zero(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, 
         time.sleep(0.05)
     with np.load(file) as held:
         return dict(held)
+
+
+@functools.cache
+def nccl_engine() -> engine.NcclEngine:
+    """An engine beside this job's own, whose exchanges go through a stand-in for NCCL."""
+    folder = os.environ.get("RANKS_FOLDER") or tempfile.mkdtemp()
+    built = by_rank_zero("stand_in", lambda: {"library": build_stand_in(Path(folder))})
+    nccl = engine.NcclEngine(str(built["library"]))
+    nccl.process_sets = engine.current().process_sets
+    nccl.connect()
+    return nccl
+
+
+@pytest.fixture(params=["horovod", "nccl"] if SIZE > 1 else ["horovod"])
+def each_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Exchanges by Horovod, and by NCCL's functions."""
+    if request.param == "nccl":
+        nccl = nccl_engine()
+        monkeypatch.setattr(engine, "current", lambda: nccl)
+    return request.param
 
 
 def solo() -> ProcessMesh:
