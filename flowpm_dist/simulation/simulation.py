@@ -425,13 +425,13 @@ class Simulation:
             raise ValueError("on_output needs outputs: give their scale factors, too")
         if outputs is not None and observe is not None:
             raise ValueError("outputs: with observe, give states_at(outputs, on_output) among them")
-        looks: dict[str, object] = {"outputs": outputs, "observe": observe}
-        looks |= {"progress": progress, "after_step": after_step, "resume": resume}
+        looks: dict[str, object] = {"progress": progress, "after_step": after_step}
+        looks |= {"resume": resume, "observe": None if _are_states(observe) else observe}
         named = [name for name, value in looks.items() if value is not None]
         if named and not tf.executing_eagerly():
             raise RuntimeError(
-                f"{named[0]}: nothing can look into a run inside a tf.function or another graph; "
-                "call run eagerly"
+                f"{named[0]}: only states at several times (outputs, states_at) can be taken from "
+                "a run inside a tf.function or another graph; call run eagerly"
             )
         several = isinstance(observe, Sequence)
         makers = list(observe) if isinstance(observe, Sequence) else []
@@ -559,6 +559,12 @@ class Simulation:
             **options,
             **more,
         )
+
+
+def _are_states(observe: ObserverOf | Sequence[ObserverOf] | None) -> bool:
+    """Returns whether all that measures a run makes states of it, see `Simulation.states_at`."""
+    makers = observe if isinstance(observe, Sequence) else [observe]
+    return all(getattr(make, "func", None) is _at_times for make in makers)
 
 
 def _states_at(times: Sequence[float], on_output: OnOutput | None) -> ObserverOf:

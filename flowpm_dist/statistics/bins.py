@@ -10,7 +10,8 @@ with given edges hold the modes with low <= k < high. The mode k = 0 is in no bi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Literal
@@ -220,11 +221,29 @@ def _increasing(values: object, name: str, most: float, kind: str) -> np.ndarray
     return edges
 
 
+@contextmanager
+def outside_graphs(what: str, mesh: ProcessMesh) -> Iterator[None]:
+    """Evaluates what is inside at once, on one rank also while TensorFlow builds a graph.
+
+    Args:
+        what: what is evaluated, for the message.
+        mesh: the ranks.
+
+    Raises:
+        RuntimeError: TensorFlow builds a graph, and there are several ranks.
+    """
+    if mesh.size > 1:
+        check_eager(what)
+    with tf.init_scope():
+        yield
+
+
 @cached_on_mesh(16)
 def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the mean wavenumber [h/Mpc], the mean |mu| and the number of modes of each bin.
 
-    k and -k are both counted. The means of a bin without modes are NaN. All ranks call it together.
+    k and -k are both counted. The means of a bin without modes are NaN. All ranks call it together,
+    on several ranks not while TensorFlow builds a graph.
 
     Returns:
         Three float64 arrays [size], the same on every rank.
@@ -232,20 +251,8 @@ def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarra
     Raises:
         ValueError: no mode is in any of the bins.
     """
-    check_eager("a statistic of modes")
-    size = bins.size
-    x, y, z = relative_wavenumbers(box)
-    _, weight_y, weight_z = multiplicities(box)
-    local = np.zeros((3, size + 1))
-    for along_z, weight in zip(z[:, 0, 0], weight_z[:, 0, 0], strict=True):
-        along = x[0], y[0], along_z
-        k = relative_wavenumber(*along)
-        number = bins.number(along, k).numpy().ravel()
-        weights = np.broadcast_to(weight * weight_y[0], k.shape)
-        values = weights, weights * k.numpy(), weights * bins.mu(along, k).numpy()
-        for row, value in zip(local, values, strict=True):
-            row += np.bincount(number, value.ravel(), size + 1)
-    modes, k_sum, mu_sum = sum_over_universe(box.mesh, local[:, :-1])
+    with outside_graphs("a statistic of modes", box.mesh):
+        modes, k_sum, mu_sum = sum_over_universe(box.mesh, _local_contents(box, bins))
     fundamental = 2 * np.pi / max(box.size)
     if not modes.any():
         raise ValueError(
@@ -254,6 +261,22 @@ def contents(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray, np.ndarra
         )
     with np.errstate(invalid="ignore"):
         return fundamental * k_sum / modes, mu_sum / modes, modes
+
+
+def _local_contents(box: Box, bins: Binning) -> np.ndarray:
+    """Returns sums over this rank's modes in each bin, of 1, k / k_f, |mu| [3, size]."""
+    x, y, z = relative_wavenumbers(box)
+    _, weight_y, weight_z = multiplicities(box)
+    sums = np.zeros((3, bins.size + 1))
+    for along_z, weight in zip(z[:, 0, 0], weight_z[:, 0, 0], strict=True):
+        along = x[0], y[0], along_z
+        k = relative_wavenumber(*along)
+        number = bins.number(along, k).numpy().ravel()
+        weights = np.broadcast_to(weight * weight_y[0], k.shape)
+        values = weights, weights * k.numpy(), weights * bins.mu(along, k).numpy()
+        for row, value in zip(sums, values, strict=True):
+            row += np.bincount(number, value.ravel(), bins.size + 1)
+    return sums[:, :-1]
 
 
 def bin_contents(box: Box, bins: BinChoice | Binning = None) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from flowpm_dist.statistics.bins import (
     Bins,
     bin_contents,
     binning,
+    outside_graphs,
     relative_wavenumber,
 )
 from flowpm_dist.statistics.measure import Window, sample_of, sum_over_cells, whole
@@ -172,7 +173,8 @@ def _triangles(box: Box, bins: Binning) -> tuple[np.ndarray, np.ndarray]:
     if not any(single.offset):
         point[..., 0, 0, 0] = 1.0
     every = _combinations(bins)
-    sums = whole(_function(single, bins, None, all_=True)(tf.constant(point)), single)
+    with outside_graphs("a bispectrum", box.mesh):
+        sums = whole(_function(single, bins, None, all_=True)(tf.constant(point)), single)
     counts = np.rint(sums.reshape(-1, len(every))[0] * float(box.cells) ** 2)
     if not counts.any():
         raise ValueError("no triangle of modes is in any three of the bins: wider bins are needed")

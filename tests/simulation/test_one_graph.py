@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
+from flowpm_dist.statistics import binned_power
 
 N = 8
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 3)
@@ -83,7 +84,33 @@ def test_one_function_may_hold_boxes_of_two_sizes(pyramid):
     assert np.abs(traced[0] - traced[1]).max() > 0.1
 
 
-def test_nothing_looks_into_a_run_in_a_graph():
+@pytest.mark.parametrize("integrator", ["fastpm", "bullfrog", "cola"])
+def test_states_at_several_times(integrator):
+    """Their power in bins, its gradients by noise and parameter, and states beside the last one."""
+    sim = simulation(integrator=integrator)
+    noise = tf.random.stateless_normal([N, N, N], [1, 2], dtype=tf.float64)
+    omega, times = tf.constant(0.3, tf.float64), [0.73, 0.4, 1.0]
+
+    def gradient(noise, omega):
+        cosmology = PLANCK.replace(Omega_m=omega)
+        start = {"white_noise": noise, "cosmology": cosmology}
+        with tf.GradientTape() as tape:
+            tape.watch([noise, omega])
+            power = sim.run(
+                **start, outputs=times, on_output=lambda state: binned_power(state.density())
+            )
+            loss = tf.reduce_sum(tf.math.log(tf.stack(power)))
+        last, states = sim.run(**start, observe=[sim.states_at(times[:2])])
+        blocks = [last.velocity.block, *(state.displacement.block for state in states[0])]
+        return [tf.stack(power), *tape.gradient(loss, [noise, omega]), *blocks]
+
+    found = tf.function(gradient, autograph=False)(noise, omega)
+    for one, other in zip(found, gradient(noise, omega), strict=True):
+        assert np.abs(other).max() > 0
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11 * np.abs(other).max())
+
+
+def test_little_else_looks_into_a_run_in_a_graph():
     """But a state may be where it begins."""
     sim = simulation()
     later = sim.with_steps([1.0, 1.1])
@@ -94,9 +121,10 @@ def test_nothing_looks_into_a_run_in_a_graph():
 
     expected = go_on()
     np.testing.assert_allclose(tf.function(go_on)(), expected, rtol=0, atol=1e-12)
-    for words in ({"outputs": [0.5]}, {"progress": print}, {"observe": sim.states_at([0.5])}):
+    states = sim.states_at([0.5])
+    for words in ({"progress": print}, {"observe": print}, {"observe": [states, print]}):
         traced = tf.function(lambda words=words: sim.run(seed=1, **words), autograph=False)
-        with pytest.raises(RuntimeError, match=f"{next(iter(words))}: nothing can look into a run"):
+        with pytest.raises(RuntimeError, match=f"{next(iter(words))}: only states at several"):
             traced()
 
 

@@ -239,7 +239,7 @@ def kicks_of(times: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def between_kicks(
-    kicks: np.ndarray, share: tf.Tensor, drift: tf.Tensor, later: np.ndarray
+    kicks: np.ndarray, share: tf.Tensor, drift: tf.Tensor, later: np.ndarray | tf.Tensor
 ) -> Interpolation:
     """Returns the states at times near kicks, with the scheme's velocity.
 

@@ -86,7 +86,7 @@ class BullFrog(Integrator):
         begin, end = growth.by_d1(a[kicks], 2), growth.by_d1(a[kicks + 1], 2)
         drift = growth.d1(t) - 0.5 * (growth.d1(a[kicks]) + growth.d1(a[kicks + 1]))
         share = (growth.by_d1(t, 2) - begin) / (end - begin)
-        by_velocity = between_kicks(kicks, share, drift, drift.numpy() > 0)
+        by_velocity = between_kicks(kicks, share, drift, drift > 0)
         canonical = growth.g_drift(t)
         scale = tf.stack([tf.ones_like(canonical), canonical], axis=-1)
         return Interpolation(by_velocity.kicks, by_velocity.factors * scale[:, :, tf.newaxis])
