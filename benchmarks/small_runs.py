@@ -4,7 +4,8 @@
 
 Milliseconds on one rank, in float32, 2LPT and BullFrog, 2 Mpc/h a cell. Each is the median of
 `--repeats` calls after a first one; the ways take turns in each repetition. A gradient is the value
-and the gradient of the sum of the squared density, by the white noise alone and with Omega_m.
+and the gradient of the sum of the squared density, by the white noise alone and with Omega_m, or of
+the sum of ln P in bins at three scale factors.
 
     single    each operation of a step calls its own graphs
     pairs     the steps are one graph: what `Simulation.run` does
@@ -27,7 +28,6 @@ import numpy as np
 from common import report, start_worker
 
 WAYS = ("single", "pairs", "function")
-KINDS = ("run", "gradient", "with Omega_m")
 
 
 def worker(grid: int, steps: int, repeats: int) -> None:
@@ -36,6 +36,7 @@ def worker(grid: int, steps: int, repeats: int) -> None:
 
     import flowpm_dist as fpm
     from flowpm_dist.evolution import pairs
+    from flowpm_dist.statistics import binned_power
 
     sim = fpm.Simulation(
         fpm.Cosmology.planck18(),
@@ -55,6 +56,15 @@ def worker(grid: int, steps: int, repeats: int) -> None:
         state = sim.run(white_noise=noise, cosmology=cosmology)
         return tf.reduce_sum(state.density().block ** 2)
 
+    def of_states(noise: tf.Tensor, omega: tf.Tensor) -> tf.Tensor:
+        power = sim.run(
+            white_noise=noise,
+            cosmology=sim.cosmology.replace(Omega_m=omega),
+            outputs=[0.5, 0.7, 1.0],
+            on_output=lambda state: binned_power(state.density()),
+        )
+        return tf.reduce_sum(tf.math.log(tf.stack(power)))
+
     def gradient(loss: Callable[..., tf.Tensor]) -> Callable[..., Any]:
         def value_and_gradient(*inputs: tf.Tensor) -> Any:
             with tf.GradientTape() as tape:
@@ -70,6 +80,7 @@ def worker(grid: int, steps: int, repeats: int) -> None:
         ("run", density, [noise]),
         ("gradient", gradient(density), [noise]),
         ("with Omega_m", gradient(of_omega), [noise, omega]),
+        ("three states", gradient(of_states), [noise, omega]),
     ):
         whole = tf.function(function, autograph=False)
         ways = dict(zip(WAYS, (function, function, whole), strict=True))
