@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from meshimpl import engine, traffic
 from meshimpl.engine import Rows
-from meshimpl.graph_guards import fence, guarded
+from meshimpl.graph_guards import fence, guarded, own
 from meshimpl.rendezvous import eager_collective
 from meshimpl.traffic import Tally
 
@@ -302,16 +302,14 @@ class Communicator:
 
     def _exchange(self, x: tf.Tensor, counts: Rows | tf.Tensor | None) -> tf.Tensor:
         """Exchanges rows; known numbers of rows are this rank's own, and mostly 0."""
-        rows = counts if isinstance(counts, Rows) else None
-        if rows is not None:
+        if isinstance(counts, Rows):
             row = x.dtype.size * math.prod(x.shape[1:])
-            sent = {"neighbours": traffic.to_each(row * rows.sent.astype(np.int64), self.index)}
-            counts = _own(rows.sent)
+            sent = {"neighbours": traffic.to_each(row * counts.sent.astype(np.int64), self.index)}
         else:
             sent = {"alltoall": traffic.alltoall(_bytes(x), self.size)}
 
         def exchange(y: tf.Tensor, name: str) -> tf.Tensor:
-            return engine.current().exchange(y, counts, self.ranks, name, rows)
+            return engine.current().exchange(y, counts, self.ranks, name)
 
         # With counts, each rank may have a shape of its own.
         detail = f"{x.shape}" if counts is None else ""
@@ -343,7 +341,7 @@ class Communicator:
         piece = tf.reshape(carried, [1, -1])
         sends = np.array([s == self.index for s in sources], np.int32)
         arrives = np.array([k == sources[self.index] for k in range(self.size)], np.int32)
-        copies = tf.tile(piece, _own(np.array([sends.sum(), 1], np.int32)))
+        copies = tf.tile(piece, own(np.array([sends.sum(), 1], np.int32)))
         most = max(Counter(s for s in sources if s is not None).values())
         copies = tf.ensure_shape(copies, [None, piece.shape[1]])
         moved = self._exchange_pieces(copies, Rows(sends, arrives), most)
@@ -395,7 +393,7 @@ class Communicator:
             both = self._exchange_pieces(pieces, counts, 2)
             both = back(tf.reshape(both, carried.shape))
             return both[1], both[0]
-        order = _own(np.array([0, 1] if previous < following else [1, 0], np.int32))
+        order = own(np.array([0, 1] if previous < following else [1, 0], np.int32))
         moved = self._exchange_pieces(tf.gather(pieces, order), counts, 2)
         both = tf.gather(back(tf.reshape(moved, carried.shape)), order)
         return both[0], both[1]
@@ -418,15 +416,9 @@ class Communicator:
 
     def per_rank(self, values: Any) -> tf.Tensor:
         """Returns `values[index]` as a tensor that enters the same graph on every rank."""
-        return _own(np.asarray(values)[self.index])
+        return own(np.asarray(values)[self.index])
 
 
 def _bytes(x: tf.Tensor) -> int:
     """Returns the size of a tensor [bytes]; 0 if the graph does not know it."""
     return (x.shape.num_elements() or 0) * x.dtype.size
-
-
-def _own(value: Any) -> tf.Tensor:
-    """Returns a rank's own value as a tensor, so that all ranks build the same graph."""
-    mine = tf.constant(value)
-    return mine if tf.executing_eagerly() else fence(mine)

@@ -17,6 +17,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+from meshimpl.graph_guards import in_order
 from meshimpl.imports import without_keras
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -187,7 +188,12 @@ def _lower_while_loop(op: Any, lowering: Any) -> None:
     for inner in op._cond_ops + op._body_ops:
         for tensor in inner.inputs:
             _reduce_now(lowering, tensor)
-    _upstream_lower_while_loop(op, lowering)
+
+    def build() -> list[Any]:
+        _upstream_lower_while_loop(op, lowering)
+        return [lowering.tensors[t].to_laid_out_tensor().tensor_list[0] for t in op.outputs]
+
+    in_order(build)
 
 
 def _lower_reshape(op: Any, lowering: Any) -> None:

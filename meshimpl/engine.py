@@ -7,6 +7,7 @@ This is the only module that names Horovod. Another engine has the methods of `H
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import os
@@ -22,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from meshimpl import launch
-from meshimpl.graph_guards import NO_GRADIENT
+from meshimpl.graph_guards import NO_GRADIENT, own
 from meshimpl.mesh_shape import Lines, Ranks
 
 MAX_ELEMENTS = 2**31 - 1
@@ -118,6 +119,12 @@ class HorovodEngine:
                 "of this program at its start: meshimpl.initialise(['row:4', 'row:2,col:2'])"
             )
 
+    def prepare(self) -> None:
+        """Does nothing; another engine may find out here whether it can connect."""
+
+    def connect(self) -> None:
+        """Does nothing; another engine may connect ranks here, once their devices are placed."""
+
     def _initialise(self, lines: Sequence[Lines]) -> None:
         hvd = self._hvd
         launch.check_launcher()
@@ -204,25 +211,25 @@ class HorovodEngine:
     def exchange(
         self,
         x: tf.Tensor,
-        counts: tf.Tensor | None,
+        counts: Rows | tf.Tensor | None,
         ranks: Ranks,
         name: str,
-        rows: Rows | None = None,
     ) -> tf.Tensor:
         """Sends rows of dimension 0 to each rank of the group and returns what arrives.
 
         Args:
             x: rows for the first rank, then for the second, and so on.
-            counts: int32 number of rows for each rank; None sends every rank the same number.
+            counts: numbers of rows; or int32 number of rows for each rank, where no rank knows what
+                it receives; None sends every rank the same number.
             ranks: the group.
             name: of this collective.
-            rows: the same numbers, and those of the rows that arrive, where they are known.
 
         Returns:
             The rows that arrive, in the order of the ranks. Their number is not known statically.
         """
         process_set = self._process_set(ranks)
-        result = self._hvd.alltoall(x, splits=counts, name=name, process_set=process_set)
+        splits = own(counts.sent) if isinstance(counts, Rows) else counts
+        result = self._hvd.alltoall(x, splits=splits, name=name, process_set=process_set)
         return result[0] if isinstance(result, (tuple, list)) else result
 
     def broadcast(self, x: tf.Tensor, root: int, ranks: Ranks, name: str) -> tf.Tensor:
@@ -265,7 +272,7 @@ class NcclEngine(HorovodEngine):
         if self._named == "nccl":
             raise CollectiveError(
                 f"{EXCHANGE}=nccl: this rank has no GPU, and NCCL moves the memory of GPUs alone; "
-                "unset it"
+                "unset the variable"
             )
         return "CPU:0"
 
@@ -278,63 +285,73 @@ class NcclEngine(HorovodEngine):
         found = [path for folder in folders for path in Path(folder).glob("lib/libnccl.so.2")]
         return str(found[0]) if found else "libnccl.so.2"
 
-    def connect(self) -> None:
-        """Joins each group of this rank that it has not joined yet. On all ranks, after `start`.
+    def prepare(self) -> None:
+        """Finds out whether this rank can connect.
 
         Raises:
-            CollectiveError: there is no NCCL, it refuses a group, or Horovod lacks the operations.
+            CollectiveError: there is no NCCL or no GPU, or Horovod lacks the operations.
         """
-        hvd, operations, device = self._hvd, self._ops, self._device
+        _ = self._device, self._ops
+        try:
+            ctypes.CDLL(self._library)
+        except OSError as error:
+            raise CollectiveError(
+                f"{EXCHANGE}={self._named}: NCCL cannot be loaded ({error}): pip install "
+                "nvidia-nccl-cu12, or unset the variable, and Horovod exchanges all rows"
+            ) from error
+
+    def connect(self) -> None:
+        """Joins each group of this rank. On all ranks, after `start`.
+
+        Raises:
+            CollectiveError: NCCL refuses a group.
+        """
+        hvd = self._hvd
         for ranks, process_set in self.process_sets.items():
-            if ranks in self._joined:
-                continue
-            group, index = ",".join(map(str, ranks)), ranks.index(hvd.rank())
-            try:
-                with tf.init_scope():
-                    with tf.device("CPU:0"):
-                        identity = tf.zeros([128], tf.uint8)
-                        if index == 0:
-                            identity = operations.meshimpl_new_group(library=self._library)
-                        identity = hvd.broadcast(
-                            identity, ranks[0], name=f"nccl {group}", process_set=process_set
-                        )
-                    with tf.device(device):
-                        operations.meshimpl_join_group(
-                            identity,
-                            library=self._library,
-                            group=group,
-                            size=len(ranks),
-                            index=index,
-                        )
-            except tf.errors.OpError as error:
-                # Without the names of the operation, before and after.
-                reason = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
-                raise CollectiveError(
-                    f"{EXCHANGE}={self._named}: {reason}; unset it, and Horovod exchanges all rows"
-                ) from error
+            # Groups are lines of ranks, which their ends and their length tell apart.
+            group, index = f"{ranks[0]}-{ranks[-1]} of {len(ranks)}", ranks.index(hvd.rank())
+            with tf.init_scope(), tf.device("CPU:0"):
+                identity = tf.zeros([128], tf.uint8) if index else self._made("new_group", "CPU:0")
+                name = f"nccl {group}"
+                identity = hvd.broadcast(identity, ranks[0], name=name, process_set=process_set)
+            places = {"group": group, "size": len(ranks), "index": index}
+            self._made("join_group", self._device, identity, **places)
             self._joined[ranks] = group
+
+    def _made(self, operation: str, device: str, *inputs: tf.Tensor, **attributes: Any) -> Any:
+        """Returns what an operation on groups gives on a device."""
+        call = getattr(self._ops, f"meshimpl_{operation}")
+        try:
+            with tf.init_scope(), tf.device(device):
+                return call(*inputs, library=self._library, **attributes)
+        except tf.errors.OpError as error:
+            # Without the names of the operation, before and after.
+            reason = error.message.rpartition("}} ")[2].partition(" [Op:")[0]
+            raise CollectiveError(
+                f"{EXCHANGE}={self._named}: {reason}; NCCL_DEBUG=WARN tells more; unset the "
+                "variable, and Horovod exchanges all rows"
+            ) from error
 
     @property
     def wants_own_gpus(self) -> bool:
         """Whether no two ranks may have the same GPU."""
-        return self._named == "nccl" or super().wants_own_gpus
+        return True
 
     def exchange(
         self,
         x: tf.Tensor,
-        counts: tf.Tensor | None,
+        counts: Rows | tf.Tensor | None,
         ranks: Ranks,
         name: str,
-        rows: Rows | None = None,
     ) -> tf.Tensor:
         """Sends and receives rows, see `HorovodEngine.exchange`."""
-        if rows is None and counts is None and x.shape.rank and x.shape[0] is not None:
+        if counts is None and x.shape.rank and x.shape[0] is not None:
             each = np.full(len(ranks), x.shape[0] // len(ranks))
-            rows = Rows(each, each)
-        if rows is None:
+            counts = Rows(each, each)
+        if not isinstance(counts, Rows):
             return super().exchange(x, counts, ranks, name)
         self._process_set(ranks)
-        sent, received = (each.tolist() for each in rows)
+        sent, received = (each.tolist() for each in counts)
         with tf.device(self._device):
             return self._ops.meshimpl_exchange(
                 x, group=self._joined[ranks], sent=sent, received=received, name=name
@@ -354,6 +371,11 @@ def prepare_timeline() -> None:
     os.environ.setdefault(TIMELINE, DYNAMIC)
 
 
+def exchanges_by() -> str:
+    """Returns the value of MESHIMPL_EXCHANGE."""
+    return os.environ.get(EXCHANGE, "") or "horovod"
+
+
 @functools.cache
 def current() -> HorovodEngine:
     """Returns this process's engine; see `HorovodEngine.start`.
@@ -361,7 +383,7 @@ def current() -> HorovodEngine:
     Raises:
         CollectiveError: the variable MESHIMPL_EXCHANGE has another value than it may have.
     """
-    chosen = os.environ.get(EXCHANGE, "") or "horovod"
+    chosen = exchanges_by()
     if chosen == "horovod":
         return HorovodEngine()
     if chosen == "nccl" or os.sep in chosen:

@@ -158,6 +158,12 @@ def fence(x: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PlaceholderWithDefault(input=x, shape=x.shape)
 
 
+def own(value: Any) -> tf.Tensor:
+    """Returns a rank's own value as a tensor, so that all ranks build the same graph."""
+    mine = tf.constant(value)
+    return mine if tf.executing_eagerly() else fence(mine)
+
+
 def _chain(graph: Any) -> dict[Any, Any]:
     # An attribute of the graph, because a table of graphs would keep every graph alive.
     if not hasattr(graph, _CHAIN):
@@ -172,6 +178,24 @@ def last_collective() -> Any | None:
         return None
     graph = tf.compat.v1.get_default_graph()
     return _chain(graph).get(graph._get_control_flow_context())
+
+
+def in_order(build: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    """Returns the tensors of a loop or a branch, whose collectives come after those before it.
+
+    They are those of another graph, with a chain of its own. Those that are built afterwards come
+    after it.
+
+    Args:
+        build: builds it in the graph under construction; its tensors are outputs of one operation.
+    """
+    last = last_collective()
+    with tf.control_dependencies([] if last is None else [last]):
+        results = list(build())
+    if not tf.executing_eagerly() and results:
+        graph = tf.compat.v1.get_default_graph()
+        _chain(graph)[graph._get_control_flow_context()] = fence(results[0]).op
+    return results
 
 
 @contextlib.contextmanager
@@ -277,8 +301,10 @@ def _counted(
     def counting(x: tf.Tensor, name: str) -> tf.Tensor:
         result = fence(collective(x, name))
         # It reads a value: with only a control dependency, TensorFlow's optimiser made it wait
-        # for ever on a rank where the input of the collective is a constant.
-        counted = tf.numpy_function(count, [tf.reshape(result, [-1])[:1]], [])
+        # for ever on a rank where the input of the collective is a constant. The size is known on
+        # the host, so that a GPU is not waited for; the optimiser must not know it.
+        size = tf.size(tf.raw_ops.PlaceholderWithDefault(input=result, shape=None))
+        counted = tf.numpy_function(count, [size], [])
         with tf.control_dependencies([counted]):
             return fence(result)
 

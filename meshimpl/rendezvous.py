@@ -318,6 +318,25 @@ def check_gpus(ranks: Ranks) -> None:
 
 
 @functools.cache
+def connect(ranks: Ranks) -> None:
+    """Lets the engine connect the ranks, if it has ways of its own; see `NcclEngine.connect`.
+
+    Args:
+        ranks: all ranks of the job, which call this together once their devices are placed.
+
+    Raises:
+        CollectiveError: ranks chose different engines, or one cannot connect; on every rank.
+        LaunchError: see `check_gpus`.
+    """
+    job, what = engine.current(), f"{engine.EXCHANGE} is {engine.exchanges_by()}"
+    succeed_together((ranks,), what, job.prepare)
+    if job.wants_own_gpus:
+        check_gpus(ranks)
+    with at(what, meetings=[ranks]):
+        job.connect()
+
+
+@functools.cache
 def stay_together(ranks: Ranks) -> None:
     """Lets the ranks of a job watch each other, and wait for each other at their end.
 

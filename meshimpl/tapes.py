@@ -20,6 +20,35 @@ def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
 
 
+def reaches_arguments(tensors: Sequence[tf.Tensor], own: Sequence[tf.Tensor]) -> bool:
+    """Returns whether tensors of a function's graph depend on floating arguments of the function.
+
+    A tape around the function may watch those, which nobody knows while the graph is built. What
+    the function has captured from outside does not count, unless a tape watches it now.
+
+    Args:
+        tensors: of the graph under construction.
+        own: tensors on which they may depend, and what these depend on.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    captured = {inside.name: outside for outside, inside in graph.captures}
+    arguments = {
+        x.name
+        for x in graph.inputs
+        if x.dtype.is_floating and (x.name not in captured or is_watched([captured[x.name]]))
+    }
+    seen, waiting = {x.name for x in own}, list(tensors)
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.name in seen:
+            continue
+        if tensor.name in arguments:
+            return True
+        seen.add(tensor.name)
+        waiting += tensor.op.inputs
+    return False
+
+
 def not_recorded() -> contextlib.AbstractContextManager[None]:
     """Returns a context in which no `tf.GradientTape` records anything."""
     return record.stop_recording()

@@ -7,6 +7,7 @@ the last state, and is checked there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import tensorflow as tf
 from flowpm_dist.evolution.operations import Backward, drifted, kicked, undo_drift, undo_kick
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.particle_mesh.gravity import Gravity
+from meshimpl.graph_guards import in_order
 from meshimpl.mesh_graph import MeshProgram
 
 Kept = dict[tuple[int, int], list[tf.Tensor]]
@@ -185,7 +187,8 @@ def _loop(
 
     first = [tf.constant(0), tf.zeros([LONGEST, 3], box.dtype), *state]
     # one at a time: a collective may be in flight only once
-    _, reaches, *last = tf.while_loop(lambda i, *_: i < count, body, first, parallel_iterations=1)
+    loop = functools.partial(tf.while_loop, lambda i, *_: i < count, body, parallel_iterations=1)
+    _, reaches, *last = in_order(lambda: loop(first))
     return [*last, reaches]
 
 

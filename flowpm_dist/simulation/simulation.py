@@ -414,7 +414,7 @@ class Simulation:
             FloatingPointError: particles are not finite. Raised on every rank.
             CollectiveError: ranks were given different arguments. Raised on every rank.
             RuntimeError: inside a `tf.function` on several ranks, or with anything that looks into
-                the run there.
+                the run there but `outputs` and `states_at`.
         """
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:

@@ -22,6 +22,7 @@ import tensorflow as tf
 from flowpm_dist.grid.box import Box, cached_on_mesh
 from flowpm_dist.options import in_unit, keep_in_units
 from meshimpl.graph_guards import check_eager
+from meshimpl.mesh_graph import check_place
 from meshimpl.process_mesh import ProcessMesh
 
 Axes = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
@@ -223,15 +224,16 @@ def _increasing(values: object, name: str, most: float, kind: str) -> np.ndarray
 
 @contextmanager
 def outside_graphs(what: str, mesh: ProcessMesh) -> Iterator[None]:
-    """Evaluates what is inside at once, on one rank also while TensorFlow builds a graph.
+    """Evaluates what is inside at once, on one rank also while TensorFlow traces a function.
 
     Args:
         what: what is evaluated, for the message.
         mesh: the ranks.
 
     Raises:
-        RuntimeError: TensorFlow builds a graph, and there are several ranks.
+        RuntimeError: TensorFlow builds another graph, or there are several ranks.
     """
+    check_place(what, mesh)
     if mesh.size > 1:
         check_eager(what)
     with tf.init_scope():

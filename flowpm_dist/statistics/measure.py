@@ -28,7 +28,7 @@ from flowpm_dist.statistics.bins import (
     relative_wavenumbers,
 )
 from meshimpl.compat import mtf
-from meshimpl.graph_guards import fence
+from meshimpl.graph_guards import check_eager, fence
 from meshimpl.hvd_simd_mesh_impl import HvdSimdMeshImpl, LaidOutTensor
 from meshimpl.mesh_function import MeshFunction
 from meshimpl.operations.local import local, on_blocks
@@ -362,6 +362,7 @@ def mode_means(
 
 def whole(means: tf.Tensor, box: Box) -> np.ndarray:
     """Returns the means of all universes on every rank, float64."""
+    check_eager("a statistic whose result is an array")
     trailing = means.shape[len(box.local_batch) :]
     dims = [mtf.Dimension(f"axis{i}", n) for i, n in enumerate(trailing)]
     return box.whole(means, mtf.Shape(box.number_shape.dims + dims)).astype(np.float64)

@@ -121,7 +121,8 @@ class NewGroup : public OpKernel {
     OP_REQUIRES(context, nccl.missing.empty(), absl::FailedPreconditionError(nccl.missing));
     UniqueId id;
     const int code = nccl.get_unique_id(&id);
-    OP_REQUIRES(context, code == 0, absl::InternalError(nccl.error_string(code)));
+    OP_REQUIRES(context, code == 0,
+                absl::InternalError(absl::StrCat("ncclGetUniqueId: ", nccl.error_string(code))));
     Tensor* output = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {int64_t(sizeof id)}, &output));
     std::memcpy(output->flat<uint8_t>().data(), id.internal, sizeof id);
@@ -151,7 +152,8 @@ class JoinGroup : public OpKernel {
     group->nccl = &nccl;
     const Place place(context);
     OP_REQUIRES_OK(context,
-                   group->status(nccl.init_rank(&group->communicator, size_, id, index_), "NCCL"));
+                   group->status(nccl.init_rank(&group->communicator, size_, id, index_),
+                                 "ncclCommInitRank"));
     std::lock_guard<std::mutex> lock(groups_mutex);
     groups()[name_] = std::move(group);
   }

@@ -319,7 +319,8 @@ def test_a_wheel_that_is_cut_short_is_not_published(tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWPM_CACHE", str(tmp_path / "cache"))
     facts = {"flavour": "cpu", "python": "cpython-311", "machine": "x86_64"}
     target, log = wheel.Target(tmp_path, "openmpi", "cpu"), tmp_path / "log"
-    (tmp_path / "horovod-0").mkdir()
+    operations = tmp_path / "horovod-0/horovod/tensorflow"
+    operations.mkdir(parents=True)
     log.touch()
     monkeypatch.setattr(wheel, "PATCHES", ())
     monkeypatch.setattr(wheel, "_source", lambda *_: log.touch() or tmp_path / "horovod-0")
@@ -331,6 +332,7 @@ def test_a_wheel_that_is_cut_short_is_not_published(tmp_path, monkeypatch):
         def run(step, command, **_):
             folder = Path(command[command.index("--wheel-dir") + 1])
             folder.mkdir(mode=0o777)
+            assert (operations / "exchange.cc").read_bytes() == wheel.EXCHANGE.read_bytes()
             (folder / "horovod-0.whl").write_bytes(content)
 
         monkeypatch.setattr(wheel, "run", run)
@@ -415,7 +417,7 @@ def test_an_installed_package_has_all_that_is_built_from_and_the_style_of_report
     wanted = {path.name for path in build.sources()}
     assert len(wanted) > 10
     assert wanted <= {path.name for path in built.kernels.iterdir()}
-    for path in (*wheel.HERE.glob("*.txt"), *wheel.HERE.glob("*.toml")):
+    for path in (wheel.EXCHANGE, *wheel.HERE.glob("*.txt"), *wheel.HERE.glob("*.toml")):
         assert (built.horovod / path.name).read_text() == path.read_text()
     style = Path("flowpm_dist/jobs/report.css")
     assert (tmp_path / "lib" / style).read_text() == (ROOT / style).read_text()

@@ -86,8 +86,17 @@ def test_the_same_bits_as_single_operations(calls, monkeypatch, integrator):
     assert len(together.timings["steps"]) == 5
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("integrator", SCHEMES)
+@pytest.mark.parametrize(
+    ("integrator", "keep"),
+    [
+        ("bullfrog", True),
+        ("fastpm", False),
+        ("cola", True),
+        pytest.param("bullfrog", False, marks=pytest.mark.ranks(1)),
+        pytest.param("fastpm", True, marks=pytest.mark.ranks(1)),
+        pytest.param("cola", False, marks=pytest.mark.ranks(1)),
+    ],
+)
 def test_the_same_gradient(calls, monkeypatch, integrator, keep):
     """By the white noise and a parameter, with neutrinos whose force has coefficients."""
     sim = simulation(integrator, adjoint=KEEPING[keep], **SCHEMES[integrator])

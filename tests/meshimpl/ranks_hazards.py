@@ -20,13 +20,14 @@ from ranks import SIZE, process_mesh
 
 from meshimpl import CollectiveError, ProcessMesh, engine, graph_guards
 from meshimpl.compat import mtf
-from meshimpl.graph_guards import last_collective
+from meshimpl.graph_guards import in_order, last_collective
 from meshimpl.mesh_function import mesh_function
 from meshimpl.mesh_graph import MeshProgram, one_graph
 from meshimpl.traffic import added, so_far
 
 pytestmark = [pytest.mark.ranks(2), pytest.mark.grappler, pytest.mark.timeout(60, method="thread")]
 ONES = np.ones([8, 4], np.float32)
+EXCHANGES = ("HorovodAlltoall", "MeshimplExchange")
 FIELD = ([("x", 8), ("y", 4)], tf.float32)
 
 
@@ -51,6 +52,44 @@ def test_output_ignored_on_one_rank(line: ProcessMesh) -> None:
         return x if line.rank == 0 else total
 
     np.testing.assert_array_equal(in_a_graph(fn), ONES * (1 if line.rank == 0 else SIZE))
+
+
+@pytest.mark.usefixtures("each_engine")
+def test_a_loop_has_its_place_among_collectives(line: ProcessMesh) -> None:
+    """Its collectives are another graph's; without names, equal ones would pair as they come."""
+
+    def fn(x: tf.Tensor) -> list[tf.Tensor]:
+        def body(i: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+            return [i + 1, line.world.shift(y, 1) + 1.0]
+
+        first = line.world.shift(x, 1)
+        start = [tf.constant(0), 3.0 * x]
+        _, second = in_order(
+            lambda: tf.while_loop(lambda i, _: i < 3, body, start, parallel_iterations=1)
+        )
+        return [first, second, line.world.shift(2.0 * x, 1)]
+
+    first, second, third = in_a_graph(fn, ONES * (1 + line.rank))
+    source, third_back = 1 + (line.rank - 1) % SIZE, 1 + (line.rank - 3) % SIZE
+    np.testing.assert_array_equal(first, ONES * source)
+    np.testing.assert_array_equal(second, ONES * (3 * third_back + 3))
+    np.testing.assert_array_equal(third, ONES * 2 * source)
+    graph = tf.compat.v1.wrap_function(fn, [tf.TensorSpec([8, 4])]).graph
+    exchanges = [op for op in graph.get_operations() if op.type in EXCHANGES]
+    (loop,) = [op for op in graph.get_operations() if op.type.endswith("While")]
+    assert comes_after(exchanges[1], loop) and comes_after(loop, exchanges[0])
+
+
+def comes_after(later: tf.Operation, earlier: tf.Operation) -> bool:
+    """Whether an operation waits for another, by data or control."""
+    seen: set[str] = set()
+    waiting = [later]
+    while waiting:
+        op = waiting.pop()
+        if op.name not in seen:
+            seen.add(op.name)
+            waiting += [*op.control_inputs, *(x.op for x in op.inputs)]
+    return earlier.name in seen
 
 
 def test_output_ignored_in_the_middle_of_a_chain(line: ProcessMesh) -> None:

@@ -50,11 +50,17 @@ def moves(group: Any) -> list[np.ndarray]:
     return [copied.numpy(), group.alltoall(x).numpy()]
 
 
-@pytest.mark.usefixtures("each_engine")
-def test_they_are_those_of_one_message(line: ProcessMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def one_message(line: ProcessMesh) -> tuple[list[np.ndarray], Traffic, list[np.ndarray]]:
+    """Results by Horovod: no test has chosen another engine yet."""
+    return *results(line), moves(line.world)
+
+
+def test_they_are_those_of_one_message(
+    line: ProcessMesh, one_message: Any, each_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bit, forward and in the adjoint, with as many bytes in more collectives."""
-    whole, once = results(line)
-    moved = moves(line.world)
+    whole, once, moved = one_message
     kind = type(engine.current())
     exchange, lengths = kind.exchange, []
 

@@ -6,6 +6,7 @@ The files `ranks_*.py` exchange rows by it.
 from __future__ import annotations
 
 import subprocess
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +25,13 @@ from meshimpl.engine import CollectiveError, NcclEngine, Rows
 SUPPORT = Path(__file__).parents[1] / "support"
 ONE_ROW = Rows(np.array([2]), np.array([2]))
 SHIFTS = """
-import os
+import copy, os
 {change}
 import tensorflow as tf
 from meshimpl import ProcessMesh
 mesh = ProcessMesh("row:2")
+if mesh.rank == 0:
+    copy.deepcopy(mesh)  # on one rank alone
 for number in range(3):
     print(mesh.world.shift(tf.range(1e5), 1).shape, flush=True)
 """
@@ -50,6 +53,7 @@ def alone(library: str) -> NcclEngine:
 
     nccl = NcclEngine(library)
     vars(nccl)["_hvd"] = SimpleNamespace(mpi_ops=real.mpi_ops, rank=lambda: 0, broadcast=broadcast)
+    vars(nccl)["_device"] = "CPU:0"  # a stand-in moves memory of the host
     nccl.process_sets = {(0,): None}
     return nccl
 
@@ -65,17 +69,20 @@ def test_the_variable_has_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
         current()
 
 
-def test_what_is_missing_is_named(stand_in: str) -> None:
-    for library, message in (
-        ("/nowhere/libnccl.so.2", "^MESHIMPL_EXCHANGE=/no.*: NCCL cannot be loaded.*; unset it"),
-        ("nccl", "^MESHIMPL_EXCHANGE=nccl: this rank has no GPU.*; unset it"),
-    ):
-        with pytest.raises(CollectiveError, match=message):
-            alone(library).connect()
+def test_what_is_missing_is_named(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "^MESHIMPL_EXCHANGE=/no.*: NCCL cannot be loaded.*: pip install .*, or unset"
+    with pytest.raises(CollectiveError, match=message):
+        alone("/nowhere/libnccl.so.2").prepare()
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [])
+    with pytest.raises(CollectiveError, match="EXCHANGE=nccl: this rank has no GPU.*; unset"):
+        NcclEngine("nccl").prepare()
     older = alone(stand_in)
     older._hvd.mpi_ops = SimpleNamespace(MPI_LIB=SimpleNamespace())
     with pytest.raises(CollectiveError, match="meshimpl.horovod_wheel` builds one"):
-        older.connect()
+        older.prepare()
+    another = alone(find_library("c") or "libc.so.6")
+    with pytest.raises(CollectiveError, match="has no nccl.*: NCCL 2.7 has it"):
+        another.connect()
 
 
 def test_nccl_refuses(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +90,7 @@ def test_nccl_refuses(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nccl, rows = alone(stand_in), tf.reshape(tf.range(6.0), [2, 3])
     for function in ("ncclGetUniqueId", "ncclCommInitRank"):
         monkeypatch.setenv("STAND_IN_FAILS", function)
-        with pytest.raises(CollectiveError, match="unhandled system error; unset it"):
+        with pytest.raises(CollectiveError, match=f"{function}: unhandled system error; NCCL_"):
             nccl.connect()
     monkeypatch.delenv("STAND_IN_FAILS")
     nccl.connect()
@@ -96,18 +103,18 @@ def test_nccl_refuses(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setenv("STAND_IN_FAILS", function)
         with pytest.raises(tf.errors.InternalError, match=f"{where}: unhandled system error"):
-            nccl.exchange(rows, None, (0,), "x", ONE_ROW)
+            nccl.exchange(rows, ONE_ROW, (0,), "x")
         monkeypatch.delenv("STAND_IN_FAILS")
-        np.testing.assert_array_equal(nccl.exchange(rows, None, (0,), "x", ONE_ROW), rows)
+        np.testing.assert_array_equal(nccl.exchange(rows, ONE_ROW, (0,), "x"), rows)
 
 
 def test_exchanges_that_do_not_fit(stand_in: str) -> None:
     nccl = alone(stand_in)
     nccl.connect()
     with pytest.raises(CollectiveError, match="no process set"):
-        nccl.exchange(tf.zeros([2]), None, (0, 1), "x", ONE_ROW)
+        nccl.exchange(tf.zeros([2]), ONE_ROW, (0, 1), "x")
     with pytest.raises(tf.errors.InvalidArgumentError, match="an exchange of 2 rows got"):
-        nccl.exchange(tf.zeros([3]), None, (0,), "x", ONE_ROW)
+        nccl.exchange(tf.zeros([3]), ONE_ROW, (0,), "x")
     with pytest.raises(tf.errors.InternalError, match="was not joined"):
         nccl._ops.meshimpl_exchange(tf.zeros([2]), group="7", sent=[2], received=[2])
 
@@ -127,7 +134,8 @@ def test_ranks_that_chose_differently_are_named(stand_in: str, tmp_path: Path) -
     change = f"if os.environ['OMPI_COMM_WORLD_RANK'] == '0': del os.environ['{engine.EXCHANGE}']"
     job = run_two(tmp_path, SHIFTS.format(change=change), **{engine.EXCHANGE: stand_in})
     assert job.returncode != 0 and "(100000,)" not in job.stdout
-    assert "rank 1: MESHIMPL_EXCHANGE is set: connecting through NCCL" in job.stderr
+    assert "rank 0: MESHIMPL_EXCHANGE is horovod" in job.stderr
+    assert f"rank 1: MESHIMPL_EXCHANGE is {stand_in}" in job.stderr
 
 
 def test_the_header_of_nccl_declares_the_same(tmp_path: Path) -> None:

@@ -89,25 +89,76 @@ def test_states_at_several_times(integrator):
     """Their power in bins, its gradients by noise and parameter, and states beside the last one."""
     sim = simulation(integrator=integrator)
     noise = tf.random.stateless_normal([N, N, N], [1, 2], dtype=tf.float64)
-    omega, times = tf.constant(0.3, tf.float64), [0.73, 0.4, 1.0]
+    times = [0.73, 0.4, 1.0]
+    inputs = [noise, *([tf.constant(0.3, tf.float64)] if integrator == "bullfrog" else [])]
 
-    def gradient(noise, omega):
-        cosmology = PLANCK.replace(Omega_m=omega)
+    def gradient(noise, *omega):
+        cosmology = PLANCK.replace(**dict(zip(["Omega_m"], omega, strict=False)))
         start = {"white_noise": noise, "cosmology": cosmology}
         with tf.GradientTape() as tape:
-            tape.watch([noise, omega])
+            tape.watch([noise, *omega])
             power = sim.run(
                 **start, outputs=times, on_output=lambda state: binned_power(state.density())
             )
             loss = tf.reduce_sum(tf.math.log(tf.stack(power)))
-        last, states = sim.run(**start, observe=[sim.states_at(times[:2])])
-        blocks = [last.velocity.block, *(state.displacement.block for state in states[0])]
-        return [tf.stack(power), *tape.gradient(loss, [noise, omega]), *blocks]
+        return [tf.stack(power), *tape.gradient(loss, [noise, *omega])]
 
-    found = tf.function(gradient, autograph=False)(noise, omega)
-    for one, other in zip(found, gradient(noise, omega), strict=True):
-        assert np.abs(other).max() > 0
+    def states(noise):
+        last, (early, late) = sim.run(white_noise=noise, observe=sim.states_at(times[:2]))
+        return [state.displacement.block for state in (last, early, late)]
+
+    for function, given in ((gradient, inputs), (states, [noise])):
+        found = tf.function(function, autograph=False)(*given)
+        for one, other in zip(found, function(*given), strict=True):
+            assert np.abs(other).max() > 0
+            np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11 * np.abs(other).max())
+
+
+def test_what_outputs_must_not_depend_on():
+    """A tape around the function may watch its arguments, which an evolution knows nothing of."""
+    sim, noise = simulation(), tf.random.stateless_normal([N, N, N], [1, 2], dtype=tf.float64)
+    bias = tf.constant(2.0, tf.float64)
+
+    def inside(noise, bias):
+        made = sim.run(
+            white_noise=noise,
+            outputs=[0.5],
+            on_output=lambda state: bias * binned_power(state.density()),
+        )
+        return tf.reduce_sum(made[0])
+
+    def afterwards(noise, bias):
+        made = sim.run(
+            white_noise=noise,
+            outputs=[0.5],
+            on_output=lambda state: binned_power(state.density()),
+        )
+        return bias * tf.reduce_sum(made[0])
+
+    def gradient(function):
+        with tf.GradientTape() as tape:
+            tape.watch([noise, bias])
+            value = function(noise, bias)
+        return [value, *tape.gradient(value, [noise, bias])]
+
+    with pytest.raises(ValueError, match="use arguments of the function on what run returns"):
+        gradient(tf.function(inside, autograph=False))
+    captured = tf.function(lambda noise, _: inside(noise, bias), autograph=False)
+    np.testing.assert_allclose(captured(noise, bias), afterwards(noise, bias), rtol=1e-12)
+    found = gradient(tf.function(afterwards, autograph=False))
+    for one, other in zip(found, gradient(afterwards), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11 * np.abs(other).max())
+
+
+def test_statistics_that_are_arrays_are_refused():
+    sim = simulation()
+
+    def power():
+        made = sim.run(seed=1, outputs=[0.5], on_output=lambda s: fpm.power_spectrum(s.density()))
+        return made[0].power
+
+    with pytest.raises(RuntimeError, match="a statistic whose result is an array was called while"):
+        tf.function(power, autograph=False)()
 
 
 def test_little_else_looks_into_a_run_in_a_graph():

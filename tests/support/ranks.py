@@ -203,6 +203,7 @@ def nccl_engine() -> engine.NcclEngine:
     folder = os.environ.get("RANKS_FOLDER") or tempfile.mkdtemp()
     built = by_rank_zero("stand_in", lambda: {"library": build_stand_in(Path(folder))})
     nccl = engine.NcclEngine(str(built["library"]))
+    vars(nccl)["_device"] = "CPU:0"  # it moves memory of the host
     nccl.process_sets = engine.current().process_sets
     nccl.connect()
     return nccl
