@@ -17,7 +17,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-from meshimpl.graph_guards import in_order
 from meshimpl.imports import without_keras
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -76,6 +75,8 @@ _drop_reports()
 
 import mesh_tensorflow as mtf  # noqa: E402
 from mesh_tensorflow import ops as mtf_ops  # noqa: E402
+
+from meshimpl.graph_guards import in_order  # noqa: E402
 
 
 def _lower_generic_grad(op: Any, lowering: Any) -> None:
