@@ -192,7 +192,9 @@ def _lower_while_loop(op: Any, lowering: Any) -> None:
 
     def build() -> list[Any]:
         _upstream_lower_while_loop(op, lowering)
-        return [lowering.tensors[t].to_laid_out_tensor().tensor_list[0] for t in op.outputs]
+        lowered = [lowering.tensors[t] for t in op.outputs]
+        # A sum stays lazy: it may be added to another one before ranks add it up.
+        return [getattr(x, "laid_out_input", x).tensor_list[0] for x in lowered]
 
     in_order(build)
 

@@ -282,8 +282,8 @@ class NcclEngine(HorovodEngine):
             return self._named
         spec = find_spec("nvidia.nccl") if find_spec("nvidia") else None
         folders = list(spec.submodule_search_locations or ()) if spec else []
-        found = [path for folder in folders for path in Path(folder).glob("lib/libnccl.so.2")]
-        return str(found[0]) if found else "libnccl.so.2"
+        installed = [path for folder in folders for path in Path(folder).glob("lib/libnccl.so.2")]
+        return str(installed[0]) if installed else "libnccl.so.2"
 
     def prepare(self) -> None:
         """Finds out whether this rank can connect.

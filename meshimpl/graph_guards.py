@@ -181,20 +181,23 @@ def last_collective() -> Any | None:
 
 
 def in_order(build: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
-    """Returns the tensors of a loop or a branch, whose collectives come after those before it.
+    """Returns the tensors of a loop, whose collectives come after those before it.
 
     They are those of another graph, with a chain of its own. Those that are built afterwards come
-    after it.
+    after all tensors of the loop.
 
     Args:
-        build: builds it in the graph under construction; its tensors are outputs of one operation.
+        build: builds the loop in the graph under construction, whose iterations run one at a time.
     """
     last = last_collective()
     with tf.control_dependencies([] if last is None else [last]):
         results = list(build())
     if not tf.executing_eagerly() and results:
+        inside = last_collective()
+        with tf.control_dependencies([*results, *([] if inside is None else [inside])]):
+            end = fence(results[0]).op
         graph = tf.compat.v1.get_default_graph()
-        _chain(graph)[graph._get_control_flow_context()] = fence(results[0]).op
+        _chain(graph)[graph._get_control_flow_context()] = end
     return results
 
 
@@ -303,7 +306,8 @@ def _counted(
         # It reads a value: with only a control dependency, TensorFlow's optimiser made it wait
         # for ever on a rank where the input of the collective is a constant. The size is known on
         # the host, so that a GPU is not waited for; the optimiser must not know it.
-        size = tf.size(tf.raw_ops.PlaceholderWithDefault(input=result, shape=None))
+        hidden = tf.raw_ops.PlaceholderWithDefault(input=result, shape=None)
+        size = tf.size(hidden, out_type=tf.int64)
         counted = tf.numpy_function(count, [size], [])
         with tf.control_dependencies([counted]):
             return fence(result)

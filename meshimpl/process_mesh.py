@@ -79,7 +79,7 @@ def initialise(shapes: Iterable[MeshShape]) -> None:
         job.start(sorted({each for axes in parsed for each in lines_of(axes)}))
         place_devices(shared=not job.wants_own_gpus)
         rendezvous.stay_together(tuple(range(ranks)))
-        rendezvous.connect(tuple(range(ranks)))
+    rendezvous.connect(tuple(range(ranks)))
 
 
 def place_devices(here: launch.RankEnvironment | None = None, *, shared: bool = False) -> None:

@@ -20,33 +20,40 @@ def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
 
 
-def reaches_arguments(tensors: Sequence[tf.Tensor], own: Sequence[tf.Tensor]) -> bool:
-    """Returns whether tensors of a function's graph depend on floating arguments of the function.
+def reaches_arguments(tensors: Sequence[tf.Tensor], ends: Sequence[tf.Tensor]) -> bool:
+    """Returns whether gradients of a function's tensors flow to floating arguments of the function.
 
     A tape around the function may watch those, which nobody knows while the graph is built. What
-    the function has captured from outside does not count, unless a tape watches it now.
+    the function has captured from outside of all graphs does not count: `is_watched` knows it.
 
     Args:
         tensors: of the graph under construction.
-        own: tensors on which they may depend, and what these depend on.
+        ends: tensors to which gradients may flow, and beyond which nothing is asked.
     """
-    graph = tf.compat.v1.get_default_graph()
-    captured = {inside.name: outside for outside, inside in graph.captures}
-    arguments = {
-        x.name
-        for x in graph.inputs
-        if x.dtype.is_floating and (x.name not in captured or is_watched([captured[x.name]]))
-    }
-    seen, waiting = {x.name for x in own}, list(tensors)
+    visited, waiting = {_key(x) for x in ends}, [x for x in tensors if _is_symbolic(x)]
     while waiting:
         tensor = waiting.pop()
-        if tensor.name in seen:
+        dtype = tensor.dtype
+        carries = dtype.is_floating or dtype.is_complex or dtype in (tf.variant, tf.resource)
+        if not carries or _key(tensor) in visited or tensor.op.type == "StopGradient":
             continue
-        if tensor.name in arguments:
-            return True
-        seen.add(tensor.name)
-        waiting += tensor.op.inputs
+        visited.add(_key(tensor))
+        outside: list[Any] = []
+        if tensor.op.type == "Placeholder":
+            captures = getattr(tensor.graph, "captures", ())
+            outside = [x for x, inside in captures if _key(inside) == _key(tensor)]
+            if not outside and (dtype.is_floating or dtype.is_complex):
+                return True
+        waiting += [x for x in (*outside, *tensor.op.inputs) if _is_symbolic(x)]
     return False
+
+
+def _is_symbolic(x: Any) -> bool:
+    return isinstance(x, tf.Tensor) and not isinstance(x, tf.__internal__.EagerTensor)
+
+
+def _key(x: tf.Tensor) -> tuple[int, str]:
+    return id(x.graph), x.name
 
 
 def not_recorded() -> contextlib.AbstractContextManager[None]:

@@ -62,11 +62,14 @@ def test_a_loop_has_its_place_among_collectives(line: ProcessMesh) -> None:
         def body(i: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
             return [i + 1, line.world.shift(y, 1) + 1.0]
 
+        def build() -> list[tf.Tensor]:
+            start = [tf.constant(0), 3.0 * x]
+            loop = tf.while_loop(lambda i, _: i < 3, body, start, parallel_iterations=1)
+            line.world.shift(x, 1)  # which nobody reads
+            return loop
+
         first = line.world.shift(x, 1)
-        start = [tf.constant(0), 3.0 * x]
-        _, second = in_order(
-            lambda: tf.while_loop(lambda i, _: i < 3, body, start, parallel_iterations=1)
-        )
+        second = in_order(build)[1]
         return [first, second, line.world.shift(2.0 * x, 1)]
 
     first, second, third = in_a_graph(fn, ONES * (1 + line.rank))
@@ -77,7 +80,8 @@ def test_a_loop_has_its_place_among_collectives(line: ProcessMesh) -> None:
     graph = tf.compat.v1.wrap_function(fn, [tf.TensorSpec([8, 4])]).graph
     exchanges = [op for op in graph.get_operations() if op.type in EXCHANGES]
     (loop,) = [op for op in graph.get_operations() if op.type.endswith("While")]
-    assert comes_after(exchanges[1], loop) and comes_after(loop, exchanges[0])
+    before, inside, after = exchanges
+    assert comes_after(loop, before) and comes_after(after, loop) and comes_after(after, inside)
 
 
 def comes_after(later: tf.Operation, earlier: tf.Operation) -> bool:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import flowpm_dist as fpm
 from flowpm_dist.statistics import binned_power
+from meshimpl.tapes import reaches_arguments
 
 N = 8
 STEPS = fpm.scale_factor_steps(0.1, 1.0, 3)
@@ -144,10 +145,42 @@ def test_what_outputs_must_not_depend_on():
     with pytest.raises(ValueError, match="use arguments of the function on what run returns"):
         gradient(tf.function(inside, autograph=False))
     captured = tf.function(lambda noise, _: inside(noise, bias), autograph=False)
+    with pytest.raises(ValueError, match="gradients to those would be lost"):
+        gradient(captured)
     np.testing.assert_allclose(captured(noise, bias), afterwards(noise, bias), rtol=1e-12)
     found = gradient(tf.function(afterwards, autograph=False))
     for one, other in zip(found, gradient(afterwards), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11 * np.abs(other).max())
+
+
+def test_which_tensors_reach_arguments():
+    """By a branch and a captured symbol as well; not by what has no gradient."""
+    outside = tf.constant(3.0)
+    found = []
+
+    def trace(w, own):
+        with tf.init_scope():
+            known = tf.constant(1.0)
+        spectrum = tf.math.real(tf.signal.fft(tf.complex(w, w)[tf.newaxis]))
+        for tensors in (
+            [w * 2.0],
+            [spectrum],
+            [own * 2.0, known],
+            [tf.stop_gradient(w)],
+            [outside + own],
+        ):
+            found.append(reaches_arguments(tensors, [own]))
+        mask = tf.cast(w > 0, tf.float32)
+        found.append(reaches_arguments([mask * own], [own]))
+
+        def branch():
+            found.append(reaches_arguments([w * outside], []))
+            return w
+
+        return tf.cond(own > 0, branch, lambda: own)
+
+    tf.function(trace, autograph=False)(outside, outside)
+    assert found == [True, True, False, False, False, False, True]
 
 
 def test_statistics_that_are_arrays_are_refused():
