@@ -183,8 +183,8 @@ def last_collective() -> Any | None:
 def in_order(build: Callable[[], Sequence[tf.Tensor]]) -> list[tf.Tensor]:
     """Returns the tensors of a loop, whose collectives come after those before it.
 
-    They are those of another graph, with a chain of its own. Those that are built afterwards come
-    after all tensors of the loop.
+    A loop's collectives belong to another graph, which has a chain of its own. Collectives that are
+    built afterwards come after all tensors of the loop.
 
     Args:
         build: builds the loop in the graph under construction, whose iterations run one at a time.

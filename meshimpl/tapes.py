@@ -20,6 +20,17 @@ def is_watched(tensors: Sequence[tf.Tensor | tf.Variable]) -> bool:
     return bool(record.should_record_backprop([tf.convert_to_tensor(t) for t in tensors]))
 
 
+def loses_gradients(tensors: Sequence[tf.Tensor], ends: Sequence[tf.Tensor]) -> bool:
+    """Returns whether a tape may ask for gradients of tensors other than those to some ends.
+
+    Args:
+        tensors: the tensors.
+        ends: tensors that no tape sees, to which gradients flow; needed where a graph is built.
+    """
+    in_graph = not tf.executing_eagerly()
+    return is_watched(tensors) or (in_graph and reaches_arguments(tensors, ends))
+
+
 def reaches_arguments(tensors: Sequence[tf.Tensor], ends: Sequence[tf.Tensor]) -> bool:
     """Returns whether gradients of a function's tensors flow to floating arguments of the function.
 
@@ -27,7 +38,7 @@ def reaches_arguments(tensors: Sequence[tf.Tensor], ends: Sequence[tf.Tensor]) -
     the function has captured from outside of all graphs does not count: `is_watched` knows it.
 
     Args:
-        tensors: of the graph under construction.
+        tensors: tensors of the graph under construction.
         ends: tensors to which gradients may flow, and beyond which nothing is asked.
     """
     visited, waiting = {_key(x) for x in ends}, [x for x in tensors if _is_symbolic(x)]

@@ -187,8 +187,8 @@ def _loop(
 
     first = [tf.constant(0), tf.zeros([LONGEST, 3], box.dtype), *state]
     # one at a time: a collective may be in flight only once
-    loop = functools.partial(tf.while_loop, lambda i, *_: i < count, body, parallel_iterations=1)
-    _, reaches, *last = in_order(lambda: loop(first))
+    loop = functools.partial(tf.while_loop, lambda i, *_: i < count, body, first)
+    _, reaches, *last = in_order(functools.partial(loop, parallel_iterations=1))
     return [*last, reaches]
 
 

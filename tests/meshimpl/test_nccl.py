@@ -1,4 +1,4 @@
-"""Exchanges by NCCL's functions, of which a library for CPUs stands in: what can go wrong.
+"""What can go wrong with exchanges by NCCL's functions. A library for CPUs replaces NCCL.
 
 The files `ranks_*.py` exchange rows by it.
 """
@@ -39,7 +39,7 @@ for number in range(3):
 
 @pytest.fixture(scope="module")
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of the library that stands in for NCCL."""
+    """The path of the library that replaces NCCL."""
     needs_horovod(2)
     return build_stand_in(tmp_path_factory.mktemp("nccl"))
 

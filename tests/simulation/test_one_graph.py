@@ -87,7 +87,7 @@ def test_one_function_may_hold_boxes_of_two_sizes(pyramid):
 
 @pytest.mark.parametrize("integrator", ["fastpm", "bullfrog", "cola"])
 def test_states_at_several_times(integrator):
-    """Their power in bins, its gradients by noise and parameter, and states beside the last one."""
+    """Their power in bins, its gradients by noise and parameter, and states with the last one."""
     sim = simulation(integrator=integrator)
     noise = tf.random.stateless_normal([N, N, N], [1, 2], dtype=tf.float64)
     times = [0.73, 0.4, 1.0]
@@ -142,7 +142,7 @@ def test_what_outputs_must_not_depend_on():
             value = function(noise, bias)
         return [value, *tape.gradient(value, [noise, bias])]
 
-    with pytest.raises(ValueError, match="use arguments of the function on what run returns"):
+    with pytest.raises(ValueError, match="would be lost; use them on what run returns"):
         gradient(tf.function(inside, autograph=False))
     captured = tf.function(lambda noise, _: inside(noise, bias), autograph=False)
     with pytest.raises(ValueError, match="gradients to those would be lost"):

@@ -199,7 +199,7 @@ def by_rank_zero(name: str, compute: Callable[[], dict[str, Any]]) -> dict[str, 
 
 @functools.cache
 def nccl_engine() -> engine.NcclEngine:
-    """An engine beside this job's own, whose exchanges go through a stand-in for NCCL."""
+    """Another engine for this job, whose exchanges call a library that replaces NCCL."""
     folder = os.environ.get("RANKS_FOLDER") or tempfile.mkdtemp()
     built = by_rank_zero("stand_in", lambda: {"library": build_stand_in(Path(folder))})
     nccl = engine.NcclEngine(str(built["library"]))

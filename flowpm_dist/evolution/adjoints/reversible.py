@@ -73,7 +73,7 @@ class ReversibleAdjoint(Adjoint):
         from flowpm_dist.evolution.adjoints.backward_pass import BackwardPass
         from flowpm_dist.evolution.operations import Backward
         from flowpm_dist.evolution.plan import Evolved, Particles
-        from meshimpl.tapes import InTwoParts, is_watched, not_recorded, reaches_arguments
+        from meshimpl.tapes import InTwoParts, loses_gradients, not_recorded
 
         start = particles.pop()
         inputs = [start.displacement, start.velocity, plan.factors, *plan.lpt, *plan.observed]
@@ -93,23 +93,17 @@ class ReversibleAdjoint(Adjoint):
 
         keep = {n: functools.partial(recorded.__setitem__, n) for n in chosen}
         first = [Particles(x, v)]
-        eager = tf.executing_eagerly()
-        ends = [] if eager else [x, v, factors, *lpt, *observed]
+        ends = [] if tf.executing_eagerly() else [x, v, factors, *lpt, *observed]
         del x, v
         # The observer's operations are recorded, to find out what else its results depend on.
         with not_recorded() if plan.observer is None else nullcontext():
             done = nbody.evolve(first, here, clock, keep=keep, kept=fields if keeps else None)
         final, names = done.particles, list(done.measured)
-        observations = list(done.measured.values())
-        if is_watched(observations) or (not eager and reaches_arguments(observations, ends)):
+        if loses_gradients(list(done.measured.values()), ends):
             raise ValueError(
                 "what the observer returns depends on watched tensors besides the particles and "
-                "the cosmology: gradients to those would be lost"
-                + (
-                    ""
-                    if eager
-                    else "; use arguments of the function on what run returns, or tf.stop_gradient"
-                )
+                "the cosmology: gradients to those would be lost; use them on what run "
+                "returns, or tf.stop_gradient"
             )
 
         def begin(dx: tf.Tensor, dv: tf.Tensor, *rest: tf.Tensor) -> Callable[[], list[tf.Tensor]]:
