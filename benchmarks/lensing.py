@@ -53,8 +53,8 @@ from flowpm_dist.observables.lensing import (
     lensing_efficiency,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
+from flowpm_dist.observables.light_cone.layers import Layers
 from flowpm_dist.statistics import angular_power, binned_angular_power, theory_in_bins
 
 _REDSHIFTS = np.linspace(0.0, SOURCE, 41)

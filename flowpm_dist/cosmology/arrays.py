@@ -167,6 +167,19 @@ def chosen(condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any
     return yes() if condition else no()
 
 
+def repeated(step: Callable[[Any], Any], value: Any, times: int) -> Any:
+    """Returns a value after steps that are not differentiated; in a graph they are a loop."""
+    if is_tensor(value) and not _tensorflow().executing_eagerly():
+        tf = _tensorflow()
+        (value,) = tf.while_loop(
+            lambda _: True, lambda x: (step(x),), (value,), maximum_iterations=times
+        )
+        return tf.stop_gradient(value)
+    for _ in range(times):
+        value = stop_gradient(step(value))
+    return value
+
+
 def stacked(values: Sequence[Any], axis: int) -> Any:
     """Returns arrays or tensors of one shape along a new axis."""
     return (_tensorflow().stack if any(map(is_tensor, values)) else np.stack)(values, axis=axis)
@@ -188,8 +201,8 @@ def solve(matrix: Any, right: Any) -> Any:
         return tf.linalg.solve(matrix, right).numpy()
 
 
-def rows(table: np.ndarray, numbers: Any) -> Any:
-    """Returns the rows of a table [n, columns] at whole numbers [...], as [..., columns]."""
+def taken(table: np.ndarray, numbers: Any) -> Any:
+    """Returns the rows of a table [n, ...] at whole numbers, as their shape and a row's."""
     if is_tensor(numbers):
         tf = _tensorflow()
         return tf.gather(table, tf.cast(numbers, tf.int32))

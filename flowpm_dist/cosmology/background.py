@@ -12,6 +12,7 @@ import numpy as np
 
 from flowpm_dist.cosmology.arrays import (
     as_array,
+    as_float64,
     cos,
     cosh,
     exp,
@@ -19,10 +20,10 @@ from flowpm_dist.cosmology.arrays import (
     is_tensor,
     known,
     ones_like,
+    repeated,
     sin,
     sinh,
     sqrt,
-    stop_gradient,
     total,
     where,
     zeros_like,
@@ -285,15 +286,15 @@ class Distances:
                 f"distances must lie between 0 and the horizon at {limit:.0f} Mpc/h, got {values}"
             )
         if not both:
-            root, steps = zeros_like(chi), _NEWTON
+            root = as_float64(zeros_like(chi))
             if self.background.has_radiation:  # not convex further back
                 root = root + _CONVEX
+            root = repeated(lambda x: self._newton(x, chi), root, _NEWTON)
         else:
             # A table gives five or more right digits, two steps from there give all.
             reached = np.asarray(self._of_root(_ROOTS))
-            root, steps = np.interp(values, reached[::-1], _ROOTS[::-1]), 2
-        for _ in range(steps):
-            root = stop_gradient(self._newton(root, chi))
+            root = np.interp(values, reached[::-1], _ROOTS[::-1])
+            root = repeated(lambda x: self._newton(x, chi), root, 2)
         # Two more steps hardly change the solution; they provide its derivatives.
         return self._newton(self._newton(root, chi), chi) ** 2
 
@@ -348,7 +349,7 @@ class Distances:
         end, curvature = float(in_unit("chi", chi, "Mpc/h")), known(self.background.Omega_k)
         if curvature < 0:
             end = min(end, 0.5 * np.pi * HUBBLE_DISTANCE / float(np.sqrt(-curvature)))
-        return float(self.transverse(end))
+        return float(known(self.transverse(end)))
 
     def _curvature(self, chi: Any) -> tuple[Any, Any, Any]:
         """Returns x = Omega_k (chi H0/c)^2, whether a series in x is too short, and the root."""

@@ -22,9 +22,9 @@ from flowpm_dist.cosmology.arrays import (
     log,
     minimum,
     ones_like,
-    rows,
     sqrt,
     square,
+    taken,
     total,
     where,
     zeros_like,
@@ -249,7 +249,7 @@ class _TableShape:
         position = (ln_k - self._start) / self._step
         inside = clip(position, 0.0, float(cells))
         cell = minimum(floor(inside), cells - 1.0)
-        c = rows(self._coefficients, cell)
+        c = taken(self._coefficients, cell)
         u = inside - cell
         ln_power = c[..., 0] + u * (c[..., 1] + u * (c[..., 2] + u * c[..., 3]))
         end_slope = c[..., 1] + u * (2.0 * c[..., 2] + 3.0 * u * c[..., 3])

@@ -67,6 +67,11 @@ class Observer(abc.ABC):
     kicks: frozenset[int]
     inputs: tuple[tf.Tensor, ...]
 
+    @property
+    def in_graphs(self) -> bool:
+        """Whether its measurements and results can be part of a `tf.function`."""
+        return False
+
     @abc.abstractmethod
     def measurements(self, kick: int) -> Sequence[Measurement]:
         """Returns the measurements at a kick, in the order in which they are made.
@@ -107,6 +112,11 @@ class Observers(Observer):
         self.kicks = frozenset().union(*(each.kicks for each in self._all))
         self.inputs = tuple(tensor for each in self._all for tensor in each.inputs)
         self.needs_before = any(each.needs_before for each in self._all)
+
+    @property
+    @override
+    def in_graphs(self) -> bool:
+        return all(each.in_graphs for each in self._all)
 
     @override
     def measurements(self, kick: int) -> list[Measurement]:

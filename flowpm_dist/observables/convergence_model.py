@@ -13,8 +13,8 @@ from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.grid.field import Field
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources
-from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
+from flowpm_dist.observables.light_cone.layers import Layers
 from flowpm_dist.observables.light_cone.light_cone import LightCone
 from flowpm_dist.observables.light_cone.options import FlatField
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions

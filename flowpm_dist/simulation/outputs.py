@@ -85,6 +85,8 @@ class Outputs(Observer):
             in the order of time, on every rank, and once more for its gradient.
     """
 
+    in_graphs = True
+
     def __init__(self, inputs: Inputs, times: Sequence[float], on_output: OnOutput | None) -> None:
         self._inputs, self._times, self._on_output = inputs, times, on_output
         local, edges = inputs.cosmologies, inputs.edges.tolist()
@@ -284,6 +286,11 @@ class Corrected(Observer):
         """Returns the results of the other observer."""
         return self._observer.results(measured)
 
+    @property
+    @override
+    def in_graphs(self) -> bool:
+        return self._observer.in_graphs
+
     @override
     def pack(self, measured: Measured) -> dict[str, tf.Tensor]:
         return self._observer.pack(measured)
@@ -317,7 +324,7 @@ def _motion(
         last, factors = integrator.since_kick(growth, edges, t)
         columns = tf.unstack(factors, axis=-1)[1:]
     slopes = [tape.gradient(each, t, unconnected_gradients="zero") for each in columns]
-    is_last = tf.constant(np.equal(last, kicks), t.dtype)
+    is_last = tf.cast(tf.equal(last, tf.constant(kicks, tf.int32)), t.dtype)
     to_canonical = times * momentum_factor(growth, times)  # a^2 dx/dt = a^3 E dx/da
     moved, rates = [is_last * each for each in columns], [to_canonical * slope for slope in slopes]
     return tf.stack([tf.stack(moved, axis=-1), tf.stack(rates, axis=-1)], axis=-2)

@@ -414,7 +414,7 @@ class Simulation:
             FloatingPointError: particles are not finite. Raised on every rank.
             CollectiveError: ranks were given different arguments. Raised on every rank.
             RuntimeError: inside a `tf.function` on several ranks, or with anything that looks into
-                the run there but `outputs` and `states_at`.
+                the run there but `outputs`, `states_at`, and maps of the flat sky.
         """
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:
@@ -426,13 +426,10 @@ class Simulation:
         if outputs is not None and observe is not None:
             raise ValueError("outputs: with observe, give states_at(outputs, on_output) among them")
         looks: dict[str, object] = {"progress": progress, "after_step": after_step}
-        looks |= {"resume": resume, "observe": None if _are_states(observe) else observe}
+        looks["resume"] = resume
         named = [name for name, value in looks.items() if value is not None]
         if named and not tf.executing_eagerly():
-            raise RuntimeError(
-                f"{named[0]}: only states at several times (outputs, states_at) can be taken from "
-                "a run inside a tf.function or another graph; call run eagerly"
-            )
+            raise RuntimeError(_not_in_graphs(named[0]))
         several = isinstance(observe, Sequence)
         makers = list(observe) if isinstance(observe, Sequence) else []
         if callable(observe):
@@ -446,6 +443,8 @@ class Simulation:
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         observers = observers_of(inputs, makers) if makers else None
+        if observers and not (tf.executing_eagerly() or observers.in_graphs):
+            raise RuntimeError(_not_in_graphs("observe"))
         done, timings = evolve_particles(
             begin,
             lpt,
@@ -561,10 +560,11 @@ class Simulation:
         )
 
 
-def _are_states(observe: ObserverOf | Sequence[ObserverOf] | None) -> bool:
-    """Returns whether all that measures a run makes states of it, see `Simulation.states_at`."""
-    makers = observe if isinstance(observe, Sequence) else [observe]
-    return all(getattr(make, "func", None) is _at_times for make in makers)
+def _not_in_graphs(name: str) -> str:
+    return (
+        f"{name}: only states at several times (outputs, states_at) and maps of the flat sky can "
+        "be taken from a run inside a tf.function or another graph; call run eagerly"
+    )
 
 
 def _states_at(times: Sequence[float], on_output: OnOutput | None) -> ObserverOf:

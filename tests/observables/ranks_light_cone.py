@@ -34,8 +34,8 @@ from flowpm_dist.observables.lensing import (
     born,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone, geometry, observers
-from flowpm_dist.observables.light_cone.flat import Layers, tiles
 from flowpm_dist.observables.light_cone.geometry import farthest
+from flowpm_dist.observables.light_cone.layers import Layers, tiles
 from flowpm_dist.statistics import angular_power
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function

@@ -18,8 +18,8 @@ from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.observables import ConvergenceModel
 from flowpm_dist.observables.lensing.planes import LensPlanes, plane_weights
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.observables.light_cone.flat import Layers
 from flowpm_dist.observables.light_cone.geometry import farthest
+from flowpm_dist.observables.light_cone.layers import Layers
 from flowpm_dist.reconstruction import EXACT, GaussianMaps, Posterior, Unknowns
 from flowpm_dist.reconstruction.folder import ReconstructionFolder
 from flowpm_dist.reconstruction.options import ReconstructionOptions

@@ -36,7 +36,8 @@ from flowpm_dist.observables.lensing import (
     shear,
 )
 from flowpm_dist.observables.light_cone import FlatField, LightCone
-from flowpm_dist.observables.light_cone.flat import FlatGeometry, LayerCrossing, RankLayers
+from flowpm_dist.observables.light_cone.flat import FlatGeometry
+from flowpm_dist.observables.light_cone.layers import LayerCrossing, RankLayers
 from flowpm_dist.observables.light_cone.options import plane_of_layers
 from flowpm_dist.observables.light_cone.section import distance_of
 from flowpm_dist.observables.light_cone.sphere import SphereCrossing, SphereGeometry
@@ -255,7 +256,7 @@ def geometries(n, far):
     places = np.array([[0, 1, 2, 0, 1, 0]])
     directions = np.array([[-n / 2, 1, -n / 2, 1, 1, -np.inf, np.inf]])
     layers = RankLayers(zero, np.array([far]), places, directions)
-    flat._rank_layers = lambda crossing, reach: layers
+    flat._in_view = SimpleNamespace(of=lambda crossing, reach: layers)
     sphere = SphereGeometry.__new__(SphereGeometry)
     edges = np.array([0.0, 200.0, 400.0])
     given = dict(first=(0, 0, 0), spacing=(1.0,) * 3, lengths=(float(n),) * 3, nside=1)
@@ -265,7 +266,7 @@ def geometries(n, far):
     sphere._ball = lambda crossing, reach: (0, Ball(**given))
     factors = np.eye(4)[np.zeros((2, 9), int)]  # of 1
     of_all = SphereCrossing(edges, 0, zero, slice(0, 2), factors)
-    return (flat, LayerCrossing(zero, zero)), (sphere, of_all)
+    return (flat, LayerCrossing(zero, zero == 0)), (sphere, of_all)
 
 
 def test_particles_are_written_in_the_memory_that_is_told():

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import flowpm_dist as fpm
+from flowpm_dist.evolution.observers import Observer
 from flowpm_dist.statistics import binned_power
 from meshimpl.tapes import reaches_arguments
 
@@ -197,6 +198,19 @@ def test_statistics_that_are_arrays_are_refused():
 def test_little_else_looks_into_a_run_in_a_graph():
     """But a state may be where it begins."""
     sim = simulation()
+
+    class Own(Observer):
+        inputs, kicks = (), frozenset([1])
+
+        def measurements(self, kick):
+            return []
+
+        def results(self, measured):
+            return None
+
+    def own(inputs):
+        return Own()
+
     later = sim.with_steps([1.0, 1.1])
     state = sim.run(seed=1)
 
@@ -206,7 +220,7 @@ def test_little_else_looks_into_a_run_in_a_graph():
     expected = go_on()
     np.testing.assert_allclose(tf.function(go_on)(), expected, rtol=0, atol=1e-12)
     states = sim.states_at([0.5])
-    for words in ({"progress": print}, {"observe": print}, {"observe": [states, print]}):
+    for words in ({"progress": print}, {"observe": own}, {"observe": [states, own]}):
         traced = tf.function(lambda words=words: sim.run(seed=1, **words), autograph=False)
         with pytest.raises(RuntimeError, match=f"{next(iter(words))}: only states at several"):
             traced()

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from flowpm_dist.cosmology.arrays import as_array, as_float64, joined, reshape, sqrt, stacked
+from flowpm_dist.cosmology.arrays import (
+    as_array,
+    as_float64,
+    joined,
+    known,
+    reshape,
+    sqrt,
+    stacked,
+)
 from flowpm_dist.options import Options, name_in
 
 if TYPE_CHECKING:
@@ -148,7 +156,7 @@ class Integrator(Options, abc.ABC):
 
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
-    ) -> tuple[tuple[int, ...], tf.Tensor]:
+    ) -> tuple[np.ndarray | tf.Tensor, tf.Tensor]:
         """Returns how positions at given times follow from the positions at the kick before.
 
         Between two kicks the velocity does not change.
@@ -159,9 +167,10 @@ class Integrator(Options, abc.ABC):
             times: scale factors from the first kick to the last of the edges, float64 [times].
 
         Returns:
-            The numbers of the kicks, and the factors c, float64 [times, 4] with c0 = 0,
-            differentiable with respect to the times and the cosmology. They give displacement =
-            displacement at the kick + c1 velocity after the kick + c2 psi1 + c3 psi2.
+            The numbers of the kicks, int32 [times], and the factors c, float64 [times, 4] with
+            c0 = 0, differentiable with respect to the times and the cosmology. They give
+            displacement = displacement at the kick + c1 velocity after the kick + c2 psi1 + c3
+            psi2. In a graph the numbers are a tensor, where it has yet to compute them.
 
         Raises:
             ValueError: the scheme gives no positions between kicks, or a time lies before the first
@@ -287,19 +296,31 @@ def kick_drift_kick_between(
     return between_kicks(kicks, (kicked(t) - begin) / (end - begin), drift, later)
 
 
-def last_kicks(times: np.ndarray, kicks: np.ndarray) -> np.ndarray:
+def last_kicks(times: Any, kicks: Any) -> np.ndarray | tf.Tensor:
     """Returns, for each time, the number of the last kick before it, but not the run's final kick.
 
     Args:
         times: [n], in any unit.
         kicks: times of the positions at which the kicks are made, in the same unit.
 
+    Returns:
+        int32 [n]; a tensor, where a graph has yet to compute the times.
+
     Raises:
-        ValueError: a time lies before the first kick.
+        ValueError: a time lies before the first kick. In a graph it is an assertion.
     """
-    last = np.searchsorted(kicks, times, side="right") - 1
+    early = "a time lies before the first force is known: start the run earlier"
+    at, begun = known(times), known(kicks)
+    if at is None or begun is None:
+        import tensorflow as tf
+
+        at, begun = (tf.stop_gradient(as_float64(x)) for x in (times, kicks))
+        last = tf.searchsorted(begun, at, side="right") - 1
+        tf.debugging.Assert(tf.reduce_all(last >= 0), [early])
+        return last
+    last = np.searchsorted(begun, at, side="right").astype(np.int32) - 1
     if (last < 0).any():
-        raise ValueError("a time lies before the first force is known: start the run earlier")
+        raise ValueError(early)
     return last
 
 

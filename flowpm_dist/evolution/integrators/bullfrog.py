@@ -94,10 +94,10 @@ class BullFrog(Integrator):
     @override
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
-    ) -> tuple[tuple[int, ...], tf.Tensor]:
+    ) -> tuple[np.ndarray | tf.Tensor, tf.Tensor]:
         import tensorflow as tf
 
         d1, now = growth.d1(np.asarray(edges, dtype=np.float64)), growth.d1(times)
         middle = 0.5 * (d1[1:] + d1[:-1])
-        kicks = last_kicks(now.numpy(), middle.numpy())
-        return tuple(kicks.tolist()), rows(0.0, now - tf.gather(middle, kicks), 0.0, 0.0)
+        kicks = last_kicks(now, middle)
+        return kicks, rows(0.0, now - tf.gather(middle, kicks), 0.0, 0.0)

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, field_validator
 from typing_extensions import override
 
-from flowpm_dist.cosmology.arrays import arrays_within, reshape, sqrt, total
+from flowpm_dist.cosmology.arrays import arrays_within, reshape, sqrt, taken, total
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
     Interpolation,
@@ -110,20 +110,20 @@ class COLA(Integrator):
     @override
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
-    ) -> tuple[tuple[int, ...], tf.Tensor]:
+    ) -> tuple[np.ndarray | tf.Tensor, tf.Tensor]:
         a = np.asarray(edges, dtype=np.float64)
-        kicks = last_kicks(times.numpy(), a[:-1])
-        half = half_step_times(edges, self.half_step)[kicks]
-        residual = self._drifts(growth, a[kicks], times, half)
-        lpt = (growth.d1(times) - growth.d1(a[kicks]), growth.d2(times) - growth.d2(a[kicks]))
-        return tuple(kicks.tolist()), rows(0.0, residual, *lpt)
+        kicks = last_kicks(times, a[:-1])
+        begin, half = (taken(x, kicks) for x in (a, half_step_times(edges, self.half_step)))
+        residual = self._drifts(growth, begin, times, half)
+        lpt = (growth.d1(times) - growth.d1(begin), growth.d2(times) - growth.d2(begin))
+        return kicks, rows(0.0, residual, *lpt)
 
     def _drifts(
         self,
         growth: Growth,
-        begin: np.ndarray,
+        begin: np.ndarray | tf.Tensor,
         end: np.ndarray | tf.Tensor,
-        middle: np.ndarray,
+        middle: np.ndarray | tf.Tensor,
     ) -> Any:
         half = 0.5 * (end - begin)
         times = 0.5 * (end + begin)[:, np.newaxis] + half[:, np.newaxis] * _NODES

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
-from flowpm_dist.cosmology.arrays import arrays_within
+from flowpm_dist.cosmology.arrays import arrays_within, taken
 from flowpm_dist.evolution.integrators.base import (
     Integrator,
     Interpolation,
@@ -81,9 +81,9 @@ class FastPM(Integrator):
     @override
     def since_kick(
         self, growth: Growth, edges: Sequence[float], times: tf.Tensor
-    ) -> tuple[tuple[int, ...], tf.Tensor]:
+    ) -> tuple[np.ndarray | tf.Tensor, tf.Tensor]:
         a = np.asarray(edges, dtype=np.float64)
-        kicks = last_kicks(times.numpy(), a[:-1])
-        half = half_step_times(edges, self.half_step)[kicks]
-        drift = (growth.d1(times) - growth.d1(a[kicks])) / growth.g_drift(half)
-        return tuple(kicks.tolist()), rows(0.0, drift, 0.0, 0.0)
+        kicks = last_kicks(times, a[:-1])
+        begin, half = (taken(x, kicks) for x in (a, half_step_times(edges, self.half_step)))
+        drift = (growth.d1(times) - growth.d1(begin)) / growth.g_drift(half)
+        return kicks, rows(0.0, drift, 0.0, 0.0)

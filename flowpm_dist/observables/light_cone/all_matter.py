@@ -10,12 +10,13 @@ is multiplied by the factor at its node.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.arrays import as_float64, sqrt, stacked
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.grid.healpix import Healpix
@@ -26,29 +27,30 @@ from meshimpl.tapes import once_differentiable
 _ROOTS = 0.5 * (1.0 + np.cos(np.pi * (np.arange(PARTS) + 0.5) / PARTS))
 
 
-def part_distances(end: float) -> np.ndarray:
+def part_distances(end: Any) -> Any:
     """Returns the distances at which the factors of the parts are taken [part] [Mpc/h].
 
     Args:
-        end: the largest distance of particles [Mpc/h].
+        end: the largest distance of particles [Mpc/h], a number or a tensor.
     """
     return end * _ROOTS**2
 
 
-def part_weights(chi: np.ndarray, end: float) -> np.ndarray:
+def part_weights(chi: np.ndarray, end: Any) -> Any:
     """Returns the weights of particles in each part [part, distance] [1], whose sum is 1.
 
     Args:
         chi: distances [distance] [Mpc/h].
         end: see `part_distances`.
     """
-    roots = np.sqrt(chi / end)
+    roots = sqrt(chi / end)
     others = [np.delete(_ROOTS, number) for number in range(PARTS)]
-    return np.array(
+    return stacked(
         [
-            np.prod([(roots - x) / (root - x) for x in rest], axis=0)
+            math.prod((roots - x) / (root - x) for x in rest)
             for root, rest in zip(_ROOTS, others, strict=True)
-        ]
+        ],
+        axis=0,
     )
 
 

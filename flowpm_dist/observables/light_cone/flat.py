@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from flowpm_dist.cosmology.arrays import joined, known, reshape
+from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Moment
-from flowpm_dist.grid.box import Box
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.geometry import (
@@ -21,127 +22,16 @@ from flowpm_dist.observables.light_cone.geometry import (
     Geometry,
     Painting,
     Particles,
+    check_that,
     pieces,
     placed,
     reaching,
 )
+from flowpm_dist.observables.light_cone.layers import LayerCrossing, Layers, LayersInView
 from flowpm_dist.observables.light_cone.options import FlatField, plane_of_layers
+from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.kernels import Slabs
 from flowpm_dist.simulation.run import Inputs
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A copy of the periodic box: shifted, flipped, and with its axes in another order.
-
-    Attributes:
-        axes: axes of the box along x and y of the map and along the line of sight.
-        senses: 1 or -1 for each of them, where it runs the other way.
-        shifts: shifts of the box in x and y [Mpc/h].
-        first_layer: number of the lattice layer that is nearest to the observer.
-        begin: the distance at which it begins [Mpc/h].
-    """
-
-    axes: tuple[int, ...]
-    senses: tuple[int, ...]
-    shifts: tuple[float, ...]
-    first_layer: int
-    begin: float
-
-
-def tiles(box: Box, end: float, seed: int) -> Iterator[Tile]:
-    """Yields the boxes from the observer to a distance, the same on every rank.
-
-    The axes are put in any order that leaves the box unchanged: all six for a cube.
-
-    Args:
-        box: grid and size.
-        end: comoving distance [Mpc/h].
-        seed: seed of the shifts, flips and orders, not below 0.
-    """
-    kinds = [(n, float(size)) for n, size in zip(box.grid, box.size, strict=True)]
-    orders = [p for p in itertools.permutations(range(3)) if [kinds[i] for i in p] == kinds]
-    begin = 0.0
-    for number in itertools.count():
-        if begin >= end:
-            return
-        generator = np.random.Generator(np.random.Philox(key=[seed, number]))
-        axes = orders[generator.integers(len(orders))]
-        senses = 2 * generator.integers(2, size=3) - 1
-        shifts = generator.random(2) * [box.size[axes[0]], box.size[axes[1]]]
-        first_layer = int(generator.integers(box.grid[axes[2]]))
-        yield Tile(axes, tuple(senses.tolist()), tuple(shifts.tolist()), first_layer, begin)
-        begin += box.size[axes[2]]
-
-
-@dataclass(frozen=True)
-class Layers:
-    """All layers of particles on a light cone, from the observer on.
-
-    Attributes:
-        tiles: the tiles of the cone.
-        tile, index: the number of each layer's tile, and its own number along the box's axis.
-        distances: the distances of their undisplaced particles, float64 [layers] [Mpc/h].
-        depths: their depths, float64 [layers] [Mpc/h].
-    """
-
-    tiles: tuple[Tile, ...]
-    tile: np.ndarray
-    index: np.ndarray
-    distances: np.ndarray
-    depths: np.ndarray
-
-    @classmethod
-    def of(cls, box: Box, end: float, seed: int) -> Layers:
-        """Returns the layers up to a distance; arguments as for `tiles`."""
-        copies = tuple(tiles(box, end, seed))
-        tile, index, distances, depths = [], [], [], []
-        for number, each in enumerate(copies):
-            axis, sense = each.axes[2], each.senses[2]
-            n, depth = box.grid[axis], box.size[axis] / box.grid[axis]
-            distance = each.begin + (np.arange(n) + 0.5) * depth
-            near = distance < end
-            tile.append(np.full(near.sum(), number))
-            index.append(((each.first_layer + sense * np.arange(n)) % n)[near])
-            distances.append(distance[near])
-            depths.append(np.full(near.sum(), depth))
-        return cls(copies, *map(np.concatenate, (tile, index, distances, depths)))
-
-    @property
-    def edges(self) -> np.ndarray:
-        """The distances between which the layers lie, float64 [layers + 1] [Mpc/h]."""
-        return np.concatenate([[0.0], self.distances + 0.5 * self.depths])
-
-
-@dataclass(frozen=True)
-class LayerCrossing:
-    """Layers that cross the light cone after one kick, the same layers in several universes.
-
-    Attributes:
-        universes: numbers of the universes on this rank.
-        layers: numbers of the layers, in order; the last number stands for all that are farther.
-    """
-
-    universes: np.ndarray
-    layers: np.ndarray
-
-
-@dataclass(frozen=True)
-class RankLayers:
-    """Layers of this rank's particles, and where they are on the sky.
-
-    Attributes:
-        times: numbers of the layers, in the order of `places`, at whose times the particles cross
-            the light cone: the first number for particles behind the observer, and the last one for
-            farther particles.
-        distances: distances of their undisplaced places, float64 [layers] [Mpc/h].
-        places, directions: see `Slabs`; x are the rows of a map.
-    """
-
-    times: np.ndarray
-    distances: np.ndarray
-    places: np.ndarray
-    directions: np.ndarray
 
 
 class FlatGeometry(Geometry):
@@ -161,26 +51,45 @@ class FlatGeometry(Geometry):
 
     def __init__(self, sky: FlatField, inputs: Inputs) -> None:
         super().__init__(sky, inputs)
-        self.layers = layers = Layers.of(self.box, self.end, sky.tiles)
-        if not len(layers.distances):
-            axis = layers.tiles[0].axes[2]
-            nearest = 0.5 * self.box.size[axis] / self.box.grid[axis]
-            raise ValueError(
-                f"z_max = {sky.z_max:g} is at {self.end:.4g} Mpc/h, and the nearest particles at "
-                f"{nearest:.4g}: increase z_max, or use a finer grid"
-            )
+        self.layers = layers = Layers.of(self.box, self.most, sky.tiles)
+        axis = layers.tiles[0].axes[2]
+        self.step = self.depth = self.box.size[axis] / self.box.grid[axis]
+        check_that(
+            0.5 * self.step < self.end,
+            f"z_max = {sky.z_max:g} is at {self.most:.4g} Mpc/h, and the nearest particles at "
+            f"{0.5 * self.step:.4g}: increase z_max, or use a finer grid",
+        )
         self.check_latest(layers.distances[0])
-        self.step = self.depth = float(layers.depths[0])
+
+    @override
+    def _measured(self) -> tuple[Any, float, Iterable[Problem]]:
+        theories, most = self.inputs.cosmologies.theories, HUBBLE_DISTANCE * self.sky.z_max
+        chi = [theory.distances.comoving(self.sky.earliest) for theory in theories]
+        if all(known(each) is not None for each in chi):
+            return super()._measured()
+        end = tf.stop_gradient(tf.reduce_max(tf.stack(chi)))
+        across = [each.distances.transverse(x) for each, x in zip(theories, chi, strict=True)]
+        check_that(
+            (end <= most) & (tf.reduce_max(across) <= self.sky.most_across(self.box.size)),
+            f"z_max = {self.sky.z_max:g} is farther than c z / H0, or the field is wider than the "
+            "box there",
+        )
+        return end, most, ()
 
     def _times(self, theory: Theory) -> tf.Tensor:
         """Returns the scale factors at which light leaves layers, then farther ones [layer + 1]."""
-        chi = np.append(self.layers.distances, self.end)
+        chi = joined([self.layers.distances, reshape(self.end, [1])], axis=0)
         a = theory.distances.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
+    @functools.cached_property
+    def _in_view(self) -> LayersInView:
+        stop = max(self.most, self._edges[-1])
+        return LayersInView(self.layers, self.box, self.end, stop, self.sky.tiles)
+
     def slab_edges(self, width: np.ndarray) -> np.ndarray:
         """Returns the edges of slabs, each with the whole number of layers nearest to the width."""
-        layers = self.layers
+        layers, _ = self.layers, self.known_end
         numbers = plane_of_layers(len(layers.distances), float(layers.depths[0]), float(width))
         ends = np.append(np.flatnonzero(np.diff(numbers)), len(numbers) - 1)
         return np.append(0.0, layers.edges[ends + 1])
@@ -202,7 +111,7 @@ class FlatGeometry(Geometry):
         self._curved = not all(theory.background.is_flat for theory in theories)
         one = tf.ones([2, 1], tf.float64)
 
-        def of_theory(theory: Theory) -> tuple[tuple[int, ...], tf.Tensor, tf.Tensor]:
+        def of_theory(theory: Theory) -> tuple[Any, tf.Tensor, tf.Tensor]:
             a = self._times(theory)
             with reaching(a[-1]):
                 kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
@@ -217,7 +126,33 @@ class FlatGeometry(Geometry):
             tf.stack([f for _, f, _ in of_universes]),
             tf.stack([w for _, _, w in of_universes]),
         )
-        return inputs, _crossings([kicks for kicks, _, _ in of_universes])
+        of_all = [kicks for kicks, _, _ in of_universes]
+        return inputs, _crossings(of_all) if tf.executing_eagerly() else self._in_graph(of_all)
+
+    def _in_graph(self, kicks: Sequence[Any]) -> dict[int, list[LayerCrossing]]:
+        """Returns, for each kick that any layer may cross after, those that do in a graph.
+
+        Args:
+            kicks: the kick before each layer's time, for each universe: one object for those that
+                are alike.
+        """
+        edges, theory = self.steps, self.inputs.cosmologies.theories[0]
+        operations = self.integrator.schedule(theory.growth, edges).operations
+        steps = [operation.step for operation in operations if operation.kind == "kick"]
+        may = [
+            kick
+            for kick, step in enumerate(steps)
+            if edges[min(step + 1, len(edges) - 1)] > self.sky.earliest
+        ]
+        alike = {id(each): each for each in kicks}
+        near = tf.concat([self.layers.distances < self.end, [True]], 0)
+        crossings: dict[int, list[LayerCrossing]] = {}
+        for key, each in alike.items():
+            universes = np.array([n for n, other in enumerate(kicks) if id(other) == key])
+            for kick in may:
+                crossing = LayerCrossing(universes, tf.equal(each, kick) & near)
+                crossings.setdefault(kick, []).append(crossing)
+        return crossings
 
     @override
     def paint(
@@ -226,11 +161,15 @@ class FlatGeometry(Geometry):
         factors, amounts = (tf.gather(x, crossing.universes) for x in inputs)
         factors = factors[..., 1 : 2 + len(moment.lpt)]
         factors = tf.concat([tf.ones_like(factors[..., :1]), factors], -1)
-        largest = np.abs(factors.numpy()[:, crossing.layers]).max((0, 1))
-        reach = self.reach(moment.moving, largest)
-        layers = self._rank_layers(crossing, reach)
-        near, far = (crossing.layers[[0, -1]] + 0.5) * self.step
-        first, shells = self.shells(near, far, reach)
+        among = tf.where(tf.convert_to_tensor(crossing.layers)[:, tf.newaxis], tf.abs(factors), 0.0)
+        reach = self.reach(moment.moving, tf.reduce_max(among, (0, 1)))
+        if tf.executing_eagerly():
+            layers, numbers = self._in_view.of(crossing, reach), np.flatnonzero(crossing.layers)
+            near, far = (numbers[[0, -1]] + 0.5) * self.step
+            first, shells = self.shells(near, far, reach)
+        else:
+            layers = self._in_view.in_graph(crossing, reach)
+            first, shells = self.shells(0.0, 0.0, np.inf)
         slabs = Slabs(
             places=layers.places,
             directions=layers.directions,
@@ -243,52 +182,6 @@ class FlatGeometry(Geometry):
         moved = tf.gather(factors, layers.times, axis=1)
         others = (tf.cast(x, self.box.dtype) for x in (moved, amounts))
         return self.painted("paint_sky", slabs, moment, crossing.universes, others, first)
-
-    def _rank_layers(self, crossing: LayerCrossing, reach: float) -> RankLayers:
-        """Returns this rank's layers of a crossing, and layers whose particles may enter a copy.
-
-        A copy of the box holds the matter of the periodic box between its ends. So particles that
-        are displaced out of it are left out, and particles of the layers before and behind that are
-        displaced into it are included.
-
-        Args:
-            crossing: the crossing.
-            reach: displacement along an axis that no particle exceeds [Mpc/h].
-        """
-        box, step, count = self.box, self.step, len(self.layers.distances)
-        more = math.ceil(reach / step) + 3
-        first, last = int(crossing.layers[0]), int(crossing.layers[-1])
-        first -= more if first == 0 else 0
-        last += more if last == count else 0
-        numbers: list[int] = []
-        places, directions = [], []
-        stop = max(self.end, self._edges[-1])
-        for tile in tiles(box, stop, self.sky.tiles):
-            axes, senses, axis = tile.axes, tile.senses, tile.axes[2]
-            n, begin, end = box.grid[axis], tile.begin, tile.begin + box.size[axis]
-            origins = [
-                tile.shifts[i] + senses[i] * box.offset[axes[i]] * box.cell[axes[i]] for i in (0, 1)
-            ]
-            layers = np.arange(-more, n + more)
-            index = (tile.first_layer + senses[2] * layers) % n - box.offset[axis]
-            layers += round(begin / step)
-            here = (index >= 0) & (index < box.block[axis]) & (layers >= first) & (layers <= last)
-            layers, index = layers[here], index[here]
-            # Layers that follow one another on this rank.
-            apart = np.flatnonzero(np.diff(index - senses[2] * layers)) + 1
-            for run in filter(len, np.split(np.arange(len(layers)), apart)):
-                run = run[:: senses[2]]
-                places.append([axes[1], axes[0], axis, index[run[0]], len(run), len(numbers)])
-                ends = begin or -np.inf, end  # all that is in front of us is in the first copy
-                directions.append([origins[1], senses[1], origins[0], senses[0], senses[2], *ends])
-                numbers += layers[run].tolist()
-        times = np.array(numbers, int)
-        return RankLayers(
-            np.clip(times, 0, count),
-            (times + 0.5) * step,
-            np.array(places, np.int32).reshape(-1, 6),
-            np.array(directions, float).reshape(-1, 7),
-        )
 
     @override
     def recording(self) -> dict[int, list[LayerCrossing]]:
@@ -307,8 +200,8 @@ class FlatGeometry(Geometry):
     def record(
         self, crossing: LayerCrossing, displacement: np.ndarray, fields: list[np.ndarray]
     ) -> Iterator[Particles]:
-        largest = np.abs(self._moved[crossing.layers, : len(fields)]).max(0)
-        slabs = self._rank_layers(
+        largest = np.abs(self._moved[np.asarray(crossing.layers), : len(fields)]).max(0)
+        slabs = self._in_view.of(
             crossing, self.reach([displacement, *fields], np.append(1.0, largest))
         )
         for place, directions in zip(slabs.places, slabs.directions, strict=True):
@@ -375,16 +268,17 @@ class FlatGeometry(Geometry):
             yield positions, velocity[inside], np.full(len(positions), self._a[layer])
 
 
-def _crossings(kicks: Sequence[tuple[int, ...]]) -> dict[int, list[LayerCrossing]]:
+def _crossings(kicks: Sequence[Any]) -> dict[int, list[LayerCrossing]]:
     """Returns, for each kick, the layers that cross the light cone after it.
 
     Args:
         kicks: the kick before each layer's time, for each universe of this rank.
     """
     crossings: dict[int, list[LayerCrossing]] = {}
-    for each in dict.fromkeys(kicks):
-        same = np.flatnonzero([each == others for others in kicks])
+    of_universes = [tuple(np.asarray(each).tolist()) for each in kicks]
+    for each in dict.fromkeys(of_universes):
+        same = np.flatnonzero([each == others for others in of_universes])
         for kick in sorted(set(each)):
-            crossing = LayerCrossing(same, np.flatnonzero(np.array(each) == kick))
+            crossing = LayerCrossing(same, np.array(each) == kick)
             crossings.setdefault(kick, []).append(crossing)
     return crossings

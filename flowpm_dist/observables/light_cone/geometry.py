@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import known
 from flowpm_dist.cosmology.theory import Theory, Universe, theory_of
 from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.options import SkyOptions
-from flowpm_dist.options import ProblemsError
+from flowpm_dist.options import Problem, ProblemsError
 from flowpm_dist.particle_mesh.kernels import kernels
 from flowpm_dist.particle_mesh.kernels.base import Shells, farthest_move
 from flowpm_dist.simulation.run import Inputs
@@ -65,7 +66,9 @@ class Geometry(abc.ABC):
         inputs: the run's inputs.
 
     Attributes:
-        end: comoving distance of z_max, the largest of all universes of a run [Mpc/h].
+        end: comoving distance of z_max, the largest of all universes of a run [Mpc/h]; a tensor
+            where a graph has yet to compute it.
+        most: the same, or in such a graph a number that is not below it.
         step: distance between the nodes at which weights are evaluated [Mpc/h].
         depth: depth of a particle's cloud along the line of sight [Mpc/h].
 
@@ -79,15 +82,35 @@ class Geometry(abc.ABC):
     def __init__(self, sky: SkyOptions, inputs: Inputs) -> None:
         self.sky, self.inputs, self.box = sky, inputs, inputs.box
         self.integrator, self.steps = inputs.options.integrator, inputs.edges.tolist()
-        theories = inputs.cosmologies.theories
+        self.end: Any
+        self.end, self.most, problems = self._measured()
+        if problems := [*sky.begin_problems(inputs.edges[0]), *problems]:
+            raise ProblemsError(problems)
+
+    def _measured(self) -> tuple[Any, float, Iterable[Problem]]:
+        """Returns `end`, `most`, and the problems of the box with the sky up to there."""
+        theories, group = self.inputs.cosmologies.theories, self.box.mesh.world
         ends = [
-            max(farthest(sky, theory, across=way) for theory in theories) for way in (False, True)
+            max(farthest(self.sky, theory, across=way) for theory in theories)
+            for way in (False, True)
         ]
-        ends = self.box.mesh.world.allreduce(tf.constant(ends, tf.float64), "max").numpy().tolist()
-        self.end = ends[0]
-        problems = *sky.begin_problems(inputs.edges[0]), *sky.box_problems(self.box.size, *ends)
-        if problems:
-            raise ProblemsError(list(problems))
+        if group.size > 1:
+            ends = group.allreduce(tf.constant(ends, tf.float64), "max").numpy().tolist()
+        return ends[0], ends[0], self.sky.box_problems(self.box.size, *ends)
+
+    @property
+    def known_end(self) -> float:
+        """The distance of z_max as a number [Mpc/h].
+
+        Raises:
+            RuntimeError: a graph has yet to compute it.
+        """
+        if isinstance(self.end, tf.Tensor):
+            raise RuntimeError(
+                "inside a tf.function, planes of matter need a cosmology of numbers: the distance "
+                "of z_max decides how many there are; call run eagerly"
+            )
+        return self.end
 
     def check_latest(self, nearest: float) -> None:
         """Checks that the run does not end before the light of the nearest particles leaves.
@@ -99,13 +122,12 @@ class Geometry(abc.ABC):
             ValueError: it ends before.
         """
         stop = self.inputs.edges[-1]
+        message = (
+            f"the run ends at a = {stop:g}: a light cone to an observer today needs one that ends "
+            "at a = 1"
+        )
         for theory in self.inputs.cosmologies.theories:
-            latest = float(theory.distances.scale_factor(nearest))
-            if latest > stop:
-                raise ValueError(
-                    f"the run ends at a = {stop:g}: a light cone to an observer today needs one "
-                    "that ends at a = 1"
-                )
+            check_that(theory.distances.scale_factor(nearest) <= stop, message)
 
     @property
     def particles_in_pixel(self) -> float:
@@ -134,7 +156,7 @@ class Geometry(abc.ABC):
         nodes.
         """
         step = self.step
-        chi = step * np.arange(math.ceil(self.end / step) + 2)
+        chi = step * np.arange(math.ceil(self.most / step) + 2)
         edges = np.concatenate([chi[:1], 0.5 * (chi[1:] + chi[:-1]), chi[-1:]])
         # Integrals of chi times what is 1 at one node and 0 at the others, linear in between.
         moments = step * chi
@@ -176,32 +198,40 @@ class Geometry(abc.ABC):
     def paint(self, crossing: Any, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
         """Returns the maps of a crossing's particles, by numbers of universe and map."""
 
-    def reach(self, fields: Sequence[Any], factors: np.ndarray) -> float:
+    def reach(self, fields: Sequence[Any], factors: Any) -> Any:
         """Returns a displacement along an axis that no particle of this rank with a place exceeds.
 
         Args:
             fields: displacement, and velocities and LPT fields that move the particles.
-            factors: the largest factor of each.
+            factors: the largest factor of each, float64 [fields].
 
         Returns:
-            The displacement [Mpc/h]; it may be larger than the largest.
+            The displacement [Mpc/h], a number or in a graph a tensor; it may be larger than the
+            largest.
         """
-        total, farthest = 0.0, farthest_move(self.box.size)
-        with not_recorded():
-            for field, factor in zip(fields, factors, strict=True):
-                largest = max(float(tf.reduce_max(field)), -float(tf.reduce_min(field)))
-                if not largest * factor <= farthest:
-                    near = tf.abs(field) * factor <= farthest
-                    largest = float(tf.reduce_max(tf.where(near, tf.abs(field), 0.0)))
-                total += largest * factor
-        return total
+        farthest = farthest_move(self.box.size)
 
-    def shells(self, near: float, far: float, reach: float) -> tuple[int, dict[str, Any]]:
+        def of(field: Any, factor: Any) -> tf.Tensor:
+            size = tf.abs(field)
+            near = size * tf.cast(factor, size.dtype) <= farthest
+            return tf.reduce_max(tf.where(near, size, 0.0))
+
+        total: Any = 0.0
+        with not_recorded():
+            for field, factor in zip(fields, tf.unstack(factors), strict=True):
+                largest = tf.maximum(tf.reduce_max(field), -tf.reduce_min(field))
+                is_near = tf.cast(largest, tf.float64) * factor <= farthest
+                masked = functools.partial(of, field, factor)
+                largest = tf.cond(is_near, functools.partial(tf.identity, largest), masked)
+                total += tf.cast(largest, tf.float64) * factor
+        return float(total) if tf.executing_eagerly() else total
+
+    def shells(self, near: float, far: float, reach: Any) -> tuple[int, dict[str, Any]]:
         """Returns the slabs that particles may reach, see `Shells`, and the first one's number.
 
         Args:
             near, far: distances between which the undisplaced places of particles lie [Mpc/h].
-            reach: distance that none of them is displaced by [Mpc/h].
+            reach: distance that none of them is displaced by [Mpc/h]; infinite for all slabs.
         """
         edges, most = self._edges, reach + self.depth
         first, last = np.searchsorted(edges, [near - most, far + most])
@@ -289,8 +319,21 @@ class Geometry(abc.ABC):
 def farthest(sky: SkyOptions, cosmology: Universe, *, across: bool = False) -> float:
     """Returns the comoving distance of z_max, or the largest f_K up to there [Mpc/h]."""
     distances = theory_of(cosmology).distances
-    chi = distances.comoving(sky.earliest)
-    return distances.widest(chi) if across else float(chi)
+    chi = float(known(distances.comoving(sky.earliest)))
+    return distances.widest(chi) if across else chi
+
+
+def check_that(holds: Any, message: str) -> None:
+    """Checks a condition; what a graph has yet to compute becomes an assertion of it.
+
+    Raises:
+        ValueError: with the message.
+    """
+    value = known(holds)
+    if value is None:
+        tf.debugging.Assert(holds, [message])
+    elif not value:
+        raise ValueError(message)
 
 
 @contextmanager
@@ -303,7 +346,7 @@ def reaching(a: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        z = 1.0 / float(a) - 1.0
+        z = 1.0 / float(known(a)) - 1.0
         raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from flowpm_dist.cosmology.arrays import known
 from flowpm_dist.io.light_cone import LightConeFiles, holds_light_cone
 from flowpm_dist.observables.lensing.sources import IntrinsicAlignment, Sources, check_sources
 from flowpm_dist.observables.light_cone.flat import FlatGeometry
@@ -30,6 +31,7 @@ from flowpm_dist.simulation.outputs import ObserverOf
 from flowpm_dist.simulation.run import Inputs
 from flowpm_dist.simulation.simulation import Simulation
 from meshimpl import launch
+from meshimpl.graph_guards import check_eager
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,11 @@ class LightCone:
         """
         if launch.detect().rank == 0 and sources:
             distances = simulation.theory.distances
-            half = 0.5 * max(float(source.farthest(distances)) for source in sources)
+            half = [known(0.5 * source.farthest(distances)) for source in sources]
             cell = simulation.spacing / simulation.options.mesh_factor
-            if message := self.sky.fine_pixels_warning(half, cell):
+            if all(each is not None for each in half) and (
+                message := self.sky.fine_pixels_warning(float(max(half)), cell)
+            ):
                 warnings.warn(message, stacklevel=2)
         self._warn_of(simulation)
         return simulation.run(seed, observe=self.convergence_observer(sources, alignment), **run)[1]
@@ -152,7 +156,9 @@ class LightCone:
             ValueError: as for `convergence`; or a batch.
             FloatingPointError: a particle is not finite. Raised on every rank.
             WriteError: raised only on a rank that cannot write; the job must then end.
+            RuntimeError: inside a `tf.function`.
         """
+        check_eager("a light cone that writes particles")
         path, mesh = Path(folder), simulation.box.mesh
         if int(mesh.world.allreduce(tf.constant(int(holds_light_cone(path))), "max")):
             raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from flowpm_dist.cosmology.arrays import known
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import Theory
@@ -33,9 +34,10 @@ from flowpm_dist.observables.light_cone.all_matter import (
     part_distances,
     part_weights,
 )
-from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, farthest
-from flowpm_dist.observables.light_cone.options import FlatField, FullSky, SkyOptions
+from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, check_that
+from flowpm_dist.observables.light_cone.options import PARTS, FlatField, FullSky, SkyOptions
 from flowpm_dist.particle_mesh.kernels.base import BOXES
+from meshimpl.graph_guards import check_eager
 from meshimpl.mesh_function import replicated
 from meshimpl.process_mesh import ProcessMesh
 
@@ -236,6 +238,11 @@ class _SkyObserver(Observer):
     def __init__(self, geometry: Geometry, crossings: Mapping[int, Sequence[Any]]) -> None:
         self.geometry, self._crossings, self.kicks = geometry, crossings, frozenset(crossings)
 
+    @property
+    @override
+    def in_graphs(self) -> bool:
+        return isinstance(self.geometry.sky, FlatField)
+
     def measurements(self, kick: int) -> list[Measurement]:
         """Returns one measurement for each crossing after a kick."""
         crossings = self._crossings.get(kick, [])
@@ -341,20 +348,21 @@ class ConvergencePainter(MapPainter):
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
         self._massive = geometry.inputs.cosmologies.by_scale
-        one = np.ones([1, geometry.nodes().chi.size])
-        parts = part_weights(geometry.nodes().chi, geometry.end) if self._massive else one
+        chi = geometry.nodes().chi
+        parts = part_weights(chi, geometry.end) if self._massive else np.ones([1, chi.size])
+        every_part = tf.unstack(parts)
 
         def amounts(theory: Theory) -> tf.Tensor:
             distances = theory.distances
-            end = farthest(geometry.sky, theory)
+            end = distances.comoving(geometry.sky.earliest)
             for number, source in enumerate(sources):
-                reach = float(source.farthest(distances))
-                if reach > end * (1 + 1e-6):
-                    raise ValueError(
-                        f"sources[{number}] reach to z = {float(distances.redshift(reach)):.4g}, "
-                        f"beyond z_max = {geometry.sky.z_max:g}: increase it, or cut their "
-                        "distribution"
-                    )
+                reach = source.farthest(distances)
+                z = known(distances.redshift(reach))
+                check_that(
+                    reach <= end * (1 + 1e-6),
+                    f"sources[{number}] reach{'' if z is None else f' to z = {z:.4g},'} beyond "
+                    f"z_max = {geometry.sky.z_max:g}: increase it, or cut their distribution",
+                )
             nodes = geometry.nodes()
             a = distances.scale_factor(nodes.chi)
             strength = lensing_weight(theory, nodes.chi, a=a)
@@ -365,13 +373,13 @@ class ConvergencePainter(MapPainter):
                     weight + response * source.fractions(nodes.edges, distances) / nodes.widths
                     for weight, source in zip(weights, sources, strict=True)
                 ]
-            weights = [weight * part for weight in weights for part in parts]
+            weights = [weight * part for weight in weights for part in every_part]
             means[id(theory.growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
             per_particle = nodes.chi * geometry.widening(theory) ** 2
             amounts = tf.stack([weight / per_particle for weight in weights], axis=-1)
             return amounts / geometry.particles_in_pixel
 
-        super().__init__(geometry, len(sources) * len(parts), amounts_of=amounts)
+        super().__init__(geometry, len(sources) * len(every_part), amounts_of=amounts)
         cosmologies = geometry.inputs.cosmologies
         self._means = cosmologies.stack(
             [means[id(theory.growth)] for theory in cosmologies.theories]
@@ -384,7 +392,7 @@ class ConvergencePainter(MapPainter):
         kappa = maps - tf.cast(means, maps.dtype)
         if self._massive:
             chi, (*lead, _) = part_distances(self.geometry.end), self._means.shape
-            kappa = tf.reshape(kappa, [*lead, -1, len(chi), *self._shape])
+            kappa = tf.reshape(kappa, [*lead, -1, PARTS, *self._shape])
             kappa = all_matter(kappa, chi, self.geometry)
         return ConvergenceMaps(kappa, self.geometry.sky)
 
@@ -433,6 +441,7 @@ class Recorder(_SkyObserver):
         box, inputs, sky = geometry.box, geometry.inputs, geometry.sky
         if box.batch is not None:
             raise ValueError("the particles of one universe are written, not of a batch")
+        check_eager("a recorder of particles")
         super().__init__(geometry, geometry.recording())
         self._files, self._finite = files, True
         files.describe(
@@ -477,12 +486,14 @@ def _check_finite(finite: tf.Tensor | bool, box: Box) -> None:
     Raises:
         FloatingPointError: some has not, on this rank or another.
     """
-    lost = tf.constant(int(not finite))
-    if int(box.mesh.world.allreduce(lost, "max")):
-        raise FloatingPointError(
-            "light cone: a particle that crosses it has a place, a velocity or a weight that is "
-            f"not finite, or is displaced by more than {BOXES:g} times the longest side of the box"
-        )
+    message = (
+        "light cone: a particle that crosses it has a place, a velocity or a weight that is not "
+        f"finite, or is displaced by more than {BOXES:g} times the longest side of the box"
+    )
+    if not tf.executing_eagerly():  # the rank is alone
+        tf.debugging.Assert(finite, [message])
+    elif int(box.mesh.world.allreduce(tf.constant(int(not finite)), "max")):
+        raise FloatingPointError(message)
 
 
 def _with_shared_tensors(parameters: T, mesh: ProcessMesh) -> T:

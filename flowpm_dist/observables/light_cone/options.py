@@ -214,15 +214,23 @@ class FlatField(SkyOptions):
             f"is at the edge of the field by {100 * off:.2g} %; a full sky has no such error"
         )
 
+    def most_across(self, size: Sequence[float]) -> float:
+        """Returns the largest f_K [Mpc/h] at which a box is as wide as the field, or may repeat.
+
+        Args:
+            size: sides of the box [Mpc/h].
+        """
+        # Orders of the axes leave each side where it is or among equals: the third one is along
+        # the line of sight.
+        return math.inf if self.repeat else min(size[:2]) * (1 + 1e-9) / self.fov
+
     def box_problems(
         self, size: Sequence[float], chi_max: float, across: float | None = None
     ) -> Iterator[Problem]:
         """Yields a problem if the field is wider than the box and must not repeat it."""
-        # Orders of the axes leave each side where it is or among equals: the third one is along
-        # the line of sight.
         across = chi_max if across is None else across
         narrowest, wide = min(size[:2]), self.fov * across
-        if wide > narrowest * (1 + 1e-9) and not self.repeat:
+        if across > self.most_across(size):
             fits = rounded_down(math.degrees(narrowest / across))
             yield self.problem(
                 "field_of_view",

@@ -31,6 +31,7 @@ from flowpm_dist.observables.light_cone.options import FullSky
 from flowpm_dist.particle_mesh.kernels import Ball
 from flowpm_dist.particle_mesh.kernels.base import DEGREE
 from flowpm_dist.simulation.run import Inputs
+from meshimpl.graph_guards import check_eager
 from meshimpl.tapes import not_recorded
 
 NODES = 512
@@ -84,11 +85,13 @@ class SphereGeometry(Geometry):
 
     Raises:
         ValueError: as `Geometry`; or the observer is not in the box.
+        RuntimeError: inside a `tf.function`.
     """
 
     sky: FullSky
 
     def __init__(self, sky: FullSky, inputs: Inputs) -> None:
+        check_eager("a light cone of the full sky")
         super().__init__(sky, inputs)
         self.check_latest(0.0)
         # Steps of a power of two stay the same when the cosmology changes a little.
@@ -159,7 +162,7 @@ class SphereGeometry(Geometry):
         def since_kick(a: tf.Tensor) -> tuple[np.ndarray, tf.Tensor]:
             with reaching(tf.reduce_min(a)):
                 kicks, factors = self.integrator.since_kick(theory.growth, self.steps, a)
-            return np.array(kicks), factors
+            return np.asarray(kicks), factors
 
         distances = theory.distances
         edges, kicks, polynomial = polynomials(since_kick, distances, ends, self.sky.earliest)

@@ -104,9 +104,9 @@ def _attributes(geometry: Lattice | Slabs | Ball | None, amounts: Any) -> dict[s
             }
         case Slabs():
             return _of_maps(geometry, [geometry.pixel], amounts, [geometry.pixels] * 2) | {
-                "places": tf.constant(geometry.places, tf.int32),
-                "directions": tf.constant(geometry.directions, tf.float64),
-                "distances": tf.constant(geometry.distances, tf.float64),
+                "places": tf.convert_to_tensor(geometry.places, tf.int32),
+                "directions": tf.convert_to_tensor(geometry.directions, tf.float64),
+                "distances": tf.convert_to_tensor(geometry.distances, tf.float64),
             }
         case Ball():
             sphere, limits = Healpix(geometry.nside), (geometry.near, geometry.far)

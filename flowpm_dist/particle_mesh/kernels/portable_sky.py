@@ -55,6 +55,11 @@ def paint_vjp(
 
 def _parts(geometry: Slabs | Ball) -> list[PaintPart]:
     if isinstance(geometry, Slabs):
+        if isinstance(geometry.places, tf.Tensor):
+            raise RuntimeError(
+                "a light cone inside a tf.function needs the compiled kernels on a CPU; call run "
+                "eagerly"
+            )
         return [functools.partial(_slab, geometry, slab) for slab in range(len(geometry.places))]
     return [functools.partial(_copy, geometry, copy) for copy in geometry.copies]
 
