@@ -12,8 +12,9 @@ sources up to z = 0.3, with cells of 8 Mpc/h and as many pixels as particles a s
     pairs     the steps are one graph: what `Simulation.run` does
     function  the whole of it, density included, in a `tf.function`
 
-The last rows are an evaluation of a posterior and its gradient, as samplers ask for: eagerly, and
-as one graph. The benchmark also prints the seconds of the first call of each.
+The last rows are an evaluation of a posterior and its gradient, as samplers ask for, and a universe
+of a training, with its spectrum, of four made together: eagerly, and as one graph. The benchmark
+also prints the seconds of the first call of each.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def worker(grid: int, steps: int, repeats: int) -> None:
                 times[way].append(time.perf_counter() - begin)
         found[kind] = {way: [t[0], statistics.median(t[1:])] for way, t in times.items()}
     found["posterior"] = posterior(grid, steps, repeats)
+    found["training"] = training(grid, steps, repeats)
     report(found)
 
 
@@ -132,6 +134,29 @@ def posterior(grid: int, steps: int, repeats: int) -> dict[str, list[float]]:
             begin = time.perf_counter()
             objective.evaluate(point)
             times[way].append(time.perf_counter() - begin)
+    return {way: [t[0], statistics.median(t[1:])] for way, t in times.items()}
+
+
+def training(grid: int, steps: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of the first universe of a training and of others, four at once."""
+    import flowpm_dist as fpm
+    from flowpm_dist.cosmoflow.volumes.draws import Lanes, Priors
+    from flowpm_dist.cosmoflow.volumes.universes import VolumeMaker
+    from flowpm_dist.observables.forward_model import ForwardModel
+
+    edges = fpm.scale_factor_steps(0.1, 1.0, steps)
+    sim = fpm.Simulation(
+        fpm.Cosmology.planck18(), grid, 2.0 * grid, edges, integrator="bullfrog", mesh="row:1,col:1"
+    )
+    priors = Priors({"Omega_m": (0.2, 0.4), "sigma8": (0.7, 0.9)}, "sobol", 1)
+    shared = ForwardModel(sim), priors, Lanes(4, 0, 4)
+    makers = {way: VolumeMaker(*shared, many=way == "one graph") for way in ("eager", "one graph")}
+    times: dict[str, list[float]] = {way: [] for way in makers}
+    for generation in range(repeats + 1):
+        for way, maker in makers.items():
+            begin = time.perf_counter()
+            maker.make("train", generation)
+            times[way].append((time.perf_counter() - begin) / 4)
     return {way: [t[0], statistics.median(t[1:])] for way, t in times.items()}
 
 

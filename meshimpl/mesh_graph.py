@@ -14,6 +14,9 @@ from meshimpl.process_mesh import ProcessMesh
 from meshimpl.pulse import at
 from meshimpl.rendezvous import build_together
 
+GRAPHLESS = AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError
+"""What a function raises that asks a graph for values which it has yet to compute."""
+
 
 class MeshGraph:
     """A function of this rank's tensors as a graph, built when all ranks have built the same.
@@ -129,7 +132,7 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
             try:
                 graph.get_concrete_function(*tensors)
                 chosen.append(graph)
-            except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+            except GRAPHLESS as error:
                 reason = str(error).strip().split("\n")[0]
                 warnings.warn(f"evaluated step by step, not as one graph: {reason}", stacklevel=2)
                 chosen.append(function)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
+from flowpm_dist.grid.options import Scheme
 from flowpm_dist.observables.bias import Bias, bias_with
 from flowpm_dist.observables.tracers import LineOfSight, TracerOptions
 from flowpm_dist.observables.universe_model import (
@@ -78,6 +79,11 @@ class ForwardModel(UniverseModel):
         """
         return name == AMPLITUDE or name in self.bias or super().fitted(name)
 
+    @property
+    def painting(self) -> Scheme | None:
+        """The window of the observed density, as a `Field` has it."""
+        return "cic" if self.formation.has_particles else None
+
     def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
         """Returns the universe of white noise, and its observed density (see `observe`)."""
         state = self.run(noise, parameters)
@@ -104,8 +110,7 @@ class ForwardModel(UniverseModel):
         """
 
         def observed_field(state: State) -> Field:
-            density = self.observe(state, parameters)
-            return Field(density, state.box, "cic" if self.formation.has_particles else None)
+            return Field(self.observe(state, parameters), state.box, self.painting)
 
         return self.formation.at_times(self.simulation, times, observed_field, cosmologies, seeds)
 

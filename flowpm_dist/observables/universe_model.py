@@ -23,6 +23,11 @@ from flowpm_dist.simulation.simulation import Simulation
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
+SMALL = 2**19
+"""Most cells of a rank, of all its universes, of an evaluation that is one graph."""
+MANY = 1024
+"""Evaluations from which on it is worth to compile them as one graph, see `one_graph`."""
+
 T = TypeVar("T")
 Parameters = Mapping[str, tf.Tensor]
 

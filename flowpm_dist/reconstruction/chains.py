@@ -9,15 +9,13 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
+from flowpm_dist.observables.universe_model import MANY
 from flowpm_dist.options import in_unit, keep_in_units
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing
 from flowpm_dist.reconstruction.posterior import EvenPosterior, Posterior
 from flowpm_dist.reconstruction.sampler import Draw, Sampler
 from flowpm_dist.reconstruction.staged_run import Checkpoints, StagedRun
 from flowpm_dist.reconstruction.unknowns import Memory, Unknowns, Use
-
-MANY = 1024
-"""Evaluations of a phase from which on it is worth to compile them whole, see `EvenPosterior`."""
 
 
 @dataclass(frozen=True)

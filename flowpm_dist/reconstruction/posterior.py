@@ -28,7 +28,7 @@ from scipy.special import ndtri
 
 from flowpm_dist.cosmology.options import UniformPriors
 from flowpm_dist.grid.fourier import to_field, to_spectrum
-from flowpm_dist.observables.universe_model import UniverseModel
+from flowpm_dist.observables.universe_model import SMALL, UniverseModel
 from flowpm_dist.particle_mesh.cloud_in_cell import HaloError
 from flowpm_dist.reconstruction.likelihoods.base import EXACT, Annealing, Likelihood
 from flowpm_dist.reconstruction.preconditioner import Preconditioner
@@ -46,10 +46,6 @@ EDGE = 3.0
 """Unit normal parameters up to here are free in a search. Beyond, within 0.13 % of a prior's width
 from its ends, they are drawn back: their slope vanishes there, and steps would not return.
 """
-
-
-SMALL = 2**19
-"""Most cells of a rank, of all its chains, of an evaluation that is one graph."""
 
 
 class Scaling:

@@ -293,6 +293,14 @@ def test_a_function_that_is_no_graph_stays_one(line: ProcessMesh) -> None:
     with pytest.warns(UserWarning, match="step by step, not as one graph: .*numpy"):
         assert one_graph(by_numpy, line)(tf.constant(2.0)).numpy() == 4.0
 
+    def by_value(x: tf.Tensor) -> tf.Tensor:
+        if tf.get_static_value(x) is None:
+            raise ValueError("x has no value yet")
+        return 3.0 * x
+
+    with pytest.warns(UserWarning, match="step by step, not as one graph: x has no value yet"):
+        assert one_graph(by_value, line)(tf.constant(2.0)).numpy() == 6.0
+
     def checked(x: tf.Tensor) -> tf.Tensor:
         tf.debugging.Assert(x < 3.0, ["step 2: x is large"])
         return 2.0 * x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.catalogues.occupation import expected_density
 from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors
@@ -33,10 +35,11 @@ from flowpm_dist.observables.noise import SurveyNoise
 from flowpm_dist.observables.options import GalaxyOptions
 from flowpm_dist.observables.record import ATTRIBUTE, BARE
 from flowpm_dist.observables.tracers import LineOfSight
-from flowpm_dist.observables.universe_model import UniverseModel
+from flowpm_dist.observables.universe_model import MANY, SMALL, StructureFormation, UniverseModel
 from flowpm_dist.statistics.angular_spectra import angular_power
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram
 from flowpm_dist.statistics.noisy_maps import LEVELS, NoisyMaps
+from meshimpl.mesh_graph import one_graph
 from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
@@ -47,6 +50,8 @@ UNITS = {"counts": ONE_COUNT, "galaxies": ONE_COUNT, "convergence": "convergence
 
 Values = Mapping[str, np.ndarray]
 """The varying parameters of universes by name, each [lane]."""
+Tensors = Mapping[str, tf.Tensor]
+"""The same as tensors."""
 
 OF_SURVEY = 1
 """Key of the seeds of observational noise, which differ from the universes' own seeds."""
@@ -85,6 +90,8 @@ class UniverseMaker(abc.ABC):
         targets: names of the parameters in each `Generation`; by default all that vary.
         groups: models in groups, one of which makes each universe, see `model_of`; by default
             `model` makes all. They have its box and the end of its run.
+        many: whether so many universes are made that small ones are worth a graph of each model,
+            see `one_graph`.
     """
 
     model: UniverseModel
@@ -92,11 +99,50 @@ class UniverseMaker(abc.ABC):
     lanes: Lanes
     targets: tuple[str, ...] = ()
     groups: Sequence[Sequence[UniverseModel]] = field(default=(), kw_only=True)
+    many: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.simulation = self.model.simulation
         self.targets = tuple(self.targets) or self.priors.names
         self.groups = self.groups or [[self.model]]
+        self._box = self.simulation.box_of(self.at_once)
+        self._graphs: dict[UniverseModel, Callable[..., tf.Tensor]] = {}
+
+    @functools.cached_property
+    def _initial(self) -> InitialConditions:
+        return InitialConditions(self._box, self.simulation.options)
+
+    def is_whole(self, model: UniverseModel) -> bool:
+        """Whether a model's universes are worth a graph: small ones, without a user's structure."""
+        small = math.prod((*self._box.local_batch, *self._box.block)) <= SMALL
+        return self.many and small and type(model.formation) is StructureFormation
+
+    def observed(self, model: UniverseModel, seeds: np.ndarray, values: Values) -> tf.Tensor:
+        """Returns this rank's part of observed universes, without noise, see `observe`.
+
+        Args:
+            model, seeds, values: see `see`.
+        """
+        names = tuple(values)
+
+        def observe(white: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
+            return self.observe(model, white, dict(zip(names, tf.unstack(columns), strict=True)))
+
+        if model not in self._graphs:
+            whole = self.is_whole(model)
+            self._graphs[model] = one_graph(observe, self._box.mesh) if whole else observe
+        white, columns = self._initial.white_noise(seeds), tf.constant([*values.values()])
+        return model.retry_with_wider_halo(lambda: self._graphs[model](white, columns))
+
+    @abc.abstractmethod
+    def observe(self, model: UniverseModel, white: tf.Tensor, values: Tensors) -> tf.Tensor:
+        """Returns what white noise becomes, [universe, ...]; may be a part of a graph.
+
+        Args:
+            model: the model.
+            white: this rank's block of the white noise [universe, x, y, z].
+            values: the varying parameters by name, float64 [universe].
+        """
 
     def model_of(self, stream: str, number: int) -> UniverseModel:
         """Returns the model of a universe of a stream; groups have turns, in a random order."""
@@ -194,17 +240,13 @@ class VolumeMaker(UniverseMaker):
         noise_seeds: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, Measured]:
         """Returns volumes of densities or counts, and their statistics."""
-        base = self.simulation.cosmology
-        varied = [name for name in values if name in base.names]
-        cosmologies = [
-            base.replace(**dict(zip(varied, map(float, row), strict=True)))
-            for row in np.stack([values[name] for name in varied], axis=1)
-        ]
-        nuisances = {name: tf.constant(x) for name, x in values.items() if name not in varied}
-        end = float(self.simulation.edges[-1])
-        times = [end] if self.times is None else list(self.times)
         assert isinstance(model, ForwardModel)
-        channels = model.at_times(times, seeds.tolist(), cosmologies, nuisances)
+        times = [float(self.simulation.edges[-1])] if self.times is None else list(self.times)
+        if len(times) == 1 and self.is_whole(model):
+            channels = [Field(self.observed(model, seeds, values), self._box, model.painting)]
+        else:
+            universes = self._cosmologies({name: tf.constant(x) for name, x in values.items()})
+            channels = model.at_times(times, seeds.tolist(), *universes)
         if self.noise is not None:
             louder = values.get("noise_amplitude")
             for number, field in enumerate(channels):
@@ -214,6 +256,26 @@ class VolumeMaker(UniverseMaker):
         blocks = [field.block.numpy() for field in channels]
         volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
         return volumes, measured(channels, self.values)
+
+    @override
+    def observe(self, model: UniverseModel, white: tf.Tensor, values: Tensors) -> tf.Tensor:
+        assert isinstance(model, ForwardModel)
+        cosmologies, nuisances = self._cosmologies(values)
+        field = Field(white, self._box)
+        return model.observe(model.formation.state(model.simulation, field, cosmologies), nuisances)
+
+    def _cosmologies(self, values: Tensors) -> tuple[list[Cosmology], Tensors]:
+        """Returns the universes' cosmologies, of numbers where they are known, and the rest."""
+        base = self.simulation.cosmology
+        varied = [name for name in values if name in base.names]
+        numbers = tf.stack([values[name] for name in varied], axis=1)
+        table = (
+            numbers.numpy().tolist()
+            if tf.executing_eagerly()
+            else map(tf.unstack, tf.unstack(numbers))
+        )
+        cosmologies = [base.replace(**dict(zip(varied, row, strict=True))) for row in table]
+        return cosmologies, {name: x for name, x in values.items() if name not in varied}
 
 
 @dataclass(eq=False)
@@ -238,8 +300,6 @@ class MapMaker(UniverseMaker):
         first.hold_halo()  # the halo of LPT, which is the same for all
         for model in others:
             model.hold_halo(first)
-        box = self.simulation.box_of(self.at_once)
-        self._initial = InitialConditions(box, self.simulation.options)
 
     def see(
         self,
@@ -249,9 +309,8 @@ class MapMaker(UniverseMaker):
         noise_seeds: Callable[..., np.ndarray],
     ) -> tuple[np.ndarray, Measured]:
         """Returns maps with the noise of shapes, as volumes of one layer, and their statistics."""
-        white = self._initial.white_noise(seeds)
-        varied = {k: tf.constant(x) for k, x in values.items() if k != "noise_amplitude"}
-        clean = model.retry_with_wider_halo(lambda: model(white, varied)).numpy()
+        varied = {name: x for name, x in values.items() if name != "noise_amplitude"}
+        clean = self.observed(model, seeds, varied).numpy()
         of_noise = noise_seeds(OF_SURVEY).tolist()
         louder = values.get("noise_amplitude", np.ones(len(of_noise)))
         noise = [x * self.cone.noise(seed)[:, 0] for x, seed in zip(louder, of_noise, strict=True)]
@@ -264,6 +323,10 @@ class MapMaker(UniverseMaker):
             each.reshape(len(kappa), -1) for each in (spectra.power, levels.counts / levels.cells)
         )
         return as_volumes(kappa), (spectra.ell, power, shares, LEVELS)
+
+    @override
+    def observe(self, model: UniverseModel, white: tf.Tensor, values: Tensors) -> tf.Tensor:
+        return model(white, values)
 
 
 def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
@@ -285,14 +348,14 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
         return observation.forward_model(simulation)
 
     groups = [[model_of(run) for run in runs] for runs in plan.run_plans]
-    model = groups[0][0]
+    model, many = groups[0][0], plan.simulated.simulations >= MANY
     if plan.lightcone is not None:
-        return MapMaker(model, *shared, groups=groups, cone=plan.lightcone)
+        return MapMaker(model, *shared, groups=groups, many=many, cone=plan.lightcone)
     noise, simulation = None, model.simulation
     if observation.is_noisy or observation.value("mask") is not None:
         noise = SurveyNoise(observation, simulation.box)
     values, times = cell_values_of(plan), observation.scale_factors(float(simulation.edges[-1]))
-    return VolumeMaker(model, *shared, noise, values, times, groups=groups)
+    return VolumeMaker(model, *shared, noise, values, times, groups=groups, many=many)
 
 
 def cell_values_of(plan: TrainingPlan) -> CellValues:
