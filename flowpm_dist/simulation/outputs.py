@@ -324,7 +324,7 @@ def _motion(
         last, factors = integrator.since_kick(growth, edges, t)
         columns = tf.unstack(factors, axis=-1)[1:]
     slopes = [tape.gradient(each, t, unconnected_gradients="zero") for each in columns]
-    is_last = tf.cast(tf.equal(last, tf.constant(kicks, tf.int32)), t.dtype)
+    is_last = tf.cast(tf.equal(tf.cast(last, tf.int32), kicks), t.dtype)
     to_canonical = times * momentum_factor(growth, times)  # a^2 dx/dt = a^3 E dx/da
     moved, rates = [is_last * each for each in columns], [to_canonical * slope for slope in slopes]
     return tf.stack([tf.stack(moved, axis=-1), tf.stack(rates, axis=-1)], axis=-2)

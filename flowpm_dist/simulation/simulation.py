@@ -415,6 +415,8 @@ class Simulation:
             CollectiveError: ranks were given different arguments. Raised on every rank.
             RuntimeError: inside a `tf.function` on several ranks, or with anything that looks into
                 the run there but `outputs`, `states_at`, and maps of the flat sky.
+            tf.errors.InvalidArgumentError: in place of the other errors, where what is wrong shows
+                when a `tf.function` runs.
         """
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:
@@ -442,8 +444,14 @@ class Simulation:
         inputs, first = self._read(start, observe=makers, resume=resume is not None)
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
-        observers = observers_of(inputs, makers) if makers else None
-        if observers and not (tf.executing_eagerly() or observers.in_graphs):
+        try:
+            observers = observers_of(inputs, makers) if makers else None
+            refused = observers and not (tf.executing_eagerly() or observers.in_graphs)
+        except (AttributeError, TypeError) as error:
+            if tf.executing_eagerly():
+                raise
+            raise RuntimeError(_not_in_graphs("observe")) from error
+        if refused:
             raise RuntimeError(_not_in_graphs("observe"))
         done, timings = evolve_particles(
             begin,

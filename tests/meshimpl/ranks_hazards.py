@@ -302,13 +302,21 @@ def test_a_function_that_is_no_graph_stays_one(line: ProcessMesh) -> None:
         assert one_graph(by_value, line)(tf.constant(2.0)).numpy() == 6.0
 
     def checked(x: tf.Tensor) -> tf.Tensor:
-        tf.debugging.Assert(x < 3.0, ["step 2: x is large"])
+        if not tf.executing_eagerly():
+            tf.debugging.Assert(x < 3.0, ["x is large for a graph"])
+        elif x > 5.0:
+            raise FloatingPointError("x is large")
         return 2.0 * x
 
     whole = one_graph(checked, line)
-    assert whole(tf.constant(1.0)).numpy() == 2.0
-    with pytest.raises(FloatingPointError, match="^step 2: x is large$"):
-        whole(tf.constant(4.0))
+    for number in (1.0, 4.0):
+        assert whole(tf.constant(number)).numpy() == 2 * number
+    with pytest.raises(FloatingPointError, match="^x is large$"):
+        whole(tf.constant(6.0))
+    picked = one_graph(lambda place: tf.gather(tf.range(3), place), line)
+    assert picked(tf.constant(2)).numpy() == 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match="3 is not in"):
+        picked(tf.constant(3))
 
 
 def test_eager_collectives_that_are_not_the_same(line: ProcessMesh) -> None:

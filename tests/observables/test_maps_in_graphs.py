@@ -7,18 +7,19 @@ import pytest
 import tensorflow as tf
 from sky_runs import GRID, SIDE, SkyRuns, cosmology_of
 
+import flowpm_dist as fpm
 from flowpm_dist import reconstruction as rec
 from flowpm_dist.evolution.corrections import ResidualNetwork
 from flowpm_dist.observables.convergence_model import ConvergenceModel
-from flowpm_dist.observables.lensing import IntrinsicAlignment, SourcePlane
+from flowpm_dist.observables.lensing import IntrinsicAlignment, SmailDistribution, SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, FullSky, LightCone
 from flowpm_dist.particle_mesh.kernels.portable import Portable
 from flowpm_dist.reconstruction.posterior import EvenPosterior
 
 FIELD = FlatField(field_of_view=12.0, pixels=8, z_max=0.25, tiles=3)
 CONE = LightCone(FIELD)
-RUNS = SkyRuns(CONE, (0.2, 0.75, 0.9, 1.0), plane=0.2, smail=(0.1, 0.23), shift=0.01)
-LINE = "row:1,col:1"
+RUNS = SkyRuns(CONE, (0.2, 0.75, 0.9, 1.0), plane=0.2, smail=(0.1, 0.24), shift=0.01)
+LINE, PLANCK = "row:1,col:1", fpm.Cosmology.planck18()
 NOISE = tf.random.stateless_normal([2, GRID, GRID, GRID], [7, 8], dtype=tf.float64)
 
 
@@ -64,12 +65,36 @@ def test_maps_and_gradients_are_those_of_eager_calls(integrator):
             loss = tf.reduce_sum(kappa**2 + kappa)
         return kappa, *tape.gradient(loss, [noise, *numbers])
 
+    if integrator == "cola":  # whose factors alone are its own
+        maps = lambda *inputs: [kappa_of(*inputs)]  # noqa: E731
     graph = traced(maps)
     for omega in (0.31, 0.6):
         universes = [runs.numbers | {"Omega_m": omega + 0.05 * n} for n in range(batch)]
         numbers = [tf.constant([*each.values()], tf.float64) for each in universes]
         assert_close(graph(NOISE[:batch], numbers), maps(NOISE[:batch], numbers))
     assert graph.experimental_get_tracing_count() == 1
+
+
+def test_deep_cones_and_alignments():
+    """Where the largest distance that a graph expects is beyond the horizon."""
+    sky = FIELD.model_copy(update={"field_of_view": 0.5, "z_max": 5.0})
+    steps = np.array([0.1, 0.3, 0.6, 1.0])
+    sim = fpm.Simulation(PLANCK, 8, [160.0, 160.0, 320.0], steps, precision="float64", mesh=LINE)
+
+    def kappa(omega):
+        with tf.GradientTape() as tape:
+            tape.watch(omega)
+            run = dict(seed=1, cosmology=PLANCK.replace(Omega_m=omega))
+            sources = [SmailDistribution(0.7, z_max=4.9)]
+            maps = LightCone(sky).convergence(
+                sim, sources, alignment=IntrinsicAlignment(5.0), **run
+            )
+            loss = tf.reduce_sum(maps.kappa + maps.kappa**2)
+        return maps.kappa, tape.gradient(loss, omega)
+
+    graph = traced(kappa)
+    for omega in (0.31, 0.8):
+        assert_close(graph(tf.constant(omega, tf.float64)), kappa(tf.constant(omega, tf.float64)))
 
 
 def test_planes_of_matter():
@@ -126,12 +151,12 @@ def test_what_does_not_fit_ends_the_function():
         particles = begun.displacement.block + boxes * SIDE, at_rest
         return CONE.convergence(sim, [SourcePlane(0.2)], particles=particles).kappa
 
-    one, two = (tf.constant(x, tf.float64) for x in (0.5, 2.0))
+    some, many = (tf.constant(x, tf.float64) for x in (1.6, 3.0))
     graph = traced(moved)
-    np.testing.assert_allclose(graph(one), moved(one), rtol=0, atol=1e-12)
-    assert np.isfinite(moved(two)).all()
-    with pytest.raises(tf.errors.InvalidArgumentError, match="displaced by more than the box"):
-        graph(two)
+    np.testing.assert_allclose(graph(some), moved(some), rtol=0, atol=1e-12)
+    assert np.isfinite(moved(many)).all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="displaced by more than two boxes"):
+        graph(many)
 
 
 def replace_field(degrees):

@@ -220,7 +220,12 @@ def test_little_else_looks_into_a_run_in_a_graph():
     expected = go_on()
     np.testing.assert_allclose(tf.function(go_on)(), expected, rtol=0, atol=1e-12)
     states = sim.states_at([0.5])
-    for words in ({"progress": print}, {"observe": own}, {"observe": [states, own]}):
+    for words in (
+        {"progress": print},
+        {"observe": print},
+        {"observe": own},
+        {"observe": [states, own]},
+    ):
         traced = tf.function(lambda words=words: sim.run(seed=1, **words), autograph=False)
         with pytest.raises(RuntimeError, match=f"{next(iter(words))}: only states at several"):
             traced()

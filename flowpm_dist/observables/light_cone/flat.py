@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from flowpm_dist.cosmology.arrays import joined, known, reshape
+from flowpm_dist.cosmology.arrays import joined, known, minimum, reshape
 from flowpm_dist.cosmology.background import HUBBLE_DISTANCE
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.observers import Measured, Moment
@@ -32,6 +32,9 @@ from flowpm_dist.observables.light_cone.options import FlatField, plane_of_layer
 from flowpm_dist.options import Problem
 from flowpm_dist.particle_mesh.kernels import Slabs
 from flowpm_dist.simulation.run import Inputs
+
+FARTHEST = 1.5 * HUBBLE_DISTANCE
+"""Distance of light [Mpc/h] over its redshift that a graph expects at most: c / H0 if E > 1."""
 
 
 class FlatGeometry(Geometry):
@@ -54,31 +57,31 @@ class FlatGeometry(Geometry):
         self.layers = layers = Layers.of(self.box, self.most, sky.tiles)
         axis = layers.tiles[0].axes[2]
         self.step = self.depth = self.box.size[axis] / self.box.grid[axis]
-        check_that(
-            0.5 * self.step < self.end,
-            f"z_max = {sky.z_max:g} is at {self.most:.4g} Mpc/h, and the nearest particles at "
-            f"{0.5 * self.step:.4g}: increase z_max, or use a finer grid",
+        nearest = (
+            f"the nearest particles at {0.5 * self.step:.4g}: increase z_max, or use a finer grid"
         )
+        if 0.5 * self.step >= self.most:
+            raise ValueError(f"z_max = {sky.z_max:g} is at {self.most:.4g} Mpc/h, and {nearest}")
+        check_that(0.5 * self.step < self.end, f"z_max = {sky.z_max:g} is not behind {nearest}")
         self.check_latest(layers.distances[0])
 
     @override
     def _measured(self) -> tuple[Any, float, Iterable[Problem]]:
-        theories, most = self.inputs.cosmologies.theories, HUBBLE_DISTANCE * self.sky.z_max
+        theories, most = self.inputs.cosmologies.theories, FARTHEST * self.sky.z_max
         chi = [theory.distances.comoving(self.sky.earliest) for theory in theories]
         if all(known(each) is not None for each in chi):
             return super()._measured()
         end = tf.stop_gradient(tf.reduce_max(tf.stack(chi)))
         across = [each.distances.transverse(x) for each, x in zip(theories, chi, strict=True)]
-        check_that(
-            (end <= most) & (tf.reduce_max(across) <= self.sky.most_across(self.box.size)),
-            f"z_max = {self.sky.z_max:g} is farther than c z / H0, or the field is wider than the "
-            "box there",
-        )
+        z = f"z_max = {self.sky.z_max:g}"
+        check_that(end <= most, f"{z} is farther than {most:.4g} Mpc/h; call run eagerly")
+        fits = tf.reduce_max(across) <= self.sky.most_across(self.box.size)
+        check_that(fits, f"{z}: the field is wider than the box there")
         return end, most, ()
 
     def _times(self, theory: Theory) -> tf.Tensor:
         """Returns the scale factors at which light leaves layers, then farther ones [layer + 1]."""
-        chi = joined([self.layers.distances, reshape(self.end, [1])], axis=0)
+        chi = joined([minimum(self.layers.distances, self.end), reshape(self.end, [1])], axis=0)
         a = theory.distances.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
@@ -139,17 +142,15 @@ class FlatGeometry(Geometry):
         edges, theory = self.steps, self.inputs.cosmologies.theories[0]
         operations = self.integrator.schedule(theory.growth, edges).operations
         steps = [operation.step for operation in operations if operation.kind == "kick"]
-        may = [
-            kick
-            for kick, step in enumerate(steps)
-            if edges[min(step + 1, len(edges) - 1)] > self.sky.earliest
-        ]
+        ends = [edges[min(step + 1, len(edges) - 1)] for step in steps]  # of the next kick, at most
+        first = next(kick for kick, end in enumerate(ends) if end > self.sky.earliest)
         alike = {id(each): each for each in kicks}
         near = tf.concat([self.layers.distances < self.end, [True]], 0)
         crossings: dict[int, list[LayerCrossing]] = {}
         for key, each in alike.items():
             universes = np.array([n for n, other in enumerate(kicks) if id(other) == key])
-            for kick in may:
+            check_that(tf.reduce_all(each >= first), "a step of the integrator has no kick")
+            for kick in range(first, len(steps)):
                 crossing = LayerCrossing(universes, tf.equal(each, kick) & near)
                 crossings.setdefault(kick, []).append(crossing)
         return crossings

@@ -45,9 +45,9 @@ class Nodes:
         edges: distances between which each node stands for the universe [node + 1] [Mpc/h].
     """
 
-    chi: np.ndarray
+    chi: Any
     widths: np.ndarray
-    edges: np.ndarray
+    edges: Any
 
 
 class Geometry(abc.ABC):
@@ -153,7 +153,7 @@ class Geometry(abc.ABC):
         """Returns the nodes for the weights, from the observer to two nodes beyond z_max.
 
         What particles add at a node is the weight over the distance, which is nearly linear between
-        nodes.
+        nodes. In a graph that has yet to compute `end`, nodes farther than that are all there.
         """
         step = self.step
         chi = step * np.arange(math.ceil(self.most / step) + 2)
@@ -162,7 +162,10 @@ class Geometry(abc.ABC):
         moments = step * chi
         moments[0], moments[-1] = step**2 / 6, step * chi[-1] / 2 - step**2 / 6
         chi[0] = 1e-9 * step
-        return Nodes(chi, moments / chi, edges)
+        widths = moments / chi
+        if isinstance(self.end, tf.Tensor):
+            chi, edges = (tf.minimum(x, self.end + 2 * step) for x in (chi, edges))
+        return Nodes(chi, widths, edges)
 
     def widening(self, theory: Theory) -> tf.Tensor:
         """Returns lengths across the sky over lengths in flat space, at `nodes` [node]."""
@@ -190,7 +193,8 @@ class Geometry(abc.ABC):
             power: power of the distance by which what particles add is divided.
         """
         # No part of a cloud in front of the last node is cut off.
-        ends = np.array([0.0, self.nodes().edges[-1] + 0.5 * self.depth])
+        last = (math.ceil(self.most / self.step) + 1) * self.step
+        ends = np.array([0.0, last + 0.5 * self.depth])
         self._edges = ends if edges is None else edges
         self._power = power
 
@@ -346,8 +350,9 @@ def reaching(a: Any) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        z = 1.0 / float(known(a)) - 1.0
-        raise ValueError(f"a light cone that reaches to z = {z:.4g}: {error}") from error
+        value = known(a)
+        far = "" if value is None else f" that reaches to z = {1.0 / float(value) - 1.0:.4g}"
+        raise ValueError(f"a light cone{far}: {error}") from error
 
 
 def pieces(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

@@ -148,6 +148,7 @@ class LayersInView:
     def __init__(self, layers: Layers, box: Box, end: Any, stop: float, seed: int) -> None:
         self._layers, self._box, self._end, self._stop, self._seed = layers, box, end, stop, seed
         self._count, self._step = len(layers.distances), float(layers.depths[0])
+        self._most = 2 * max(box.grid) + 3
 
     def of(self, crossing: LayerCrossing, reach: float) -> RankLayers:
         """Returns the layers of a crossing; those that follow one another are one slab.
@@ -181,13 +182,12 @@ class LayersInView:
         """Returns the same layers, each as a slab, chosen when a graph runs."""
         every, first, sides = self._every
         count, more = self._count, tf.cast(tf.math.ceil(reach / self._step), tf.int32) + 3
-        tf.debugging.Assert(
-            more <= min(sides),
-            ["light cone: a particle is displaced by more than the box; call run eagerly"],
-        )
+        far = "light cone: particles may be displaced by more than two boxes; call run eagerly"
+        tf.debugging.Assert(more <= self._most, [far])
         near = tf.reduce_sum(tf.cast(self._layers.distances < self._end, tf.int32))
         numbers, inside = every.times, every.times - first
         times = tf.where(numbers >= near, count, tf.maximum(numbers, 0))
+        # The others cannot be seen: it saves the time to look.
         here = tf.gather(crossing.layers, times) & (numbers <= near + more)
         here &= (inside >= -more) & (inside < sides + more)
         rows = tf.where(here)[:, 0]
@@ -207,7 +207,7 @@ class LayersInView:
         the number of the copy's layers.
         """
         numbers, places, directions, first, sides = [], [], [], [], []
-        for tile, layers, index in self._tiles(max(self._box.grid)):
+        for tile, layers, index in self._tiles(self._most):
             numbers += layers.tolist()
             places += [[*_axes(tile), at, 1, 0] for at in index]
             directions += [self._directions(tile)] * len(layers)

@@ -349,7 +349,7 @@ class ConvergencePainter(MapPainter):
 
         self._massive = geometry.inputs.cosmologies.by_scale
         chi = geometry.nodes().chi
-        parts = part_weights(chi, geometry.end) if self._massive else np.ones([1, chi.size])
+        parts = part_weights(chi, geometry.end) if self._massive else np.ones([1, chi.shape[0]])
         every_part = tf.unstack(parts)
 
         def amounts(theory: Theory) -> tf.Tensor:
@@ -357,11 +357,13 @@ class ConvergencePainter(MapPainter):
             end = distances.comoving(geometry.sky.earliest)
             for number, source in enumerate(sources):
                 reach = source.farthest(distances)
-                z = known(distances.redshift(reach))
+                inside, far = reach <= end * (1 + 1e-6), ""
+                if known(inside) is not None and not inside:
+                    far = f" to z = {float(distances.redshift(reach)):.4g},"
                 check_that(
-                    reach <= end * (1 + 1e-6),
-                    f"sources[{number}] reach{'' if z is None else f' to z = {z:.4g},'} beyond "
-                    f"z_max = {geometry.sky.z_max:g}: increase it, or cut their distribution",
+                    inside,
+                    f"sources[{number}] reach{far} beyond z_max = {geometry.sky.z_max:g}: increase "
+                    "it, or cut their distribution",
                 )
             nodes = geometry.nodes()
             a = distances.scale_factor(nodes.chi)
