@@ -17,7 +17,12 @@ from flowpm_dist.cosmoflow.training.checkpoints import Checkpoints, restore_weig
 from flowpm_dist.cosmoflow.training.held_out import hold_out
 from flowpm_dist.cosmoflow.training.logs import MLPerfLog, TrainingLogs
 from flowpm_dist.cosmoflow.training.trainer import StepReport, Trainer, optimiser_of, regressor_of
-from flowpm_dist.cosmoflow.volumes.draws import Lanes, summary_of_draws, summary_of_passes
+from flowpm_dist.cosmoflow.volumes.draws import (
+    Lanes,
+    priors_of,
+    summary_of_draws,
+    summary_of_passes,
+)
 from flowpm_dist.cosmoflow.volumes.generations import Statistics
 from flowpm_dist.cosmoflow.volumes.record_files import Block
 from flowpm_dist.cosmoflow.volumes.records import Dataset, check_lane
@@ -28,7 +33,7 @@ from flowpm_dist.cosmoflow.volumes.sources import (
     source_of,
     stored_split,
 )
-from flowpm_dist.cosmoflow.volumes.universes import draws_of, priors_of
+from flowpm_dist.cosmoflow.volumes.universes import draws_of
 from flowpm_dist.io.drawing import drawing
 from flowpm_dist.io.errors import decoration
 from flowpm_dist.io.files import write_json

@@ -32,6 +32,7 @@ import numpy as np
 from flowpm_dist.cosmology.options import UniformPriors
 
 if TYPE_CHECKING:
+    from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
     from meshimpl.process_mesh import ProcessMesh
 
 Sampling = Literal["sobol", "uniform"]
@@ -91,6 +92,11 @@ class Priors(UniformPriors):
         """
         numbers = range(first, first + count)
         return np.array([hashed([self.seed, _number(stream), i, *key]) for i in numbers])
+
+
+def priors_of(plan: TrainingPlan) -> Priors:
+    """Returns the priors of simulated universes, with the way to draw from them."""
+    return Priors(plan.priors.drawn, plan.priors.sampling, plan.simulated.seed)
 
 
 def _number(stream: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.catalogues.occupation import expected_density
-from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors
+from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors, priors_of
 from flowpm_dist.cosmoflow.volumes.generations import Generation, Measured, measured
 from flowpm_dist.cosmoflow.volumes.record_files import (
     MEAN_DENSITY,
@@ -106,11 +105,8 @@ class UniverseMaker(abc.ABC):
         self.targets = tuple(self.targets) or self.priors.names
         self.groups = self.groups or [[self.model]]
         self._box = self.simulation.box_of(self.at_once)
+        self._initial = InitialConditions(self._box, self.simulation.options)
         self._graphs: dict[UniverseModel, Callable[..., tf.Tensor]] = {}
-
-    @functools.cached_property
-    def _initial(self) -> InitialConditions:
-        return InitialConditions(self._box, self.simulation.options)
 
     def is_whole(self, model: UniverseModel) -> bool:
         """Whether a model's universes are worth a graph: small ones, without a user's structure."""
@@ -118,11 +114,7 @@ class UniverseMaker(abc.ABC):
         return self.many and small and type(model.formation) is StructureFormation
 
     def observed(self, model: UniverseModel, seeds: np.ndarray, values: Values) -> tf.Tensor:
-        """Returns this rank's part of observed universes, without noise, see `observe`.
-
-        Args:
-            model, seeds, values: see `see`.
-        """
+        """Returns this rank's part of universes without noise, `observe`; arguments as `see`."""
         names = tuple(values)
 
         def observe(white: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
@@ -372,11 +364,6 @@ def cell_values_of(plan: TrainingPlan) -> CellValues:
 def line_of_sight_of(plan: TrainingPlan) -> LineOfSight:
     """Returns the line of sight of a training's volumes; "z" in real space."""
     return (plan.record or BARE).options.line_of_sight or "z"
-
-
-def priors_of(plan: TrainingPlan) -> Priors:
-    """Returns the priors of simulated universes, with the way to draw from them."""
-    return Priors(plan.priors.drawn, plan.priors.sampling, plan.simulated.seed)
 
 
 def draws_of(plan: TrainingPlan) -> Draws:
