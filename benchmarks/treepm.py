@@ -11,7 +11,8 @@ minutes, 64^3 half an hour or more.
 The sets are apart in cosmology and noise. "train" is what is learned from, and "develop" chooses
 between what was learned, together with P1 and P2 of tests/data/README.md, which guided earlier
 choices. "sealed" is opened once, when nothing more is changed. "opened" and "opened2" are sealed
-sets that judged the corrections before the present ones, which learned from them, too. Networks
+sets that judged the corrections before the present ones, which learned from them, too. "next" will
+judge the corrections that come after these. Networks
 that learned from cheap universes are "asked" about universes within their priors.
 """
 
@@ -71,6 +72,7 @@ SETS = {
     "opened": UniverseSet(8, 5300, 105301, everywhere=True),
     "opened2": UniverseSet(8, 5400, 205401, everywhere=True),
     "sealed": UniverseSet(8, 5500, 405501, everywhere=True),
+    "next": UniverseSet(8, 5700, 505701, everywhere=True),
     "asked": UniverseSet(56, 5600, 305601, spacings=(2,), ranges=PRIORS),
 }
 PARAMETERS = {
@@ -112,7 +114,7 @@ class Universe:
 
 
 def universes(name: str) -> list[Universe]:
-    """Returns the universes of a set; the sealed one has two more, of 64^3 particles."""
+    """Returns the universes of a set; sealed ones have two more, of 64^3 particles."""
     made = SETS[name]
     sampler = qmc.LatinHypercube(len(made.ranges), rng=np.random.default_rng(made.seed))
     low, high = np.transpose(list(made.ranges.values()))
@@ -126,7 +128,7 @@ def universes(name: str) -> list[Universe]:
         for spacing in made.spacings if made.everywhere else in_turn:
             seed = made.noise + 10 * n + spacing
             found.append(Universe(f"{name}-{n:02d}-{spacing}", cosmology, 32, spacing, seed))
-    if name == "sealed":
+    if name in ("sealed", "next"):
         for n, spacing in ((0, 2), (1, 1)):
             seed = made.noise + 500 + n
             found.append(Universe(f"{name}-64-{spacing}", cosmologies[n], 64, spacing, seed))
