@@ -16,6 +16,8 @@ from meshimpl.rendezvous import build_together
 
 GRAPHLESS = AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError
 """What a function raises that asks a graph for values which it has yet to compute."""
+REFUSALS = 8
+"""Calls that only a graph refuses, after which `one_graph` makes none."""
 
 
 class MeshGraph:
@@ -114,9 +116,9 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
 
     It is evaluated without a graph first, so that nothing that it keeps for later calls belongs to
     one. TensorFlow then compiles it, which takes seconds. If no graph can be made of
-    it, it is evaluated eagerly from then on, and a warning gives the reason. Where an assertion of
-    the graph fails, it is evaluated eagerly once, and raises its own error, or can do what the
-    graph cannot.
+    it, it is evaluated eagerly from then on, and a warning gives the reason. So it is after some
+    calls for which an assertion of the graph failed and the function did not: it can do what the
+    graph cannot. An error of the function takes the place of the graph's.
 
     Args:
         function: from tensors to tensors.
@@ -126,6 +128,12 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
         return function
     graph = tf.function(function, autograph=False)
     chosen: list[Callable[..., Any]] = []
+    refused: list[str] = []
+
+    def give_up(reason: str) -> None:
+        first = reason.strip().split("\n")[0]
+        warnings.warn(f"evaluated step by step, not as one graph: {first}", stacklevel=3)
+        chosen[:] = [function]
 
     def call(*tensors: tf.Tensor) -> Any:
         if not chosen:
@@ -134,15 +142,18 @@ def one_graph(function: Callable[..., Any], mesh: ProcessMesh) -> Callable[..., 
                 graph.get_concrete_function(*tensors)
                 chosen.append(graph)
             except GRAPHLESS as error:
-                reason = str(error).strip().split("\n")[0]
-                warnings.warn(f"evaluated step by step, not as one graph: {reason}", stacklevel=2)
-                chosen.append(function)
+                give_up(str(error))
         try:
             return chosen[0](*tensors)
         except tf.errors.InvalidArgumentError as error:
-            if "assertion failed" not in str(error.message):
+            result = function(*tensors)
+            _, failed, text = str(error.message).partition("assertion failed: [")
+            if not failed:
                 raise
-        return function(*tensors)
+            refused.append(text.partition("]")[0])
+            if len(refused) == REFUSALS:
+                give_up(refused[-1])
+            return result
 
     return call
 

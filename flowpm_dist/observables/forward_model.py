@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.options import Scheme
-from flowpm_dist.observables.bias import Bias, bias_with
+from flowpm_dist.observables.bias import SCHEMES, Bias, bias_with
 from flowpm_dist.observables.tracers import LineOfSight, TracerOptions
 from flowpm_dist.observables.universe_model import (
     Parameters,
@@ -78,6 +79,11 @@ class ForwardModel(UniverseModel):
         Those are parameters of cosmology and bias, and "amplitude", which multiplies the density.
         """
         return name == AMPLITUDE or name in self.bias or super().fitted(name)
+
+    @property
+    @override
+    def is_built_in(self) -> bool:
+        return super().is_built_in and type(self._scheme) in (type(None), *SCHEMES)
 
     @property
     def painting(self) -> Scheme | None:

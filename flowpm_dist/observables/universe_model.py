@@ -196,6 +196,11 @@ class UniverseModel(abc.ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.structure!r}, {self.simulation})"
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether no class of a user takes part, whose code a graph would call once only."""
+        return type(self.formation) is StructureFormation
+
     def fitted(self, name: str) -> bool:
         """Returns whether the model depends on a parameter of this name: one of its cosmology."""
         return name in self.simulation.cosmology.names

@@ -15,12 +15,13 @@ from flowpm_dist.cosmoflow.planning.data_options import FileData
 from flowpm_dist.cosmoflow.planning.folder import TrainingFolder
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.training.export import ExportFolder, export_network
+from flowpm_dist.cosmoflow.training.held_out import header_of
 from flowpm_dist.cosmoflow.training.saved import read_training
 from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.generations import Generation
 from flowpm_dist.cosmoflow.volumes.sources import PhaseClock
-from flowpm_dist.cosmoflow.volumes.universes import cell_values_of, header_of
+from flowpm_dist.cosmoflow.volumes.universes import cell_values_of
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from tests.cosmoflow.ranks_training import RUN, trained_whole_and_in_two

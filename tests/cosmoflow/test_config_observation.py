@@ -28,11 +28,11 @@ from flowpm_dist.cosmoflow.planning.memory import (
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan, differences
 from flowpm_dist.cosmoflow.training import held_out
 from flowpm_dist.cosmoflow.training.dataset import check_dataset, dataset_bytes
+from flowpm_dist.cosmoflow.training.held_out import header_of
 from flowpm_dist.cosmoflow.training.saved import SavedTraining
 from flowpm_dist.cosmoflow.volumes import sources
 from flowpm_dist.cosmoflow.volumes.record_files import DatasetHeader, finish_dataset
 from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter
-from flowpm_dist.cosmoflow.volumes.universes import header_of
 from flowpm_dist.io.volume import Volume, VolumeError, open_volume
 from flowpm_dist.jobs.folder import OutputError
 from flowpm_dist.jobs.run_file import ConfigError

@@ -7,6 +7,9 @@ from run_files import PRIORS
 from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
 from flowpm_dist.cosmoflow.volumes import universes
 from flowpm_dist.cosmoflow.volumes.draws import Lanes
+from flowpm_dist.observables.bias import EulerianBias
+from flowpm_dist.observables.forward_model import ForwardModel
+from flowpm_dist.observables.universe_model import MANY
 from flowpm_dist.simulation.simulation import Simulation
 from meshimpl.process_mesh import ProcessMesh
 
@@ -39,41 +42,40 @@ shape_noise = { sigma_e = 0.26, n_eff = 10.0 }
 """
 REST = """[network]
 precision = "float64"
-{name}
+name = "{name}"
 [training]
 batch = 2
 [data]
-simulations = {simulations}
+simulations = 8
 validation = 2
 test = 2
 """
+VOLUMES = "keras_models:small"
+OF_MAPS = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"
 
 
-def maker_of(folder, text, name, simulations):
-    path = folder / f"{simulations}.toml"
-    path.write_text(PRIORS + text + REST.format(name=name, simulations=simulations))
-    plan = TrainingPlan.load(path)
-    return universes.maker_of(plan, ProcessMesh("row:1,col:1"), Lanes(2, 0, 2))
+def maker_of(folder, text, universes_made, lanes=1):
+    path = folder / "run.toml"
+    path.write_text(PRIORS + text + REST.format(name=OF_MAPS if text == MAPS else VOLUMES))
+    plan, mesh = TrainingPlan.load(path), ProcessMesh("row:1,col:1")
+    return universes.maker_of(plan, mesh, Lanes(2, 0, lanes), universes_made)
+
+
+DRAWN = DENSITIES.replace("steps = 2", "drawn = [{ steps = 2 }, { steps = 3 }]")
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (DENSITIES, 'name = "keras_models:small"'),
-        (MAPS, 'name = "flowpm_dist.cosmoflow.network.keras_network:map_convolutions"'),
-    ],
-    ids=["densities", "maps"],
+    ("text", "lanes"), [(DRAWN, 2), (MAPS, 2)], ids=["densities, drawn", "maps"]
 )
-def test_they_are_the_same_and_python_is_not_asked(text, name, tmp_path, monkeypatch, recwarn):
-    few, many = (maker_of(tmp_path, text, name, count) for count in (8, universes.MANY))
-    assert not few.many and many.many
+def test_they_are_the_same_and_python_is_not_asked(text, lanes, tmp_path, monkeypatch, recwarn):
+    few, many = (maker_of(tmp_path, text, count, lanes) for count in (8, 2 * MANY))
     calls = []
     run = Simulation.run
     monkeypatch.setattr(Simulation, "run", lambda *a, **k: calls.append(1) or run(*a, **k))
-    for generation in range(2):
+    for generation in range(3):
         calls.clear()
         found = many.make("train", generation)
-        assert bool(calls) == (generation == 0)
+        traced = len(calls)
         calls.clear()
         expected = few.make("train", generation)
         assert calls
@@ -83,6 +85,27 @@ def test_they_are_the_same_and_python_is_not_asked(text, name, tmp_path, monkeyp
             np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-11, err_msg=part)
         for part in ("parameters", "index", "seeds"):
             np.testing.assert_array_equal(getattr(found, part), getattr(expected, part))
+    assert traced == 0
     assert not [each for each in recwarn if "step by step" in str(each.message)]
-    large = maker_of(tmp_path, text.replace("grid = 8", "grid = 96"), name, 2048)
-    assert many.is_whole(many.model) and not large.is_whole(large.model)
+
+
+class Own(EulerianBias):
+    """A user's scheme, which may draw random numbers."""
+
+
+def test_which_universes_are_worth_a_graph(tmp_path):
+    """Small ones of which each model makes many, at one redshift, without code of a user."""
+
+    def is_whole(text=DENSITIES, made=MANY, lanes=1):
+        maker = maker_of(tmp_path, text, made, lanes)
+        return maker.is_whole(maker.model)
+
+    assert is_whole() and is_whole(MAPS, lanes=2)
+    assert not is_whole(made=MANY - 1) and not is_whole(lanes=2)
+    assert not is_whole(DRAWN, MANY, 2) and is_whole(DRAWN, 2 * MANY, 2)
+    assert is_whole(DENSITIES.replace("grid = 8", "grid = 80"))
+    assert not is_whole(DENSITIES.replace("grid = 8", "grid = 82"))
+    assert not is_whole(DENSITIES.replace("sigma", "redshifts = [0.5, 0.0]\nsigma"))
+    maker = maker_of(tmp_path, DENSITIES, MANY)
+    own = ForwardModel(maker.simulation, bias={"b": 1.0}, bias_scheme=Own)
+    assert not maker.is_whole(own)

@@ -18,7 +18,7 @@ import pytest
 import tensorflow as tf
 from ranks import SIZE, process_mesh
 
-from meshimpl import CollectiveError, ProcessMesh, engine, graph_guards
+from meshimpl import CollectiveError, ProcessMesh, engine, graph_guards, mesh_graph
 from meshimpl.compat import mtf
 from meshimpl.graph_guards import in_order, last_collective
 from meshimpl.mesh_function import mesh_function
@@ -313,6 +313,9 @@ def test_a_function_that_is_no_graph_stays_one(line: ProcessMesh) -> None:
         assert whole(tf.constant(number)).numpy() == 2 * number
     with pytest.raises(FloatingPointError, match="^x is large$"):
         whole(tf.constant(6.0))
+    with pytest.warns(UserWarning, match="not as one graph: x is large for a graph"):
+        for _ in range(mesh_graph.REFUSALS - 1):
+            assert whole(tf.constant(4.0)).numpy() == 8.0
     picked = one_graph(lambda place: tf.gather(tf.range(3), place), line)
     assert picked(tf.constant(2)).numpy() == 2
     with pytest.raises(tf.errors.InvalidArgumentError, match="3 is not in"):

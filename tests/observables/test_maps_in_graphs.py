@@ -76,7 +76,7 @@ def test_maps_and_gradients_are_those_of_eager_calls(integrator):
 
 
 def test_deep_cones_and_alignments():
-    """Where the largest distance that a graph expects is beyond the horizon."""
+    """Where the end of one universe, and what a graph expects, is beyond another's horizon."""
     sky = FIELD.model_copy(update={"field_of_view": 0.5, "z_max": 5.0})
     steps = np.array([0.1, 0.3, 0.6, 1.0])
     sim = fpm.Simulation(PLANCK, 8, [160.0, 160.0, 320.0], steps, precision="float64", mesh=LINE)
@@ -84,7 +84,8 @@ def test_deep_cones_and_alignments():
     def kappa(omega):
         with tf.GradientTape() as tape:
             tape.watch(omega)
-            run = dict(seed=1, cosmology=PLANCK.replace(Omega_m=omega))
+            universes = [PLANCK.replace(Omega_m=x) for x in (omega, 0.12)]
+            run = dict(seed=[1, 2], cosmology=universes)
             sources = [SmailDistribution(0.7, z_max=4.9)]
             maps = LightCone(sky).convergence(
                 sim, sources, alignment=IntrinsicAlignment(5.0), **run

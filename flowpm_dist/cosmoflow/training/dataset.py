@@ -130,9 +130,9 @@ def write_dataset(
         WriteError: a file cannot be written; the job must end then.
         HaloError: a particle left the halo.
     """
-    from flowpm_dist.cosmoflow.training.held_out import simulate_dataset
+    from flowpm_dist.cosmoflow.training.held_out import header_of, simulate_dataset
     from flowpm_dist.cosmoflow.volumes.draws import Lanes
-    from flowpm_dist.cosmoflow.volumes.universes import header_of, maker_of
+    from flowpm_dist.cosmoflow.volumes.universes import maker_of
 
     folder, splits = Path(folder), tuple(dict.fromkeys(splits))
     files = {"dtype": dtype, "compressed": compressed, "samples_per_file": samples_per_file}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,9 @@ from flowpm_dist.cosmoflow.volumes.draws import Lanes
 from flowpm_dist.cosmoflow.volumes.generations import Generation, Statistics, measured
 from flowpm_dist.cosmoflow.volumes.record_files import (
     DATASET,
+    MEAN_DENSITY,
+    MEAN_ONE,
+    ONE_COUNT,
     UNFINISHED,
     Block,
     DatasetHeader,
@@ -27,14 +31,20 @@ from flowpm_dist.cosmoflow.volumes.record_files import (
 )
 from flowpm_dist.cosmoflow.volumes.record_writer import RecordWriter, clear_split
 from flowpm_dist.cosmoflow.volumes.sources import Batch
-from flowpm_dist.cosmoflow.volumes.universes import UniverseMaker, header_of, maker_of
+from flowpm_dist.cosmoflow.volumes.universes import UniverseMaker, maker_of
 from flowpm_dist.grid.box import Box
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.files import GENERATOR, WriteError, read_arrays, write_text
 from flowpm_dist.jobs.progress import Progress
 from flowpm_dist.jobs.session import on_root
+from flowpm_dist.observables.light_cone import map_files
+from flowpm_dist.observables.record import ATTRIBUTE, BARE
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues
 from meshimpl.process_mesh import ProcessMesh
+
+UNITS = {"counts": ONE_COUNT, "galaxies": ONE_COUNT, "convergence": "convergence 1"}
+"""Units of observed values by the kind of observation; see `DatasetHeader.unit`."""
+
 
 NO_POWER = 1.0
 """Power that is taken in the place of 0 [(Mpc/h)^3]."""
@@ -228,3 +238,23 @@ def measure_volumes(
         statistics.add(Generation(batch.volumes, batch.parameters, index, index, *measures))
         done += count * mesh.axis_size("replica")
     statistics.write()
+
+
+def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
+    """Returns the header of a dataset of the simulations of a training."""
+    record = plan.record or BARE
+    attributes = {"run": plan.resolved(), ATTRIBUTE: record.table()}
+    if plan.lightcone is not None:
+        attributes[map_files.ATTRIBUTE] = map_files.cone_table(plan.lightcone)
+    unit = MEAN_ONE if record.has_mean_one else MEAN_DENSITY
+    return DatasetHeader(
+        grid=plan.input_shape,
+        parameters=tuple(plan.priors.ranges),
+        channels=plan.channels,
+        blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
+        box_size=plan.box.size if plan.lightcone is None else None,
+        priors=plan.priors.ranges,
+        attributes=attributes,
+        unit=UNITS.get(record.options.kind, unit),
+        **options,
+    )

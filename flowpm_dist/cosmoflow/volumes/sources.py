@@ -353,7 +353,7 @@ def source_of(
     axis = None if plan.record is None else plan.record.options.line_of_sight
     options: dict[str, Any] = {"augment": plan.data.augment or False, "axis": axis, "clock": clock}
     if plan.simulates:
-        maker = maker_of(plan, mesh, lanes)
+        maker = maker_of(plan, mesh, lanes, plan.simulated.simulations)
         return InSituSource(maker, mesh, draws_of(plan), made=made, **options)
     options["seed"] = plan.training.seed
     if plan.data.source == "dummy":

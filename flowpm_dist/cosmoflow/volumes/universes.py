@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -16,25 +16,18 @@ from typing_extensions import override
 from flowpm_dist.catalogues.occupation import expected_density
 from flowpm_dist.cosmoflow.volumes.draws import Draws, Lanes, Priors, priors_of
 from flowpm_dist.cosmoflow.volumes.generations import Generation, Measured, measured
-from flowpm_dist.cosmoflow.volumes.record_files import (
-    MEAN_DENSITY,
-    MEAN_ONE,
-    ONE_COUNT,
-    DatasetHeader,
-)
 from flowpm_dist.cosmology.parameters import Cosmology
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.grid.field import Field
 from flowpm_dist.initial.conditions import InitialConditions
 from flowpm_dist.observables.convergence_model import ConvergenceModel
 from flowpm_dist.observables.forward_model import ForwardModel
-from flowpm_dist.observables.light_cone import map_files
 from flowpm_dist.observables.light_cone.section import ConvergenceOptions
 from flowpm_dist.observables.noise import SurveyNoise
 from flowpm_dist.observables.options import GalaxyOptions
-from flowpm_dist.observables.record import ATTRIBUTE, BARE
+from flowpm_dist.observables.record import BARE
 from flowpm_dist.observables.tracers import LineOfSight
-from flowpm_dist.observables.universe_model import MANY, SMALL, StructureFormation, UniverseModel
+from flowpm_dist.observables.universe_model import MANY, SMALL, UniverseModel
 from flowpm_dist.statistics.angular_spectra import angular_power
 from flowpm_dist.statistics.histogram import DENSITIES, CellValues, map_histogram
 from flowpm_dist.statistics.noisy_maps import LEVELS, NoisyMaps
@@ -43,9 +36,6 @@ from meshimpl.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
     from flowpm_dist.cosmoflow.planning.plan import TrainingPlan
-
-UNITS = {"counts": ONE_COUNT, "galaxies": ONE_COUNT, "convergence": "convergence 1"}
-"""Units of observed values by the kind of observation; see `DatasetHeader.unit`."""
 
 Values = Mapping[str, np.ndarray]
 """The varying parameters of universes by name, each [lane]."""
@@ -78,7 +68,7 @@ def noise_key(channel: int, channels: int) -> tuple[int, ...]:
 class UniverseMaker(abc.ABC):
     """A maker of universes: it simulates one generation at a time, a universe for each lane.
 
-    A subclass implements `see`.
+    A subclass implements `see` and `observe`.
 
     Attributes:
         model: the model from white noise to the observed universe. Its simulation is on
@@ -89,8 +79,8 @@ class UniverseMaker(abc.ABC):
         targets: names of the parameters in each `Generation`; by default all that vary.
         groups: models in groups, one of which makes each universe, see `model_of`; by default
             `model` makes all. They have its box and the end of its run.
-        many: whether so many universes are made that small ones are worth a graph of each model,
-            see `one_graph`.
+        many: whether each model makes so many universes that a graph may be worth it, see
+            `is_whole`.
     """
 
     model: UniverseModel
@@ -109,9 +99,13 @@ class UniverseMaker(abc.ABC):
         self._graphs: dict[UniverseModel, Callable[..., tf.Tensor]] = {}
 
     def is_whole(self, model: UniverseModel) -> bool:
-        """Whether a model's universes are worth a graph: small ones, without a user's structure."""
-        small = math.prod((*self._box.local_batch, *self._box.block)) <= SMALL
-        return self.many and small and type(model.formation) is StructureFormation
+        """Whether a graph makes each universe of a model, see `one_graph`.
+
+        They are small, and no user's code takes part. In a graph each universe of a batch would
+        have operations of its own.
+        """
+        small = math.prod(self.simulation.box.block) <= SMALL
+        return self.many and small and model.is_built_in
 
     def observed(self, model: UniverseModel, seeds: np.ndarray, values: Values) -> tf.Tensor:
         """Returns this rank's part of universes without noise, `observe`; arguments as `see`."""
@@ -146,7 +140,12 @@ class UniverseMaker(abc.ABC):
     @property
     def at_once(self) -> int:
         """The number of universes of which each rank makes its part at once; 1 if models differ."""
-        return self.lanes.count if sum(map(len, self.groups)) == 1 else 1
+        return 1 if self.models > 1 or self.is_whole(self.model) else self.lanes.count
+
+    @property
+    def models(self) -> int:
+        """The number of models."""
+        return sum(map(len, self.groups))
 
     @abc.abstractmethod
     def see(
@@ -234,7 +233,7 @@ class VolumeMaker(UniverseMaker):
         """Returns volumes of densities or counts, and their statistics."""
         assert isinstance(model, ForwardModel)
         times = [float(self.simulation.edges[-1])] if self.times is None else list(self.times)
-        if len(times) == 1 and self.is_whole(model):
+        if self.is_whole(model):
             channels = [Field(self.observed(model, seeds, values), self._box, model.painting)]
         else:
             universes = self._cosmologies({name: tf.constant(x) for name, x in values.items()})
@@ -248,6 +247,12 @@ class VolumeMaker(UniverseMaker):
         blocks = [field.block.numpy() for field in channels]
         volumes = blocks[0] if len(blocks) == 1 else np.stack(blocks, axis=-1)
         return volumes, measured(channels, self.values)
+
+    @override
+    def is_whole(self, model: UniverseModel) -> bool:
+        # Batches of densities are as fast.
+        alone = self.lanes.count == 1 or self.models > 1
+        return alone and len(self.times or [1]) == 1 and super().is_whole(model)
 
     @override
     def observe(self, model: UniverseModel, white: tf.Tensor, values: Tensors) -> tf.Tensor:
@@ -321,10 +326,18 @@ class MapMaker(UniverseMaker):
         return model(white, values)
 
 
-def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMaker:
+def maker_of(
+    plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes, universes: int = 0
+) -> UniverseMaker:
     """Returns the maker of a training's universes.
 
     Its simulation has the cosmology in the middle of the priors.
+
+    Args:
+        plan: the training.
+        mesh: all ranks.
+        lanes: this replica's lanes.
+        universes: how many all replicas will make, at least.
 
     Raises:
         ObservationError: a user's object cannot be used.
@@ -340,7 +353,8 @@ def maker_of(plan: TrainingPlan, mesh: ProcessMesh, lanes: Lanes) -> UniverseMak
         return observation.forward_model(simulation)
 
     groups = [[model_of(run) for run in runs] for runs in plan.run_plans]
-    model, many = groups[0][0], plan.simulated.simulations >= MANY
+    model, makers = groups[0][0], mesh.axis_size("replica") * sum(map(len, groups))
+    many = universes >= MANY * makers
     if plan.lightcone is not None:
         return MapMaker(model, *shared, groups=groups, many=many, cone=plan.lightcone)
     noise, simulation = None, model.simulation
@@ -377,24 +391,4 @@ def draws_of(plan: TrainingPlan) -> Draws:
         batch=training.batch,
         seed=training.seed,
         balanced=data.balanced and plan.priors.sampling == "sobol",
-    )
-
-
-def header_of(plan: TrainingPlan, mesh: ProcessMesh, **options: Any) -> DatasetHeader:
-    """Returns the header of a dataset of the simulations of a training."""
-    record = plan.record or BARE
-    attributes = {"run": plan.resolved(), ATTRIBUTE: record.table()}
-    if plan.lightcone is not None:
-        attributes[map_files.ATTRIBUTE] = map_files.cone_table(plan.lightcone)
-    unit = MEAN_ONE if record.has_mean_one else MEAN_DENSITY
-    return DatasetHeader(
-        grid=plan.input_shape,
-        parameters=tuple(plan.priors.ranges),
-        channels=plan.channels,
-        blocks=(mesh.axis_size("row"), mesh.axis_size("col")),
-        box_size=plan.box.size if plan.lightcone is None else None,
-        priors=plan.priors.ranges,
-        attributes=attributes,
-        unit=UNITS.get(record.options.kind, unit),
-        **options,
     )

@@ -81,7 +81,8 @@ class FlatGeometry(Geometry):
 
     def _times(self, theory: Theory) -> tf.Tensor:
         """Returns the scale factors at which light leaves layers, then farther ones [layer + 1]."""
-        chi = joined([minimum(self.layers.distances, self.end), reshape(self.end, [1])], axis=0)
+        chi = joined([self.layers.distances, reshape(self.end, [1])], axis=0)
+        chi = minimum(chi, self.end_of(theory))
         a = theory.distances.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 
@@ -104,7 +105,7 @@ class FlatGeometry(Geometry):
     @override
     def widening(self, theory: Theory) -> tf.Tensor:
         """Returns f_K / chi at `nodes` [node]: a particle is seen at its place across over f_K."""
-        chi = self.nodes().chi
+        chi = self.nodes(theory).chi
         return theory.distances.transverse(chi) / chi
 
     @override

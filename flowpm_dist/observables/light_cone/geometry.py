@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from flowpm_dist.cosmology.arrays import known
+from flowpm_dist.cosmology.arrays import known, minimum
 from flowpm_dist.cosmology.theory import Theory, Universe, theory_of
 from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.observables.lensing.planes import LensPlanes
@@ -149,11 +149,20 @@ class Geometry(abc.ABC):
     def slabs(self, edges: np.ndarray) -> tuple[LensPlanes, np.ndarray]:
         """Returns slabs as lens planes, and what a uniform universe paints on a pixel [slab]."""
 
-    def nodes(self) -> Nodes:
+    def end_of(self, theory: Theory) -> Any:
+        """Returns the comoving distance of z_max in a universe [Mpc/h], see `end`."""
+        chi = theory.distances.comoving(self.sky.earliest)
+        value = known(chi)
+        return tf.stop_gradient(chi) if value is None else float(value)
+
+    def nodes(self, theory: Theory) -> Nodes:
         """Returns the nodes for the weights, from the observer to two nodes beyond z_max.
 
         What particles add at a node is the weight over the distance, which is nearly linear between
-        nodes. In a graph that has yet to compute `end`, nodes farther than that are all there.
+        nodes. Their number follows `most`. Those farther than two steps behind z_max are there.
+
+        Args:
+            theory: the theory of the universe.
         """
         step = self.step
         chi = step * np.arange(math.ceil(self.most / step) + 2)
@@ -163,13 +172,12 @@ class Geometry(abc.ABC):
         moments[0], moments[-1] = step**2 / 6, step * chi[-1] / 2 - step**2 / 6
         chi[0] = 1e-9 * step
         widths = moments / chi
-        if isinstance(self.end, tf.Tensor):
-            chi, edges = (tf.minimum(x, self.end + 2 * step) for x in (chi, edges))
-        return Nodes(chi, widths, edges)
+        last = self.end_of(theory) + 2 * step
+        return Nodes(minimum(chi, last), widths, minimum(edges, last))
 
     def widening(self, theory: Theory) -> tf.Tensor:
         """Returns lengths across the sky over lengths in flat space, at `nodes` [node]."""
-        return tf.ones(self.nodes().chi.shape, tf.float64)
+        return tf.ones(self.nodes(theory).chi.shape, tf.float64)
 
     @abc.abstractmethod
     def painting(self, edges: np.ndarray | None, amounts_of: AmountsOf | None) -> Painting:

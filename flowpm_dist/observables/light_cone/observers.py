@@ -348,9 +348,6 @@ class ConvergencePainter(MapPainter):
         alignment = None if alignment is None else _with_shared_tensors(alignment, mesh)
 
         self._massive = geometry.inputs.cosmologies.by_scale
-        chi = geometry.nodes().chi
-        parts = part_weights(chi, geometry.end) if self._massive else np.ones([1, chi.shape[0]])
-        every_part = tf.unstack(parts)
 
         def amounts(theory: Theory) -> tf.Tensor:
             distances = theory.distances
@@ -365,7 +362,9 @@ class ConvergencePainter(MapPainter):
                     f"sources[{number}] reach{far} beyond z_max = {geometry.sky.z_max:g}: increase "
                     "it, or cut their distribution",
                 )
-            nodes = geometry.nodes()
+            nodes = geometry.nodes(theory)
+            one = np.ones([1, nodes.chi.shape[0]])
+            parts = part_weights(nodes.chi, geometry.end) if self._massive else one
             a = distances.scale_factor(nodes.chi)
             strength = lensing_weight(theory, nodes.chi, a=a)
             weights = [strength * s.efficiency(nodes.chi, distances) for s in sources]
@@ -375,13 +374,15 @@ class ConvergencePainter(MapPainter):
                     weight + response * source.fractions(nodes.edges, distances) / nodes.widths
                     for weight, source in zip(weights, sources, strict=True)
                 ]
-            weights = [weight * part for weight in weights for part in every_part]
+            weights = [weight * part for weight in weights for part in tf.unstack(parts)]
             means[id(theory.growth)] = tf.stack([tf.reduce_sum(w * nodes.widths) for w in weights])
             per_particle = nodes.chi * geometry.widening(theory) ** 2
             amounts = tf.stack([weight / per_particle for weight in weights], axis=-1)
             return amounts / geometry.particles_in_pixel
 
-        super().__init__(geometry, len(sources) * len(every_part), amounts_of=amounts)
+        super().__init__(
+            geometry, len(sources) * (PARTS if self._massive else 1), amounts_of=amounts
+        )
         cosmologies = geometry.inputs.cosmologies
         self._means = cosmologies.stack(
             [means[id(theory.growth)] for theory in cosmologies.theories]

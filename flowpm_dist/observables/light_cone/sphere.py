@@ -364,8 +364,10 @@ def polynomials(
         each.
     """
 
+    farthest = float(distances.comoving(earliest))
+
     def times(chi: np.ndarray) -> tf.Tensor:
-        return tf.maximum(distances.scale_factor(chi), earliest)
+        return tf.maximum(distances.scale_factor(np.minimum(chi, farthest)), earliest)
 
     with not_recorded():
         late, early = times(ends).numpy()
