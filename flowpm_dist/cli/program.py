@@ -107,7 +107,8 @@ def _planned(
     def plan(folder: Path, settings: Settings) -> Job[Any, Any]:
         # With --resume, rows of a table that were not begun are begun.
         again = resume and (table is None or kind.folder_type(folder).can_resume())
-        return kind.plan(replace(request, output=folder, resume=again, settings=settings))
+        at_row = replace(request, output=folder, resume=again, settings=settings)
+        return kind.plan(replace(at_row, is_row=table is not None))
 
     hint = "" if resume else "--resume leaves out finished rows, and resumes the others"
     return Rows.read(changes, table).planned(request.output, plan, hint)

@@ -81,6 +81,7 @@ class Request:
         settings: values that replace values in the run file.
         elsewhere: whether the disk is not checked for room, as the work is not done here, or not
             yet.
+        is_row: whether the work is a row of a table, whose steps nobody follows.
     """
 
     run_file: Path
@@ -91,6 +92,7 @@ class Request:
     mesh: str | None = None
     settings: Settings = field(default_factory=dict)
     elsewhere: bool = False
+    is_row: bool = False
 
 
 @dataclass(frozen=True)

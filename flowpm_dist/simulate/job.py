@@ -93,7 +93,7 @@ class SimulationJob(Job[SimulationOptions, "Summary | None"]):
 
         try:
             session = SimulationSession(self.options, self.folder, progress)
-            summary = session.run(resume=self.request.resume)
+            summary = session.run(resume=self.request.resume, is_row=self.request.is_row)
             self.stopped_by = session.stopped_by
             return summary
         except StopError:

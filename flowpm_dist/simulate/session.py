@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -281,6 +282,10 @@ def _write_texts(folder: Path, options: SimulationOptions, state: State, peaks: 
     write_json(folder / "timings.json", timings)
 
 
+SHORT = 2**24
+"""Particles of a rank times steps of a run that takes about a second."""
+
+
 class SimulationSession:
     """One session of a simulation.
 
@@ -311,11 +316,13 @@ class SimulationSession:
             "integrator": type(options.evolution.integrator).__name__,
         }
 
-    def run(self, *, resume: bool) -> Summary | None:
+    def run(self, *, resume: bool, is_row: bool = False) -> Summary | None:
         """Simulates and writes the results, or stops after a step. On all ranks together.
 
         Args:
             resume: whether to continue from the latest checkpoint, if there is one.
+            is_row: whether nobody follows the steps: a short run without checkpoints then makes
+                them without calls between them, see `SHORT`, and a signal comes after it.
 
         Returns:
             The summary of the complete run, on rank 0.
@@ -346,13 +353,14 @@ class SimulationSession:
         with self._stop.heard(), self._particles or nullcontext():
             views = [] if cone is None else observers_of(cone.options, self._particles)
             states = [self.simulation.states_at(times, self._output)] if times else []
+            short = is_row and self._is_short and self.progress.on_count is None
             state, results = self.simulation.run(
                 seed=initial.seed,
                 white_noise=noise,
                 paired=initial.paired,
-                progress=self.progress.step,
+                progress=None if short else self.progress.step,
                 observe=[*views, *states],
-                after_step=self._after_step,
+                after_step=None if short else self._after_step,
                 resume=None if checkpoint is None else lambda _: self._restored(*checkpoint),
             )
             # A signal that comes now lets the results be written.
@@ -367,6 +375,12 @@ class SimulationSession:
                 draw_light_cone(self.folder.path, shown, warn)
             self.stopped_by = self._stop.name()
             return summary
+
+    @property
+    def _is_short(self) -> bool:
+        options, box = self.options, self.simulation.box
+        work = math.prod(box.block) * options.evolution.step_count
+        return not options.output.checkpoint_every and work <= SHORT
 
     def _write_light_cone(self, state: State, results: list[Any]) -> ShownLightCone | None:
         """Writes the maps of the light cone into the partial folder. On rank 0.

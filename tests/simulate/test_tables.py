@@ -11,6 +11,7 @@ from commands import flowpm, flowpm_here, folder_with
 
 from flowpm_dist.io import load_snapshot
 from flowpm_dist.simulate import session
+from flowpm_dist.simulation.simulation import Simulation
 
 RUN = """
 [box]
@@ -70,6 +71,28 @@ def test_each_row_is_a_run_of_its_own(here):
     assert flowpm_here(*words, "--resume").stdout.count("is complete") == 3
     script = flowpm_here("submit", *words, *SIZE)
     assert "all-*: the work is complete" in script.stderr
+
+
+def test_steps_of_short_rows_are_one_call(here, monkeypatch):
+    """Not where a checkpoint or a trace follows them, nor in a run of its own."""
+    (here / "table.csv").write_text("initial.seed\n3\n")
+    followed = []
+    run = Simulation.run
+
+    def noted(*arguments, **given):
+        followed.append((given["progress"] is not None, given["after_step"] is not None))
+        return run(*arguments, **given)
+
+    monkeypatch.setattr(Simulation, "run", noted)
+    row = ["--table", "table.csv"]
+    for number, more in enumerate(
+        (row, [], [*row, "--set", "output.checkpoint_every=1"], [*row, "--trace", "2"])
+    ):
+        done = flowpm_here("simulate", "run.toml", *more, "--output", f"out{number}")
+        assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(session, "SHORT", 1)
+    assert flowpm_here("simulate", "run.toml", *row, "--output", "long").returncode == 0
+    assert followed == [(False, False), *[(True, True)] * 4]
 
 
 @pytest.mark.budget(40)
