@@ -44,8 +44,6 @@ from meshimpl.process_mesh import ProcessMesh
 
 UNITS = {"counts": ONE_COUNT, "galaxies": ONE_COUNT, "convergence": "convergence 1"}
 """Units of observed values by the kind of observation; see `DatasetHeader.unit`."""
-
-
 NO_POWER = 1.0
 """Power that is taken in the place of 0 [(Mpc/h)^3]."""
 HELD_OUT = ("validation", "test")

@@ -101,10 +101,11 @@ class UniverseMaker(abc.ABC):
     def is_whole(self, model: UniverseModel) -> bool:
         """Whether a graph makes each universe of a model, see `one_graph`.
 
-        They are small, and no user's code takes part. In a graph each universe of a batch would
-        have operations of its own.
+        They are small and on one rank, and no user's code takes part. In a graph each universe of a
+        batch would have operations of its own.
         """
-        small = math.prod(self.simulation.box.block) <= SMALL
+        box = self.simulation.box
+        small = box.mesh.size == 1 and box.cells <= SMALL
         return self.many and small and model.is_built_in
 
     def observed(self, model: UniverseModel, seeds: np.ndarray, values: Values) -> tf.Tensor:
@@ -266,11 +267,8 @@ class VolumeMaker(UniverseMaker):
         base = self.simulation.cosmology
         varied = [name for name in values if name in base.names]
         numbers = tf.stack([values[name] for name in varied], axis=1)
-        table = (
-            numbers.numpy().tolist()
-            if tf.executing_eagerly()
-            else map(tf.unstack, tf.unstack(numbers))
-        )
+        rows = numbers.numpy() if tf.executing_eagerly() else tf.unstack(numbers)
+        table = [row.tolist() if isinstance(row, np.ndarray) else tf.unstack(row) for row in rows]
         cosmologies = [base.replace(**dict(zip(varied, row, strict=True))) for row in table]
         return cosmologies, {name: x for name, x in values.items() if name not in varied}
 
