@@ -18,6 +18,7 @@ from flowpm_dist.evolution.observers import Measured, Moment
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.geometry import (
+    BEHIND,
     AmountsOf,
     Geometry,
     Painting,
@@ -82,7 +83,7 @@ class FlatGeometry(Geometry):
     def _times(self, theory: Theory) -> tf.Tensor:
         """Returns the scale factors at which light leaves layers, then farther ones [layer + 1]."""
         chi = joined([self.layers.distances, reshape(self.end, [1])], axis=0)
-        chi = minimum(chi, self.end_of(theory))
+        chi = minimum(chi, BEHIND * self.end_of(theory))
         a = theory.distances.scale_factor(chi)
         return tf.maximum(a, self.sky.earliest)
 

@@ -19,6 +19,7 @@ from flowpm_dist.grid.healpix import Healpix
 from flowpm_dist.io.particles import HUBBLE
 from flowpm_dist.observables.lensing.planes import LensPlanes
 from flowpm_dist.observables.light_cone.geometry import (
+    BEHIND,
     AmountsOf,
     Geometry,
     Painting,
@@ -364,10 +365,10 @@ def polynomials(
         each.
     """
 
-    farthest = float(distances.comoving(earliest))
+    behind = BEHIND * float(distances.comoving(earliest))
 
     def times(chi: np.ndarray) -> tf.Tensor:
-        return tf.maximum(distances.scale_factor(np.minimum(chi, farthest)), earliest)
+        return tf.maximum(distances.scale_factor(np.minimum(chi, behind)), earliest)
 
     with not_recorded():
         late, early = times(ends).numpy()
