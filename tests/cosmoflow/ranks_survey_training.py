@@ -76,7 +76,7 @@ class Universes:
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("source", ["simulate", "files"])
 def test_views_keep_the_line_of_sight(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "maker_of", lambda plan, mesh, lanes: Universes(lanes))
+    monkeypatch.setattr(sources, "maker_of", lambda plan, mesh, lanes, *_: Universes(lanes))
     monkeypatch.setattr(sources, "stored_split", lambda *_, **__: Universes(lanes))
     plan = plan_of(tmp_path, '[observation]\nredshift_space = "y"\n')
     if source == "files":

@@ -78,7 +78,7 @@ def shared(tmp_path_factory):
 MAKERS = {}
 
 
-def kept_maker(plan, mesh, lanes):
+def kept_maker(plan, mesh, lanes, universes=0):
     """What simulates on a mesh: one for all trainings of this file, as their universes are."""
     if (mesh, lanes) not in MAKERS:
         MAKERS[mesh, lanes] = maker_of(plan, mesh, lanes)
