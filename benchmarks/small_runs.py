@@ -139,7 +139,7 @@ def posterior(grid: int, steps: int, repeats: int) -> dict[str, list[float]]:
 
 
 def training(grid: int, steps: int, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Seconds of the first universe of a training and of others: of a density, and of maps."""
+    """Seconds of the first universe of a training and of the others, with a density or maps."""
     import flowpm_dist as fpm
     from flowpm_dist.cosmoflow.volumes.draws import Lanes, Priors
     from flowpm_dist.cosmoflow.volumes.universes import MapMaker, VolumeMaker
@@ -169,7 +169,7 @@ def training(grid: int, steps: int, repeats: int) -> dict[str, dict[str, list[fl
     for kind, make in (
         ("density", lambda many: VolumeMaker(ForwardModel(sim), *shared, many=many)),
         (
-            "of maps",
+            "maps",
             lambda many: MapMaker(ConvergenceModel.of(large, cone), *shared, many=many, cone=cone),
         ),
     ):

@@ -28,7 +28,7 @@ AT_ONCE = 2**17
 """Particles that are processed together."""
 
 BEHIND = 1.0 + 1e-6
-"""What is behind z_max is seen at z_max: its distance is taken as this times that of z_max."""
+"""Over the distance of z_max, the distance at which all that is behind z_max is taken."""
 
 Particles = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Positions [n, 3] [Mpc/h], velocities [n, 3] [km/s] and scale factors [n]."""

@@ -34,7 +34,7 @@ from flowpm_dist.observables.light_cone.all_matter import (
     part_distances,
     part_weights,
 )
-from flowpm_dist.observables.light_cone.geometry import AmountsOf, Geometry, check_that
+from flowpm_dist.observables.light_cone.geometry import BEHIND, AmountsOf, Geometry, check_that
 from flowpm_dist.observables.light_cone.options import PARTS, FlatField, FullSky, SkyOptions
 from flowpm_dist.particle_mesh.kernels.base import BOXES
 from meshimpl.graph_guards import check_eager
@@ -351,10 +351,10 @@ class ConvergencePainter(MapPainter):
 
         def amounts(theory: Theory) -> tf.Tensor:
             distances = theory.distances
-            end = distances.comoving(geometry.sky.earliest)
+            end = BEHIND * geometry.end_of(theory)
             for number, source in enumerate(sources):
                 reach = source.farthest(distances)
-                inside, far = reach <= end * (1 + 1e-6), ""
+                inside, far = reach <= end, ""
                 if known(inside) is not None and not inside:
                     far = f" to z = {float(distances.redshift(reach)):.4g},"
                 check_that(
