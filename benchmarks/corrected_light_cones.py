@@ -1,13 +1,14 @@
 """C_l of light cones with corrections, compared with what TreePM's power implies.
 
     python benchmarks/corrected_light_cones.py --universes FILES [--correction network ...]
+        [--cones 4]
 
 The light cone has the field of examples/lensing.toml: 6 degrees, here in 240 pixels a side, with
-sources at z = 0.5 and 1, in runs of 128^3 particles 2 Mpc/h apart. FILES are TreePM runs of
-benchmarks/treepm.py with particles as far apart, all of one grid. Halofit's power times TreePM's
-power over the converged run's power, interpolated in k and a, gives by Limber's integral what
-TreePM would have. The script prints C_l of each kind of runs over the converged run's, means of two
-seeds, and the time of a light cone.
+sources at z = 0.5 and 1, in runs of 256 Mpc/h. FILES are TreePM runs of benchmarks/treepm.py, all
+of one grid, with particles as far apart as in the light cones. Halofit's power times TreePM's power
+over the converged run's power, interpolated in k and a, gives by Limber's integral what TreePM
+would have. The script prints C_l of each kind of runs over the converged run's, means of two seeds,
+and the time of a light cone.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from flowpm_dist.statistics.angular_spectra import angular_power
 
 EDGES = [200, 400, 700, 850, 1180, 1700, 2350, 3000]
 """Edges of bins of multipoles; two of them lie around 1000 and 2000."""
-CONES = 4
-"""Light cones of each row, of two seeds in turns; the first compiles and is not timed."""
+SIZE = 256.0
+"""[Mpc/h]"""
 
 CONVERGED: dict[str, Any] = {"mesh_factor": 3, "deconvolve": True}
 """The force of runs that stand for converged ones."""
@@ -74,7 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--universes", type=Path, nargs="+", required=True)
     parser.add_argument("--correction", nargs="*", default=list(SHIPPED))
+    text = "light cones of each row, of two seeds in turns; the first one is not timed"
+    parser.add_argument("--cones", type=int, default=4, help=text)
     arguments = parser.parse_args()
+    first = Universe(arguments.universes[0])
+    grid = round(SIZE / first.spacing)
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)
     cone = LightCone(FlatField(field_of_view=6.0, pixels=240, z_max=1.0))
     sources = [SourcePlane(0.5), SourcePlane(1.0)]
@@ -88,11 +93,11 @@ def main() -> None:
     print("TreePM, estimated:", np.round(expected, 3).tolist(), flush=True)
     found: dict[str, np.ndarray] = {}
     for name, options in rows.items():
-        steps = fpm.scale_factor_steps(0.1, 1.0, options.pop("steps", 10))
+        steps = fpm.scale_factor_steps(0.1, 1.0, options.pop("steps", first.steps))
         more = {"integrator": "bullfrog", **options}
-        simulation = fpm.Simulation(cosmology, 128, 256.0, steps, **more)
+        simulation = fpm.Simulation(cosmology, grid, SIZE, steps, **more)
         spectra, laps = [], []
-        for cone_number in range(CONES):
+        for cone_number in range(arguments.cones):
             begin = time.perf_counter()
             maps = cone.convergence(simulation, sources, seed=1 + cone_number % 2)
             laps.append(time.perf_counter() - begin)

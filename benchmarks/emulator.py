@@ -98,8 +98,8 @@ class Universe:
             self._seed = int(data["white_noise_seed"])
         self._grid = len(finals[0][0])
         self.spacing = self.size / self._grid
-        steps = steps or (10 if self.spacing > CLOSE else 20)
-        self._edges = fpm.scale_factor_steps(0.1, 1.0, steps)
+        self.steps = steps or (10 if self.spacing > CLOSE else 20)
+        self._edges = fpm.scale_factor_steps(0.1, 1.0, self.steps)
         self.states = [
             replace(
                 state,

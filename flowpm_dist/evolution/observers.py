@@ -23,12 +23,15 @@ class Moment:
         displacement: [Mpc/h].
         before, after: the integrator's own velocity before and after the kick.
         lpt: psi1 and psi2 [Mpc/h], where the integrator uses them.
+        boost: canonical velocity that a correction adds to the particles' [Mpc/h H0]; None for
+            none. It moves nothing.
     """
 
     displacement: tf.Tensor
     before: tf.Tensor
     after: tf.Tensor
     lpt: tuple[tf.Tensor, ...] = ()
+    boost: tf.Tensor | None = None
 
     @property
     def moving(self) -> list[tf.Tensor]:
@@ -37,7 +40,7 @@ class Moment:
 
     @property
     def tensors(self) -> list[tf.Tensor]:
-        """All of them, in order."""
+        """All of them but the boost, in order."""
         return [self.displacement, self.before, self.after, *self.lpt]
 
 

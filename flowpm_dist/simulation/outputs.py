@@ -13,12 +13,9 @@ import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import as_float64
-from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.steps import SAME
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import force_cell
-from flowpm_dist.evolution.integrators import Integrator
-from flowpm_dist.evolution.integrators.base import momentum_factor
 from flowpm_dist.evolution.observers import (
     Measured,
     Measurement,
@@ -27,7 +24,7 @@ from flowpm_dist.evolution.observers import (
     Observers,
     add_to,
 )
-from flowpm_dist.evolution.operations import broadcast_per_universe, combine
+from flowpm_dist.evolution.operations import combine
 from flowpm_dist.evolution.plan import Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.simulation.run import Inputs
@@ -205,60 +202,92 @@ class _CorrectedObservers(Observers):
     """Observers that see corrected particles, but for `Outputs`, whose states are corrected."""
 
     def __init__(self, inputs: Inputs, made: Sequence[Observer]) -> None:
-        self._plain = [isinstance(each, Outputs) for each in made]
-        parts: list[Observer] = [each for each in made if isinstance(each, Outputs)]
-        if not all(self._plain):
-            seeing = [each for each in made if not isinstance(each, Outputs)]
-            parts = [Corrected(inputs, Observers(seeing)), *parts]
+        plain = [number for number, each in enumerate(made) if isinstance(each, Outputs)]
+        parts, self._order = [made[number] for number in plain], plain
+        for needs_before in (False, True):  # maps do not depend on what else is observed
+            numbers = [
+                number
+                for number, each in enumerate(made)
+                if number not in plain and each.needs_before == needs_before
+            ]
+            if numbers:
+                parts.append(Corrected(inputs, Observers([made[number] for number in numbers])))
+                self._order = [*self._order, *numbers]
+        self._plain = len(plain)
         super().__init__(parts)
 
     def results(self, measured: Measured) -> list[Any]:
         """Returns the observers' results, in the order in which the observers were given."""
         results = super().results(measured)
-        corrected = iter([] if all(self._plain) else results.pop(0))
-        plain = iter(results)
-        return [next(plain if is_plain else corrected) for is_plain in self._plain]
+        results = [
+            *results[: self._plain],
+            *(each for part in results[self._plain :] for each in part),
+        ]
+        return [results[self._order.index(number)] for number in range(len(results))]
 
 
 class Corrected(Observer):
     """Shows another observer the particles as the run's correction of states moves them.
 
-    For each kick that is observed the particles are corrected once: midway to the next kick, or at
-    the kick for an observer that needs the velocity before it. From there they move in a straight
-    line with their corrected velocity.
+    The correction acts after every second kick, of odd number, a quarter of the way to the next
+    one, for all times from the kick before until then. In both intervals, what it adds to the
+    displacement, times the growth D1^2 until their middle, is added to the particles of the run.
+    These move with their own velocity: the added velocities are motions inside of halos, and going
+    straight on with them would smear halos out. For an observer that needs the velocity before the
+    kick the correction acts at each kick.
 
     Args:
         inputs: the run's inputs, with a correction of states.
         observer: the other observer. All its measurements at a kick are differentiated together.
+
+    Raises:
+        ValueError: the scheme gives no states at its kicks.
     """
 
     def __init__(self, inputs: Inputs, observer: Observer) -> None:
         correction = inputs.options.state_correction
         assert correction is not None
         self._box, self._correction, self._observer = inputs.box, correction, observer
-        self.kicks, self.needs_before = observer.kicks, observer.needs_before
         local, edges = inputs.cosmologies, inputs.edges.tolist()
         integrator = inputs.options.integrator
-        numbers = sorted(self.kicks)
-        self._rows = {kick: row for row, kick in enumerate(numbers)}
         operations = integrator.schedule(local.theories[0].growth, edges).operations
-        kicks = np.array([each.a for each in operations if each.kind == "kick"])
-        # Rounding must not put a time before its kick.
-        times = np.minimum(kicks[numbers] * (1.0 + ROUNDING), edges[-1])
-        if not self.needs_before:
-            times = 0.5 * (times + np.append(kicks[1:], edges[-1])[numbers])
+        kicks = [number for number, each in enumerate(operations) if each.kind == "kick"]
+        self._shown: dict[int, list[int]] = {}
+        for kick in sorted(observer.kicks):
+            later = not observer.needs_before and kick % 2 == 0 and kick + 1 < len(kicks)
+            self._shown.setdefault(kick + later, []).append(kick)
+        self.kicks, self.needs_before = frozenset(self._shown), True
+        self._rows = {kick: row for row, kick in enumerate(self._shown)}
+        begins = np.array([operations[kick].a for kick in kicks])
+        widths = np.append(begins[1:], edges[-1]) - begins
+        middles = begins + 0.5 * widths
+        share = 0.0 if observer.needs_before else 0.25
+        times = (begins + share * widths)[list(self._shown)].tolist()
+        drifts = [range(kicks[max(kick, 1) - 1] + 1, kicks[kick]) for kick in self._shown]
         cell = force_cell(self._box.size, self._box.grid)
 
         def style(theory: Theory) -> tf.Tensor:
-            return tf.stack([correction.style(theory.power, cell, a) for a in times.tolist()])
+            return tf.stack([correction.style(theory.power, cell, a) for a in times])
 
-        def motion(theory: Theory) -> tf.Tensor:
-            return _motion(integrator, theory.growth, edges, numbers, times)
+        def state(theory: Theory) -> tf.Tensor:
+            return integrator.interpolation(theory.growth, edges, times).factors
+
+        def grown(theory: Theory) -> tf.Tensor:
+            """The growth of what is added from nodes to each kick that is shown [rows, kicks]."""
+            since = theory.growth.d1(middles) / theory.growth.d1(np.array(times))[:, np.newaxis]
+            return tf.ones_like(since) if observer.needs_before else since**2
+
+        def way(theory: Theory) -> tf.Tensor:
+            """The factors of all drifts since the kick before, float64 [rows, 4]."""
+            factors = integrator.schedule(theory.growth, edges).factors
+            return tf.stack([tf.reduce_sum(tf.gather(factors, each), axis=0) for each in drifts])
 
         self.inputs = (
             replicated(self._box.mesh, as_float64(correction.theta)),
             local.stack(local.of_powers(style)),
-            local.stack(local.of_growths(motion)),
+            local.stack(local.of_growths(state)),
+            local.stack(local.of_growths(way)),
+            local.stack(local.of_growths(grown)),
             *observer.inputs,
         )
 
@@ -267,20 +296,30 @@ class Corrected(Observer):
         return [functools.partial(self._measure, kick)] if kick in self.kicks else []
 
     def _measure(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
-        (theta, styles, motions, *others), row = inputs, self._rows[kick]
-        motion = tf.cast(motions[..., row, :, :], self._box.dtype)
-        moved, rates = tf.unstack(motion[..., : len(moment.moving) - 1], axis=-2)
-        x = combine(moment.moving, tf.concat([tf.ones_like(moved[..., :1]), moved], axis=-1))
-        v = combine(moment.moving[1:], rates)
+        theta, styles, states, ways, growths, *others = inputs
+        row, fields = self._rows[kick], moment.tensors
+        state = tf.cast(states[..., row, :, :], self._box.dtype)
+        place = tf.concat([tf.ones_like(state[..., 0, :1]), state[..., 0, :]], axis=-1)
+        x, v = combine(fields, place), combine(fields[1:], state[..., 1, :])
         there, velocity = self._correction.moved(theta, styles[..., row, :], [x, v], self._box)
-        added = (velocity - v) / broadcast_per_universe(rates[..., 0])  # to the scheme's velocity
-        since = broadcast_per_universe(moved[..., 0]) * added
-        displacement = moment.displacement + (there - x - since)
-        corrected = Moment(displacement, moment.before + added, moment.after + added, moment.lpt)
+        added = there - x
         measured: Measured = {}
-        for measurement in self._observer.measurements(kick):
-            add_to(measured, measurement(corrected, others))
+        for shown in self._shown[kick]:
+            now = moment if shown == kick else self._at_kick_before(moment, ways[..., row, :])
+            grown = tf.cast(growths[..., row, shown, tf.newaxis], self._box.dtype)
+            place = combine([now.displacement, added], tf.concat([tf.ones_like(grown), grown], -1))
+            boost = velocity - v if self._observer.needs_before else None  # else none is reported
+            now = replace(now, displacement=place, boost=boost)
+            for measurement in self._observer.measurements(shown):
+                add_to(measured, measurement(now, others))
         return measured
+
+    def _at_kick_before(self, moment: Moment, way: tf.Tensor) -> Moment:
+        """Returns the particles at the kick before a moment's, by the drifts between [..., 4]."""
+        back = -tf.cast(way[..., 1:], self._box.dtype)
+        fields = [moment.displacement, moment.before, *moment.lpt]
+        place = combine(fields, tf.concat([tf.ones_like(back[..., :1]), back], axis=-1))
+        return Moment(place, moment.before, moment.before, moment.lpt)
 
     def results(self, measured: Measured) -> Any:
         """Returns the results of the other observer."""
@@ -298,33 +337,3 @@ class Corrected(Observer):
     @override
     def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
         return self._observer.unpack(packed)
-
-
-def _motion(
-    integrator: Integrator,
-    growth: Growth,
-    edges: Sequence[float],
-    kicks: Sequence[int],
-    times: np.ndarray,
-) -> tf.Tensor:
-    """Returns the factors of the fields in the particles' motion since kicks and in their velocity.
-
-    Args:
-        integrator, growth, edges: see `Integrator.since_kick`.
-        kicks: their numbers [n].
-        times: a scale factor for each, before the next kick [n].
-
-    Returns:
-        Factors of the velocity after the kick, psi1 and psi2, for both, float64 [n, 2, 3]. At a
-        kick itself nothing has moved.
-    """
-    t = tf.constant(times)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(t)
-        last, factors = integrator.since_kick(growth, edges, t)
-        columns = tf.unstack(factors, axis=-1)[1:]
-    slopes = [tape.gradient(each, t, unconnected_gradients="zero") for each in columns]
-    is_last = tf.cast(tf.equal(tf.cast(last, tf.int32), kicks), t.dtype)
-    to_canonical = times * momentum_factor(growth, times)  # a^2 dx/dt = a^3 E dx/da
-    moved, rates = [is_last * each for each in columns], [to_canonical * slope for slope in slopes]
-    return tf.stack([tf.stack(moved, axis=-1), tf.stack(rates, axis=-1)], axis=-2)

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, Unpack, overload
@@ -418,11 +418,6 @@ class Simulation:
             tf.errors.InvalidArgumentError: in place of the other errors, where what is wrong shows
                 when a `tf.function` runs.
         """
-        clock, correction = Clock(), self.options.state_correction
-        if correction is not None and correction.of_lpt:
-            raise ValueError(
-                f"correction: it was learned from {LPT_ONLY}: it corrects lpt, not runs"
-            )
         if outputs is None and on_output is not None:
             raise ValueError("on_output needs outputs: give their scale factors, too")
         if outputs is not None and observe is not None:
@@ -441,7 +436,53 @@ class Simulation:
             makers = [_states_at(chosen, on_output)]
         self.warn_of_times(self.edges[-1:] if outputs is None else chosen)
         start = Start(seed, white_noise, particles, cosmology, paired)
-        inputs, first = self._read(start, observe=makers, resume=resume is not None)
+        leave, results = self._evolved(start, makers, progress, after_step, resume)
+        if outputs is not None:
+            return results[0]
+        state = leave()
+        if observe is None:
+            return state
+        return state, results if several else results[0]
+
+    def observed(
+        self,
+        observe: ObserverOf,
+        seed: Seeds = None,
+        *,
+        white_noise: Any = None,
+        particles: State | tuple[Any, Any] | None = None,
+        cosmology: Cosmologies = None,
+        paired: bool = False,
+        progress: StepCallback | None = None,
+    ) -> Any:
+        """Returns what an observer measures in a run, and does not make the last state.
+
+        Args:
+            observe, seed, white_noise, particles, cosmology, paired, progress: as for `run`.
+
+        Raises:
+            ValueError: and other errors, as for `run`.
+        """
+        if progress is not None and not tf.executing_eagerly():
+            raise RuntimeError(_not_in_graphs("progress"))
+        start = Start(seed, white_noise, particles, cosmology, paired)
+        return self._evolved(start, [observe], progress)[1][0]
+
+    def _evolved(
+        self,
+        start: Start,
+        makers: Sequence[ObserverOf],
+        progress: StepCallback | None,
+        after_step: AfterStep | None = None,
+        resume: Resume | None = None,
+    ) -> tuple[Callable[[], State], list[Any]]:
+        """Returns a function that makes the last state of a run, and the observers' results."""
+        clock, correction = Clock(), self.options.state_correction
+        if correction is not None and correction.of_lpt:
+            raise ValueError(
+                f"correction: it was learned from {LPT_ONLY}: it corrects lpt, not runs"
+            )
+        inputs, first = self._read(start, observe=list(makers), resume=resume is not None)
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))
         try:
@@ -463,15 +504,9 @@ class Simulation:
             after_step,
             own=self._cosmologies.default,
         )
-        state = None
-        if outputs is None:
-            state = State.leaving(done.particles, inputs, float(self.edges[-1]), timings)
-        results = observers.results(done.measured) if observers else []
-        if state is None:
-            return results[0]
-        if observe is None:
-            return state
-        return state, results if several else results[0]
+        end = float(self.edges[-1])
+        leave = functools.partial(State.leaving, done.particles, inputs, end, timings)
+        return leave, observers.results(done.measured) if observers else []
 
     def states_at(
         self, times: Sequence[float] | np.ndarray, on_output: OnOutput | None = None

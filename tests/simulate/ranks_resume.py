@@ -7,6 +7,7 @@ import pytest
 from ranks import OTHER_SPLITS, SHAPES, SIZE, process_mesh, shared_folder
 
 import flowpm_dist as fpm
+from flowpm_dist.evolution.corrections import ResidualNetwork
 from flowpm_dist.evolution.plan import MidRun, Particles
 from flowpm_dist.grid.field import Field
 from flowpm_dist.io.light_cone import LightConeFiles, read_light_cone
@@ -16,11 +17,13 @@ from flowpm_dist.observables.lensing import SourcePlane
 from flowpm_dist.observables.light_cone import FlatField, LightCone
 
 STEPS = [0.1, 0.3, 0.5, 0.8, 1.0]
+NETWORK = ResidualNetwork.begun(1)
+NETWORK = NETWORK.with_theta(NETWORK.theta + 0.03 * np.cos(np.arange(NETWORK.theta.size)))
 NAMES = ("displacement", "velocity")
 
 
-def simulation(mesh, integrator):
-    options = {"precision": "float64", "integrator": integrator}
+def simulation(mesh, integrator, correction=None):
+    options = {"precision": "float64", "integrator": integrator, "correction": correction}
     return fpm.Simulation(
         fpm.Cosmology.planck18(), 8, 32.0, STEPS, mesh=process_mesh(mesh), **options
     )
@@ -72,13 +75,17 @@ def sorted_particles(folder):
     return rows[np.lexsort(np.round(rows, 6).T)]
 
 
-def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
+@pytest.mark.parametrize(
+    ("correction", "z_max", "after"), [(None, 0.9, 3), (NETWORK, 2.0, 2)], ids=["plain", "network"]
+)
+def test_a_light_cone_goes_on_here_and_elsewhere(correction, z_max, after, tmp_path_factory):
     """Its maps are those of the whole run, of one observer and of another beside it, and go on in
-    a checkpoint, as its particles do in files; they are as the universe is on any mesh."""
+    a checkpoint, as its particles do in files; they are as the universe is on any mesh. A network
+    acts once for the kicks of steps 2 and 3, between which the run goes on."""
     shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
-    sim = simulation(shape, "fastpm")
-    cone = LightCone(FlatField(field_of_view=0.7, pixels=6, z_max=0.9))
-    maps_of = [cone.convergence_observer([SourcePlane(0.8)]), cone.planes_observer(400.0)]
+    sim = simulation(shape, "fastpm", correction)
+    cone = LightCone(FlatField(field_of_view=0.45, pixels=6, z_max=z_max))
+    maps_of = [cone.convergence_observer([SourcePlane(0.85 * z_max)]), cone.planes_observer(400.0)]
     files = FieldCheckpoints(CheckpointStore(folder, "step"), sim.box, keep=1)
     kept, counts = folder / "particles", {}
 
@@ -86,11 +93,13 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         return [*maps_of, cone.particles_observer(particles)]
 
     def save(here):
-        if here.step == 3:
+        if here.step == after:
             fields = {name: Field(getattr(here.particles, name), sim.box) for name in NAMES}
             about = {"done": here.done, "step": here.step, "a": here.a, "halo": here.halo}
             maps = {name: values.numpy() for name, values in here.measured().items()}
-            assert all(values.any() for values in maps.values())  # z < 0.9 is at a > 0.53
+            assert all(
+                values.any() for values in maps.values()
+            )  # z < 0.9 at a > 0.53, z < 2 at 0.33
             particles.seal()
             counts["sealed"] = particles.sealed
             files.save(here.step, fields, {"mid": about, "maps": list(maps)}, maps=maps)
@@ -100,7 +109,9 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
     known = sorted_particles(kept)
     assert 0 < counts["sealed"] < particles.sealed <= 2 * SIZE
     kappa, delta = found[0].kappa, found[1].delta
-    np.testing.assert_allclose(kappa, cone.convergence(sim, [SourcePlane(0.8)], 3).kappa, rtol=1e-9)
+    np.testing.assert_allclose(
+        kappa, cone.convergence(sim, [SourcePlane(0.85 * z_max)], 3).kappa, rtol=1e-9
+    )
     np.testing.assert_allclose(delta, cone.planes(sim, 400.0, 3).delta, atol=1e-9)
 
     def restored(box):
@@ -111,7 +122,7 @@ def test_a_light_cone_goes_on_here_and_elsewhere(tmp_path_factory):
         return MidRun(particles=particles, measured=lambda: maps, **about["mid"])
 
     for other in (shape, *OTHER_SPLITS.get(SIZE, [])):
-        going_on = simulation(other, "fastpm")
+        going_on = simulation(other, "fastpm", correction)
         # A session wrote more files after the checkpoint than this one will.
         (kept / f"light_cone.{particles.sealed + 3}.hdf5").touch()
         sim.box.mesh.barrier()

@@ -201,7 +201,11 @@ class FlatGeometry(Geometry):
 
     @override
     def record(
-        self, crossing: LayerCrossing, displacement: np.ndarray, fields: list[np.ndarray]
+        self,
+        crossing: LayerCrossing,
+        displacement: np.ndarray,
+        boost: np.ndarray,
+        fields: list[np.ndarray],
     ) -> Iterator[Particles]:
         largest = np.abs(self._moved[np.asarray(crossing.layers), : len(fields)]).max(0)
         slabs = self._in_view.of(
@@ -210,7 +214,7 @@ class FlatGeometry(Geometry):
         for place, directions in zip(slabs.places, slabs.directions, strict=True):
             for i in range(place[4]):
                 of_layer = (*(slice(None),) * int(place[2]), place[3] + i)
-                planes = [field[of_layer] for field in (displacement, *fields)]
+                planes = [field[of_layer] for field in (displacement, boost, *fields)]
                 layer, distance = slabs.times[place[5] + i], slabs.distances[place[5] + i]
                 for piece in pieces((*planes[0].shape[:2], 1)):
                     parts = [plane[piece] for plane in planes]
@@ -232,13 +236,13 @@ class FlatGeometry(Geometry):
             undisplaced: its distance [Mpc/h].
             place, directions: place and directions of its slab, see `RankLayers`.
             piece: its place in the plane, whose axes are in the order of the box.
-            planes: its displacements, velocities and LPT fields [., ., 3].
+            planes: its displacements, boosts, velocities and LPT fields [., ., 3].
         """
         # Columns of maps are y and rows x: so are the first two of a slab's axes.
         axes = int(place[1]), int(place[0]), int(place[2])
         senses = directions[3], directions[1], directions[4]
         origins = directions[2], directions[0]
-        displacement, *others = planes
+        displacement, boost, *others = planes
         moved, speed = (
             sum(c * plane for c, plane in zip(factors[layer], others, strict=False))
             for factors in (self._moved, self._speed)
@@ -257,6 +261,7 @@ class FlatGeometry(Geometry):
         lost = ~np.isfinite(distance + across[0][0] + across[1][0])
         length = self._theory.distances.transverse(np.where(lost, 0.0, distance))
         reach = 0.5 * self.sky.fov * length.numpy()
+        speed += HUBBLE / self._a[layer] * boost
         velocity = np.stack([s * speed[..., a] for a, s in zip(axes, senses, strict=True)], -1)
         shifts = [
             range(-n, n + 1)

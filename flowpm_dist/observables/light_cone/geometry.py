@@ -320,13 +320,18 @@ class Geometry(abc.ABC):
 
     @abc.abstractmethod
     def record(
-        self, crossing: Any, displacement: np.ndarray, fields: list[np.ndarray]
+        self,
+        crossing: Any,
+        displacement: np.ndarray,
+        boost: np.ndarray,
+        fields: list[np.ndarray],
     ) -> Iterator[Particles]:
         """Yields the particles of a crossing, including those that are not finite.
 
         Args:
             crossing: one of the crossings of `recording`.
             displacement: [x, y, z, 3] [Mpc/h].
+            boost: see `Moment`, likewise [Mpc/h H0].
             fields: the velocities before and after the kick, and LPT fields, likewise.
         """
 

@@ -94,7 +94,7 @@ class LightCone:
             ):
                 warnings.warn(message, stacklevel=2)
         self._warn_of(simulation)
-        return simulation.run(seed, observe=self.convergence_observer(sources, alignment), **run)[1]
+        return simulation.observed(self.convergence_observer(sources, alignment), seed, **run)
 
     def planes(
         self,
@@ -125,7 +125,7 @@ class LightCone:
                 negative, do not increase, or do not lie within z_max.
         """
         self._warn_of(simulation)
-        return simulation.run(seed, observe=self.planes_observer(width), **run)[1]
+        return simulation.observed(self.planes_observer(width), seed, **run)
 
     def particles(
         self,
@@ -164,7 +164,7 @@ class LightCone:
             raise FileExistsError(f"{path} holds a light cone: give another folder, or remove it")
         self._warn_of(simulation)
         with LightConeFiles(path, mesh) as files:
-            simulation.run(seed, observe=self.particles_observer(files), **run)
+            simulation.observed(self.particles_observer(files), seed, **run)
         return path
 
     def convergence_observer(

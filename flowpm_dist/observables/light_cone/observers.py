@@ -427,7 +427,8 @@ class PlanePainter(MapPainter):
 class Recorder(_SkyObserver):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
-    The integrator's states at the times of the crossings have the same values.
+    The integrator's states at the times of the crossings have the same values, but for what a
+    correction adds: that is of the kick before.
 
     Args:
         geometry: the sky of a run of one universe; its options are kept with the particles.
@@ -463,7 +464,9 @@ class Recorder(_SkyObserver):
         if not self._files.closed:  # they are closed in the backward pass
             dtype = self.geometry.box.dtype.as_numpy_dtype
             place, *fields = (t.numpy() for t in moment.tensors)
-            for columns in self.geometry.record(crossing, place, fields):
+            boost = np.zeros(1, dtype) if moment.boost is None else moment.boost.numpy()
+            boost = np.broadcast_to(boost, place.shape)
+            for columns in self.geometry.record(crossing, place, boost, fields):
                 self._finite &= all(bool(np.isfinite(column.sum())) for column in columns)
                 if len(columns[0]):
                     self._files.append(*(column.astype(dtype) for column in columns))

@@ -251,7 +251,11 @@ class SphereGeometry(Geometry):
 
     @override
     def record(
-        self, crossing: SphereCrossing, displacement: np.ndarray, fields: list[np.ndarray]
+        self,
+        crossing: SphereCrossing,
+        displacement: np.ndarray,
+        boost: np.ndarray,
+        fields: list[np.ndarray],
     ) -> Iterator[Particles]:
         assert crossing.recorded is not None
         largest = np.abs(crossing.recorded[:, : len(fields)]).sum(-1).max(0)
@@ -272,7 +276,7 @@ class SphereGeometry(Geometry):
                 i, j, k = np.nonzero(inside)
                 if len(i):
                     lattice = np.stack([along_x[i], along_y[j], z[k]], axis=-1)
-                    values = [f[rows, columns][i, j, k] for f in (displacement, *fields)]
+                    values = [f[rows, columns][i, j, k] for f in (displacement, boost, *fields)]
                     chi = np.sqrt(squares[inside])
                     yield self._chosen(ball.edges, crossing.recorded, lattice, chi, values)
 
@@ -290,7 +294,7 @@ class SphereGeometry(Geometry):
             edges: edges of the segments of a crossing [segments + 1] [Mpc/h].
             coefficients: see `SphereCrossing`.
             lattice, chi: undisplaced places [n, 3] and their distances [n] [Mpc/h].
-            fields: displacements, velocities and LPT fields [n, 3].
+            fields: displacements, boosts, velocities and LPT fields [n, 3].
         """
         segment = np.clip(np.searchsorted(edges, chi, side="right") - 1, 0, len(edges) - 2)
         lower, upper = edges[segment], edges[segment + 1]
@@ -298,7 +302,7 @@ class SphereGeometry(Geometry):
         values = np.zeros((coefficients.shape[1], len(u)))
         for power in range(DEGREE, -1, -1):
             values = values * u + coefficients[:, :, power].T[:, segment]
-        displacement, *others = fields
+        displacement, boost, *others = fields
         moved, speed = (
             sum(c[:, np.newaxis] * field for c, field in zip(values[begin:], others, strict=False))
             for begin in (0, FIELDS)
@@ -307,7 +311,7 @@ class SphereGeometry(Geometry):
         observed = ~(np.linalg.norm(place, axis=-1) >= self.end)
         a = values[-1, observed]
         # a dx/dt is the canonical velocity over a.
-        return place[observed], speed[observed] * (HUBBLE / a)[:, np.newaxis], a
+        return place[observed], (speed + boost)[observed] * (HUBBLE / a)[:, np.newaxis], a
 
 
 def _by_kick(kicks: np.ndarray) -> Iterator[tuple[int, slice]]:
