@@ -75,9 +75,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--universes", type=Path, nargs="+", required=True)
     parser.add_argument("--correction", nargs="*", default=list(SHIPPED))
-    text = "light cones of each row, of two seeds in turns; the first one is not timed"
+    text = "light cones of each row, at least 2: two seeds in turns; the first one is not timed"
     parser.add_argument("--cones", type=int, default=4, help=text)
     arguments = parser.parse_args()
+    if arguments.cones < 2:
+        parser.error("--cones must be at least 2")
     first = Universe(arguments.universes[0])
     grid = round(SIZE / first.spacing)
     cosmology = fpm.Cosmology(Omega_m=0.31, Omega_b=0.049, h=0.68, n_s=0.97, sigma8=0.81)

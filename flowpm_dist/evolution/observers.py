@@ -23,8 +23,8 @@ class Moment:
         displacement: [Mpc/h].
         before, after: the integrator's own velocity before and after the kick.
         lpt: psi1 and psi2 [Mpc/h], where the integrator uses them.
-        boost: canonical velocity that a correction adds to the particles' [Mpc/h H0]; None for
-            none. It moves nothing.
+        boost: canonical velocity that a correction of states adds to the particles' [Mpc/h H0],
+            None without one. It moves nothing here: before and after are the run's own.
     """
 
     displacement: tf.Tensor
@@ -59,7 +59,7 @@ class Observer(abc.ABC):
         inputs: tensors, besides the particles, with respect to which the measurements can be
             differentiated.
         needs_before: whether measurements use the velocity before the kick. If so, the kicks are
-            the same on all ranks.
+            the same on all ranks, and a correction of states acts at each kick, else once for two.
 
     If a gradient is taken on several ranks, the measurements of each rank must depend on the
     particles and the inputs, if only by a factor of 0. Otherwise a rank would not take part in the

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import as_float64
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
@@ -60,12 +61,18 @@ class ConvergenceModel(UniverseModel):
 
     def run_and_observe(self, noise: tf.Tensor, parameters: Parameters) -> tuple[State, tf.Tensor]:
         """Returns the universe of white noise, and its convergence maps [..., source, x, y]."""
-        state, maps = self.simulation.run(
-            white_noise=Field(noise, self.box_of(noise)),
-            cosmology=self.cosmology(parameters),
-            observe=self._observer,
-        )
+        run = self._inputs(noise, parameters)
+        state, maps = self.simulation.run(**run, observe=self._observer)
         return state, maps.kappa
+
+    @override
+    def observed(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
+        return self.simulation.observed(self._observer, **self._inputs(noise, parameters)).kappa
+
+    def _inputs(self, noise: tf.Tensor, parameters: Parameters) -> dict[str, Any]:
+        """Returns the white noise and the cosmology of a run, by argument."""
+        field = Field(noise, self.box_of(noise))
+        return {"white_noise": field, "cosmology": self.cosmology(parameters)}
 
     def linear_response(self, parameters: Parameters) -> tf.Tensor:
         """Returns the ratio of the maps' modes to the noise's, in linear theory.

@@ -241,7 +241,11 @@ class UniverseModel(abc.ABC):
         if ratio is not None:
             noise *= self.factor(ratio, parameters)
         with compiled_cosmologies():
-            return self.run_and_observe(noise, others)[1]
+            return self.observed(noise, others)
+
+    def observed(self, noise: tf.Tensor, parameters: Parameters) -> tf.Tensor:
+        """Returns the observation of the universe of white noise, see `run_and_observe`."""
+        return self.run_and_observe(noise, parameters)[1]
 
     def _without_normalisation(self, parameters: Parameters) -> tuple[Parameters, tf.Tensor | None]:
         """Returns the other parameters and the linear fields' factor, float64 [...].

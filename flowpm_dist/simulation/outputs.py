@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +14,11 @@ import tensorflow as tf
 from typing_extensions import override
 
 from flowpm_dist.cosmology.arrays import as_float64
+from flowpm_dist.cosmology.growth import Growth
 from flowpm_dist.cosmology.steps import SAME
 from flowpm_dist.cosmology.theory import Theory
 from flowpm_dist.evolution.corrections import force_cell
+from flowpm_dist.evolution.integrators import Integrator
 from flowpm_dist.evolution.observers import (
     Measured,
     Measurement,
@@ -31,8 +34,6 @@ from flowpm_dist.simulation.run import Inputs
 from flowpm_dist.simulation.state import State
 from meshimpl.mesh_function import replicated
 
-ROUNDING = 1e-9
-"""Relative error of the times of kicks."""
 OnOutput = Callable[[State], Any]
 """Makes from a state what is kept of it."""
 
@@ -202,8 +203,10 @@ class _CorrectedObservers(Observers):
     """Observers that see corrected particles, but for `Outputs`, whose states are corrected."""
 
     def __init__(self, inputs: Inputs, made: Sequence[Observer]) -> None:
+        # Outputs are the last: a resumed run may have fewer, and the same names of measurements.
         plain = [number for number, each in enumerate(made) if isinstance(each, Outputs)]
-        parts, self._order = [made[number] for number in plain], plain
+        parts: list[Observer] = []
+        self._order: list[int] = []
         for needs_before in (False, True):  # maps do not depend on what else is observed
             numbers = [
                 number
@@ -212,36 +215,38 @@ class _CorrectedObservers(Observers):
             ]
             if numbers:
                 parts.append(Corrected(inputs, Observers([made[number] for number in numbers])))
-                self._order = [*self._order, *numbers]
-        self._plain = len(plain)
-        super().__init__(parts)
+                self._order += numbers
+        self._corrected = len(parts)
+        self._order += plain
+        super().__init__([*parts, *(made[number] for number in plain)])
 
     def results(self, measured: Measured) -> list[Any]:
         """Returns the observers' results, in the order in which the observers were given."""
         results = super().results(measured)
-        results = [
-            *results[: self._plain],
-            *(each for part in results[self._plain :] for each in part),
-        ]
-        return [results[self._order.index(number)] for number in range(len(results))]
+        parts, outputs = results[: self._corrected], results[self._corrected :]
+        each = dict(zip(self._order, [*itertools.chain(*parts), *outputs], strict=True))
+        return [each[number] for number in sorted(each)]
 
 
 class Corrected(Observer):
     """Shows another observer the particles as the run's correction of states moves them.
 
-    The correction acts after every second kick, of odd number, a quarter of the way to the next
-    one, for all times from the kick before until then. In both intervals, what it adds to the
-    displacement, times the growth D1^2 until their middle, is added to the particles of the run.
-    These move with their own velocity: the added velocities are motions inside of halos, and going
-    straight on with them would smear halos out. For an observer that needs the velocity before the
-    kick the correction acts at each kick.
+    The correction acts once for two kicks: after the second one, of odd number, a quarter of the
+    way to the next one in a, or at the kick itself if the scheme's own state there is of another
+    kick. What it adds to displacements, times the growth of D1^2 until the middle of each of the
+    two intervals that follow these kicks, is added to the particles. They move with the run's
+    velocity: what is added to velocities are motions inside of halos, and going straight on with
+    them would smear halos out. A kick of even number that is the run's last one has the correction
+    for itself. For an observer that needs the velocity before the kick the correction acts at each
+    kick.
 
     Args:
         inputs: the run's inputs, with a correction of states.
         observer: the other observer. All its measurements at a kick are differentiated together.
 
     Raises:
-        ValueError: the scheme gives no states at its kicks.
+        ValueError: the scheme gives no states between its kicks, or gives a state at a kick's time
+            from another kick.
     """
 
     def __init__(self, inputs: Inputs, observer: Observer) -> None:
@@ -249,21 +254,22 @@ class Corrected(Observer):
         assert correction is not None
         self._box, self._correction, self._observer = inputs.box, correction, observer
         local, edges = inputs.cosmologies, inputs.edges.tolist()
-        integrator = inputs.options.integrator
-        operations = integrator.schedule(local.theories[0].growth, edges).operations
+        integrator, growth = inputs.options.integrator, local.theories[0].growth
+        operations = integrator.schedule(growth, edges).operations
         kicks = [number for number, each in enumerate(operations) if each.kind == "kick"]
         self._shown: dict[int, list[int]] = {}
         for kick in sorted(observer.kicks):
             later = not observer.needs_before and kick % 2 == 0 and kick + 1 < len(kicks)
             self._shown.setdefault(kick + later, []).append(kick)
         self.kicks, self.needs_before = frozenset(self._shown), True
-        self._rows = {kick: row for row, kick in enumerate(self._shown)}
+        acting = list(self._shown)
+        self._rows = {kick: row for row, kick in enumerate(acting)}
         begins = np.array([operations[kick].a for kick in kicks])
         widths = np.append(begins[1:], edges[-1]) - begins
         middles = begins + 0.5 * widths
-        share = 0.0 if observer.needs_before else 0.25
-        times = (begins + share * widths)[list(self._shown)].tolist()
-        drifts = [range(kicks[max(kick, 1) - 1] + 1, kicks[kick]) for kick in self._shown]
+        late = 0.0 if observer.needs_before else 0.25
+        times = _acting_times(acting, begins, late * widths, integrator, growth, edges)
+        drifts = [np.arange(kicks[n - 1] + 1, kicks[n]) if n else np.arange(0) for n in acting]
         cell = force_cell(self._box.size, self._box.grid)
 
         def style(theory: Theory) -> tf.Tensor:
@@ -273,7 +279,7 @@ class Corrected(Observer):
             return integrator.interpolation(theory.growth, edges, times).factors
 
         def grown(theory: Theory) -> tf.Tensor:
-            """The growth of what is added from nodes to each kick that is shown [rows, kicks]."""
+            """D1^2 in the middle after each kick, over that where it acts [rows, kicks]."""
             since = theory.growth.d1(middles) / theory.growth.d1(np.array(times))[:, np.newaxis]
             return tf.ones_like(since) if observer.needs_before else since**2
 
@@ -302,13 +308,13 @@ class Corrected(Observer):
         place = tf.concat([tf.ones_like(state[..., 0, :1]), state[..., 0, :]], axis=-1)
         x, v = combine(fields, place), combine(fields[1:], state[..., 1, :])
         there, velocity = self._correction.moved(theta, styles[..., row, :], [x, v], self._box)
-        added = there - x
+        added, boost = there - x, velocity - v
+        del x, v, there, velocity
         measured: Measured = {}
         for shown in self._shown[kick]:
             now = moment if shown == kick else self._at_kick_before(moment, ways[..., row, :])
             grown = tf.cast(growths[..., row, shown, tf.newaxis], self._box.dtype)
             place = combine([now.displacement, added], tf.concat([tf.ones_like(grown), grown], -1))
-            boost = velocity - v if self._observer.needs_before else None  # else none is reported
             now = replace(now, displacement=place, boost=boost)
             for measurement in self._observer.measurements(shown):
                 add_to(measured, measurement(now, others))
@@ -337,3 +343,40 @@ class Corrected(Observer):
     @override
     def unpack(self, packed: Mapping[str, tf.Tensor]) -> Measured:
         return self._observer.unpack(packed)
+
+
+def _acting_times(
+    kicks: Sequence[int],
+    begins: np.ndarray,
+    waits: np.ndarray,
+    integrator: Integrator,
+    growth: Growth,
+    edges: Sequence[float],
+) -> list[float]:
+    """Returns the scale factors at which a correction acts after kicks, or at them.
+
+    Args:
+        kicks: their numbers.
+        begins, waits: the scale factors of all kicks, and how much later it may act.
+        integrator, growth, edges: see `Integrator.interpolation`.
+
+    Raises:
+        ValueError: the scheme gives no states between kicks, or one at a kick from another kick.
+    """
+
+    def of_them(times: np.ndarray) -> np.ndarray:
+        try:
+            states = integrator.interpolation(growth, edges, times.tolist())
+        except ValueError as error:
+            raise ValueError(f"{error}: observers of corrected particles need it") from error
+        return np.equal(states.kicks, kicks)
+
+    at = begins[list(kicks)]
+    later = at + waits[list(kicks)]
+    times = np.where(of_them(later), later, at)
+    if not (right := of_them(times)).all():
+        raise ValueError(
+            f"{type(integrator).__name__}.interpolation gives the state at the kick of a = "
+            f"{at[right.argmin()]:.6g} from another kick: observers cannot see corrected particles"
+        )
+    return times.tolist()

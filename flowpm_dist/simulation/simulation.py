@@ -394,7 +394,7 @@ class Simulation:
             observe: what measures the particles during the run: observers of a `LightCone`,
                 `states_at`, or functions of the run's `Inputs` that return an
                 `evolution.Observer`; one or several. With a correction of states they see
-                corrected particles.
+                corrected displacements; what it adds to velocities is `Moment.boost`.
             after_step: called on every rank after each step and `progress`, with a `MidRun` from
                 which the same run can continue. An exception from it ends the run.
             resume: a function that is given the box and returns such a `MidRun` with this rank's
@@ -422,11 +422,6 @@ class Simulation:
             raise ValueError("on_output needs outputs: give their scale factors, too")
         if outputs is not None and observe is not None:
             raise ValueError("outputs: with observe, give states_at(outputs, on_output) among them")
-        looks: dict[str, object] = {"progress": progress, "after_step": after_step}
-        looks["resume"] = resume
-        named = [name for name, value in looks.items() if value is not None]
-        if named and not tf.executing_eagerly():
-            raise RuntimeError(_not_in_graphs(named[0]))
         several = isinstance(observe, Sequence)
         makers = list(observe) if isinstance(observe, Sequence) else []
         if callable(observe):
@@ -434,9 +429,9 @@ class Simulation:
         if outputs is not None:
             chosen = check_outputs(in_unit("outputs", outputs), self.edges)
             makers = [_states_at(chosen, on_output)]
-        self.warn_of_times(self.edges[-1:] if outputs is None else chosen)
         start = Start(seed, white_noise, particles, cosmology, paired)
-        leave, results = self._evolved(start, makers, progress, after_step, resume)
+        times = self.edges[-1:] if outputs is None else chosen
+        leave, results = self._evolved(start, makers, times, progress, after_step, resume)
         if outputs is not None:
             return results[0]
         state = leave()
@@ -455,33 +450,45 @@ class Simulation:
         paired: bool = False,
         progress: StepCallback | None = None,
     ) -> Any:
-        """Returns what an observer measures in a run, and does not make the last state.
+        """Returns what an observer measures in a run, whose last state is not made.
+
+        So a correction of states does not act on it.
 
         Args:
             observe, seed, white_noise, particles, cosmology, paired, progress: as for `run`.
 
         Raises:
-            ValueError: and other errors, as for `run`.
+            ValueError, HaloError, FloatingPointError, CollectiveError, RuntimeError: as for `run`.
         """
-        if progress is not None and not tf.executing_eagerly():
-            raise RuntimeError(_not_in_graphs("progress"))
         start = Start(seed, white_noise, particles, cosmology, paired)
-        return self._evolved(start, [observe], progress)[1][0]
+        return self._evolved(start, [observe], self.edges[-1:], progress)[1][0]
 
     def _evolved(
         self,
         start: Start,
         makers: Sequence[ObserverOf],
+        times: Sequence[float] | np.ndarray,
         progress: StepCallback | None,
         after_step: AfterStep | None = None,
         resume: Resume | None = None,
     ) -> tuple[Callable[[], State], list[Any]]:
-        """Returns a function that makes the last state of a run, and the observers' results."""
+        """Returns a function that makes the last state of a run, and the observers' results.
+
+        Args:
+            start, makers, progress, after_step, resume: see `run`.
+            times: scale factors of the states that are asked for.
+        """
         clock, correction = Clock(), self.options.state_correction
         if correction is not None and correction.of_lpt:
             raise ValueError(
                 f"correction: it was learned from {LPT_ONLY}: it corrects lpt, not runs"
             )
+        looks: dict[str, object] = {"progress": progress, "after_step": after_step}
+        looks["resume"] = resume
+        named = [name for name, value in looks.items() if value is not None]
+        if named and not tf.executing_eagerly():
+            raise RuntimeError(_not_in_graphs(named[0]))
+        self.warn_of_times(times)
         inputs, first = self._read(start, observe=list(makers), resume=resume is not None)
         begin, lpt = first_particles(inputs, first, resume)
         inputs = replace(inputs, halo=halo_for(begin[0], inputs, self.halo))

@@ -25,6 +25,7 @@ from flowpm_dist.cosmology.background import HUBBLE_DISTANCE, Distances
 from flowpm_dist.cosmology.line_of_sight import lensing_weight
 from flowpm_dist.evolution.adjoints import DirectAdjoint
 from flowpm_dist.evolution.corrections import ResidualNetwork
+from flowpm_dist.evolution.integrators import FastPM
 from flowpm_dist.grid.field import Field
 from flowpm_dist.grid.flat_sky import FlatSky
 from flowpm_dist.io.files import WriteError
@@ -38,6 +39,7 @@ from flowpm_dist.observables.lensing import (
 from flowpm_dist.observables.light_cone import FlatField, FullSky, LightCone, geometry, observers
 from flowpm_dist.observables.light_cone.geometry import farthest
 from flowpm_dist.observables.light_cone.layers import Layers, tiles
+from flowpm_dist.simulation import outputs
 from flowpm_dist.statistics import angular_power, compare
 from meshimpl.compat import mtf
 from meshimpl.mesh_function import mesh_function
@@ -310,6 +312,41 @@ def test_light_cones_of_corrected_particles_are_as_sharp_as_states(mesh):
         assert (1 - both.correlation)[:11].max() < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("integrator", "edges", "z_max"),
+    [
+        ("bullfrog", (0.1, 0.2, 0.25, 0.5, 1.0), 4.0),
+        ("bullfrog", (0.1, 1.0), 0.5),
+        ("fastpm", (0.1, 0.2, 0.25, 0.5, 1.0), 4.0),
+        (FastPM(half_step="geometric"), (0.02, 0.05, 0.5, 1.0), 15.0),
+        ("cola", (0.1, 0.4, 0.7, 0.8, 0.9, 1.0), 1.0),
+    ],
+)
+def test_a_network_sees_states_of_the_run(mesh, integrator, edges, z_max, monkeypatch):
+    """Also where steps differ much in length, and where there is a single one."""
+    fields, times = [], []
+
+    class Seeing(ResidualNetwork):
+        def moved(self, theta, style, both, box):
+            fields.append(both)
+            return both
+
+    def remembered(*arguments):
+        times.extend(acting_times(*arguments))
+        return times
+
+    acting_times = outputs._acting_times
+    monkeypatch.setattr(outputs, "_acting_times", remembered)
+    sim = simulation(mesh, integrator, steps=edges, correction=Seeing(NETWORK.theta))
+    cone = LightCone(FlatField(field_of_view=0.8, pixels=4, z_max=z_max, tiles=9))
+    cone.convergence(sim, [SourcePlane(z_max)], seed=3)
+    states = sim.with_correction(None).run(seed=3, outputs=times)
+    assert len(fields) == len(states) > 0
+    for both, state in zip(fields, states, strict=True):
+        for one, other in zip(both, (state.displacement, state.velocity), strict=True):
+            np.testing.assert_allclose(one, other.block, atol=1e-12 * np.abs(other.block).max())
+
+
 class Boosting(ResidualNetwork):
     """Adds a velocity and moves nothing."""
 
@@ -320,8 +357,12 @@ class Boosting(ResidualNetwork):
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     "sky",
-    [CONE.sky, FullSky(nside=4, z_max=0.05, observer=(20.0, 0.0, 140.0))],
-    ids=["flat", "full"],
+    [
+        CONE.sky,
+        FlatField(field_of_view=1.5, pixels=8, z_max=3.5, tiles=30),
+        FullSky(nside=4, z_max=0.05, observer=(20.0, 0.0, 140.0)),
+    ],
+    ids=["flat", "from the first kick", "full"],
 )
 def test_corrected_velocities_of_particles_in_files(mesh, sky, tmp_path_factory):
     """The correction adds to velocities alone: with what it adds particles move nowhere."""
@@ -333,7 +374,7 @@ def test_corrected_velocities_of_particles_in_files(mesh, sky, tmp_path_factory)
     np.testing.assert_allclose(boosted["Coordinates"], plain["Coordinates"], atol=1e-11)
     added = boosted["Velocities"] - plain["Velocities"]
     added *= plain["ScaleFactor"][:, np.newaxis] / HUBBLE
-    if sky is CONE.sky:  # axes of the box are turned in the copies
+    if isinstance(sky, FlatField):  # axes of the box are turned in the copies
         added = np.sort(np.abs(added), axis=1) * np.array([1, 1, -1])
     assert len(added) > 100
     np.testing.assert_allclose(added, np.tile([0.1, 0.2, -0.4], (len(added), 1)), atol=1e-9)

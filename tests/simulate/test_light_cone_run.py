@@ -278,7 +278,7 @@ def test_particles_are_written_in_the_memory_that_is_told():
     disc = (lattice**2 + lattice[:, np.newaxis] ** 2 < 400**2).sum()
     for (sky, crossing), count in zip(geometries(n, far), (square, disc), strict=True):
         tracemalloc.start()
-        found = sum(len(a) for *_, a in sky.record(crossing, field, [field] * 4))
+        found = sum(len(a) for *_, a in sky.record(crossing, field, field, [field] * 4))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert found == count and peak < RECORDING
@@ -290,7 +290,9 @@ def test_particles_without_a_place_are_written_as_such(moved):
     field = np.zeros((8, 8, 1, 3), np.float32)
     field[3, 4, 0, 2] = moved
     for sky, crossing in geometries(8, 2000.0):
-        places = np.concatenate([p for p, *_ in sky.record(crossing, field, [0 * field] * 4)])
+        places = np.concatenate(
+            [p for p, *_ in sky.record(crossing, field, 0 * field, [0 * field] * 4)]
+        )
         assert np.isnan(places).any() == (abs(moved) > 80)
 
 
@@ -477,6 +479,19 @@ def test_a_run_that_goes_on_has_the_same_maps(here, born, monkeypatch):
     found, expected = load_light_cone("out"), load_light_cone(born[0])
     assert found.attributes["checksums"] == expected.attributes["checksums"] != {}
     assert_same_light_cones("out", born[0])
+
+
+def test_a_run_with_a_network_goes_on_after_its_last_output(here, monkeypatch):
+    """The maps of the checkpoint go on, though a resumed run has no states to observe."""
+    words = ("--set", "evolution.correction=network", "--set", "evolution.integrator=bullfrog")
+    words += ("--set", "output.a=[0.4]", "--set", "lightcone.particles=true")
+    done = stopped(monkeypatch, 3, *words)
+    assert "after step 3 of 4" in done.stderr
+    assert (
+        flowpm_here("simulate", "run.toml", "--output", "out", "--resume", *words).returncode == 0
+    )
+    assert flowpm_here("simulate", "run.toml", "--output", "whole", *words).returncode == 0
+    assert_same_light_cones("out", "whole")
 
 
 def assert_same_light_cones(found, expected):

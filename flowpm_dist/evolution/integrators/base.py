@@ -142,6 +142,8 @@ class Integrator(Options, abc.ABC):
     ) -> Interpolation:
         """Returns how states at given times follow from the states at the kicks.
 
+        Outputs need it, and light cones with a correction of states.
+
         Args:
             growth: the cosmology's growth.
             edges: the scale factors at which steps begin and end.

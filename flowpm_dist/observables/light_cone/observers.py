@@ -428,7 +428,7 @@ class Recorder(_SkyObserver):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
     The integrator's states at the times of the crossings have the same values, but for what a
-    correction adds: that is of the kick before.
+    correction adds: that is of the nearest kick.
 
     Args:
         geometry: the sky of a run of one universe; its options are kept with the particles.
