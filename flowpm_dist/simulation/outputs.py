@@ -231,14 +231,13 @@ class _CorrectedObservers(Observers):
 class Corrected(Observer):
     """Shows another observer the particles as the run's correction of states moves them.
 
-    The correction acts once for two kicks: after the second one, of odd number, a quarter of the
-    way to the next one in a, or at the kick itself if the scheme's own state there is of another
-    kick. What it adds to displacements, times the growth of D1^2 until the middle of each of the
-    two intervals that follow these kicks, is added to the particles. They move with the run's
-    velocity: what is added to velocities are motions inside of halos, and going straight on with
-    them would smear halos out. A kick of even number that is the run's last one has the correction
-    for itself. For an observer that needs the velocity before the kick the correction acts at each
-    kick.
+    The correction acts once for two kicks, after the second one, whose number is odd. It acts a
+    quarter of the way to the next kick in a, or at the kick itself where the scheme's state later
+    on follows from another kick. What it adds to displacements is added to the particles in both
+    intervals that follow these kicks, times the growth of D1^2 until their middle. Particles move
+    with the run's velocity: added velocities are motions inside of halos, and going straight on
+    with them would smear halos out. A last kick of even number has the correction for itself. For
+    an observer that needs the velocity before the kick the correction acts at each kick.
 
     Args:
         inputs: the run's inputs, with a correction of states.
@@ -283,7 +282,7 @@ class Corrected(Observer):
             since = theory.growth.d1(middles) / theory.growth.d1(np.array(times))[:, np.newaxis]
             return tf.ones_like(since) if observer.needs_before else since**2
 
-        def way(theory: Theory) -> tf.Tensor:
+        def drifted(theory: Theory) -> tf.Tensor:
             """The factors of all drifts since the kick before, float64 [rows, 4]."""
             factors = integrator.schedule(theory.growth, edges).factors
             return tf.stack([tf.reduce_sum(tf.gather(factors, each), axis=0) for each in drifts])
@@ -292,7 +291,7 @@ class Corrected(Observer):
             replicated(self._box.mesh, as_float64(correction.theta)),
             local.stack(local.of_powers(style)),
             local.stack(local.of_growths(state)),
-            local.stack(local.of_growths(way)),
+            local.stack(local.of_growths(drifted)),
             local.stack(local.of_growths(grown)),
             *observer.inputs,
         )
@@ -302,7 +301,7 @@ class Corrected(Observer):
         return [functools.partial(self._measure, kick)] if kick in self.kicks else []
 
     def _measure(self, kick: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
-        theta, styles, states, ways, growths, *others = inputs
+        theta, styles, states, drifts, growths, *others = inputs
         row, fields = self._rows[kick], moment.tensors
         state = tf.cast(states[..., row, :, :], self._box.dtype)
         place = tf.concat([tf.ones_like(state[..., 0, :1]), state[..., 0, :]], axis=-1)
@@ -312,7 +311,7 @@ class Corrected(Observer):
         del x, v, there, velocity
         measured: Measured = {}
         for shown in self._shown[kick]:
-            now = moment if shown == kick else self._at_kick_before(moment, ways[..., row, :])
+            now = moment if shown == kick else self._at_kick_before(moment, drifts[..., row, :])
             grown = tf.cast(growths[..., row, shown, tf.newaxis], self._box.dtype)
             place = combine([now.displacement, added], tf.concat([tf.ones_like(grown), grown], -1))
             now = replace(now, displacement=place, boost=boost)
@@ -320,9 +319,9 @@ class Corrected(Observer):
                 add_to(measured, measurement(now, others))
         return measured
 
-    def _at_kick_before(self, moment: Moment, way: tf.Tensor) -> Moment:
+    def _at_kick_before(self, moment: Moment, drift: tf.Tensor) -> Moment:
         """Returns the particles at the kick before a moment's, by the drifts between [..., 4]."""
-        back = -tf.cast(way[..., 1:], self._box.dtype)
+        back = -tf.cast(drift[..., 1:], self._box.dtype)
         fields = [moment.displacement, moment.before, *moment.lpt]
         place = combine(fields, tf.concat([tf.ones_like(back[..., :1]), back], axis=-1))
         return Moment(place, moment.before, moment.before, moment.lpt)
@@ -364,7 +363,7 @@ def _acting_times(
         ValueError: the scheme gives no states between kicks, or one at a kick from another kick.
     """
 
-    def of_them(times: np.ndarray) -> np.ndarray:
+    def follow(times: np.ndarray) -> np.ndarray:
         try:
             states = integrator.interpolation(growth, edges, times.tolist())
         except ValueError as error:
@@ -373,10 +372,11 @@ def _acting_times(
 
     at = begins[list(kicks)]
     later = at + waits[list(kicks)]
-    times = np.where(of_them(later), later, at)
-    if not (right := of_them(times)).all():
+    times = np.where(follow(later), later, at)
+    if not (from_kicks := follow(times)).all():
         raise ValueError(
-            f"{type(integrator).__name__}.interpolation gives the state at the kick of a = "
-            f"{at[right.argmin()]:.6g} from another kick: observers cannot see corrected particles"
+            f"{type(integrator).__name__}.interpolation: the state at the kick of a = "
+            f"{at[from_kicks.argmin()]:.6g} follows from another kick, which observers of "
+            "corrected particles do not see"
         )
     return times.tolist()

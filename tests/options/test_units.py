@@ -262,13 +262,13 @@ Jacobian Multipoles ParticleSnapshot Peaks Posterior PowerSpectrum State State.o
 State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response
-ConvergenceModel.run_and_observe ForwardModel.at_times ForwardModel.linear_response
-ForwardModel.observe ForwardModel.run_and_observe Posterior.point Progress.__call__
+ConvergenceModel.observed ConvergenceModel.run_and_observe ForwardModel.at_times
+ForwardModel.linear_response ForwardModel.observe ForwardModel.run_and_observe Posterior.point Progress.__call__
 Progress.step Sources.density Sources.efficiency Sources.fractions Space.chosen
 Space.local_values Space.normal Space.times State.particles_for StructureFormation.at_times
 StructureFormation.state to_field to_spectrum Transform Transform.initial
 UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
-UniverseModel.linear_response UniverseModel.matter_response UniverseModel.run
+UniverseModel.linear_response UniverseModel.matter_response UniverseModel.observed UniverseModel.run
 UniverseModel.run_and_observe Universe.of Unknowns.plus Unknowns.times"""
 """What this package calls, and what a scheme of a user implements."""
 COUNTS = """Calibration.too_wide Catalogue.members_of ConvergenceMaps.plot
@@ -287,7 +287,8 @@ MetropolisSampler.options
 MetropolisSampler.step Microcanonical.options NonlinearPower.__call__.a NonlinearPower.__call__.k
 Pair.start PowerTable.read.columns PowerTable.read.redshift
 Posterior.plot.count Posterior.plot.features Posterior.plot.seed Sampler.options
-Sampler.step Search.every Search.seed Search.tolerance Simulation.run.particles
+Sampler.step Search.every Search.seed Search.tolerance Simulation.observed.particles
+Simulation.observed.white_noise Simulation.run.particles
 Simulation.warn_of_times.times
 SourceDistribution.shift SourcePlane.density.chi UniverseModel.__call__.parameters
 bin_edges.choice binned_compare.interlaced binned_compare.window box_of.box compare.interlaced
