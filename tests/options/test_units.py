@@ -263,8 +263,8 @@ State.leaving Wedges"""
 """Results and fitted objects, which this package makes."""
 INNER = """Box.check_equal Box.function Box.place_of Box.whole ConvergenceModel.linear_response
 ConvergenceModel.observed ConvergenceModel.run_and_observe ForwardModel.at_times
-ForwardModel.linear_response ForwardModel.observe ForwardModel.run_and_observe Posterior.point Progress.__call__
-Progress.step Sources.density Sources.efficiency Sources.fractions Space.chosen
+ForwardModel.linear_response ForwardModel.observe ForwardModel.run_and_observe Posterior.point
+Progress.__call__ Progress.step Sources.density Sources.efficiency Sources.fractions Space.chosen
 Space.local_values Space.normal Space.times State.particles_for StructureFormation.at_times
 StructureFormation.state to_field to_spectrum Transform Transform.initial
 UniverseModel.cosmology UniverseModel.factor UniverseModel.for_chains
