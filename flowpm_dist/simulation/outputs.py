@@ -115,8 +115,7 @@ class Outputs(Observer):
     def _measure(self, i: int, moment: Moment, inputs: Sequence[tf.Tensor]) -> Measured:
         rows = tf.cast(inputs[0][..., i, :, :], self._inputs.box.dtype)
         fields = moment.tensors
-        places = tf.concat([tf.ones_like(rows[..., 0, :1]), rows[..., 0, :]], axis=-1)
-        x, v = combine(fields, places), combine(fields[1:], rows[..., 1, :])
+        x, v = _moved(fields, rows[..., 0, :]), combine(fields[1:], rows[..., 1, :])
         if self._on_output is None:
             return {(i, 0): x, (i, 1): v}
         made = self._on_output(self._state(i, Particles(x, v), self._inputs_from(inputs)))
@@ -258,8 +257,8 @@ class Corrected(Observer):
         kicks = [number for number, each in enumerate(operations) if each.kind == "kick"]
         self._shown: dict[int, list[int]] = {}
         for kick in sorted(observer.kicks):
-            later = not observer.needs_before and kick % 2 == 0 and kick + 1 < len(kicks)
-            self._shown.setdefault(kick + later, []).append(kick)
+            waits = not observer.needs_before and kick % 2 == 0 and kick + 1 < len(kicks)
+            self._shown.setdefault(kick + waits, []).append(kick)
         self.kicks, self.needs_before = frozenset(self._shown), True
         acting = list(self._shown)
         self._rows = {kick: row for row, kick in enumerate(acting)}
@@ -267,7 +266,8 @@ class Corrected(Observer):
         widths = np.append(begins[1:], edges[-1]) - begins
         middles = begins + 0.5 * widths
         late = 0.0 if observer.needs_before else 0.25
-        times = _acting_times(acting, begins, late * widths, integrator, growth, edges)
+        at, later = begins[acting], (begins + late * widths)[acting]
+        times = _acting_times(acting, at, later, integrator, growth, edges)
         drifts = [np.arange(kicks[n - 1] + 1, kicks[n]) if n else np.arange(0) for n in acting]
         cell = force_cell(self._box.size, self._box.grid)
 
@@ -304,8 +304,7 @@ class Corrected(Observer):
         theta, styles, states, drifts, growths, *others = inputs
         row, fields = self._rows[kick], moment.tensors
         state = tf.cast(states[..., row, :, :], self._box.dtype)
-        place = tf.concat([tf.ones_like(state[..., 0, :1]), state[..., 0, :]], axis=-1)
-        x, v = combine(fields, place), combine(fields[1:], state[..., 1, :])
+        x, v = _moved(fields, state[..., 0, :]), combine(fields[1:], state[..., 1, :])
         there, velocity = self._correction.moved(theta, styles[..., row, :], [x, v], self._box)
         added, boost = there - x, velocity - v
         del x, v, there, velocity
@@ -313,7 +312,7 @@ class Corrected(Observer):
         for shown in self._shown[kick]:
             now = moment if shown == kick else self._at_kick_before(moment, drifts[..., row, :])
             grown = tf.cast(growths[..., row, shown, tf.newaxis], self._box.dtype)
-            place = combine([now.displacement, added], tf.concat([tf.ones_like(grown), grown], -1))
+            place = _moved([now.displacement, added], grown)
             now = replace(now, displacement=place, boost=boost)
             for measurement in self._observer.measurements(shown):
                 add_to(measured, measurement(now, others))
@@ -323,8 +322,7 @@ class Corrected(Observer):
         """Returns the particles at the kick before a moment's, by the drifts between [..., 4]."""
         back = -tf.cast(drift[..., 1:], self._box.dtype)
         fields = [moment.displacement, moment.before, *moment.lpt]
-        place = combine(fields, tf.concat([tf.ones_like(back[..., :1]), back], axis=-1))
-        return Moment(place, moment.before, moment.before, moment.lpt)
+        return Moment(_moved(fields, back), moment.before, moment.before, moment.lpt)
 
     def results(self, measured: Measured) -> Any:
         """Returns the results of the other observer."""
@@ -344,10 +342,15 @@ class Corrected(Observer):
         return self._observer.unpack(packed)
 
 
+def _moved(fields: Sequence[tf.Tensor], factors: tf.Tensor) -> tf.Tensor:
+    """Returns the first field plus the others times their factors [..., n], in one pass."""
+    return combine(fields, tf.concat([tf.ones_like(factors[..., :1]), factors], axis=-1))
+
+
 def _acting_times(
     kicks: Sequence[int],
-    begins: np.ndarray,
-    waits: np.ndarray,
+    at: np.ndarray,
+    later: np.ndarray,
     integrator: Integrator,
     growth: Growth,
     edges: Sequence[float],
@@ -356,7 +359,7 @@ def _acting_times(
 
     Args:
         kicks: their numbers.
-        begins, waits: the scale factors of all kicks, and how much later it may act.
+        at, later: the scale factor of each, and the later one at which it may act.
         integrator, growth, edges: see `Integrator.interpolation`.
 
     Raises:
@@ -370,8 +373,6 @@ def _acting_times(
             raise ValueError(f"{error}: observers of corrected particles need it") from error
         return np.equal(states.kicks, kicks)
 
-    at = begins[list(kicks)]
-    later = at + waits[list(kicks)]
     times = np.where(follow(later), later, at)
     if not (from_kicks := follow(times)).all():
         raise ValueError(

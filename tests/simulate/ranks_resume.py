@@ -81,7 +81,7 @@ def sorted_particles(folder):
 def test_a_light_cone_goes_on_here_and_elsewhere(correction, z_max, after, tmp_path_factory):
     """Its maps are those of the whole run, of one observer and of another beside it, and go on in
     a checkpoint, as its particles do in files; they are as the universe is on any mesh. A network
-    acts once for the kicks of steps 2 and 3, between which the run goes on."""
+    acts once for the kicks of steps 2 and 3, and the run is stopped between these."""
     shape, folder = SHAPES[SIZE][-1], shared_folder(tmp_path_factory)
     sim = simulation(shape, "fastpm", correction)
     cone = LightCone(FlatField(field_of_view=0.45, pixels=6, z_max=z_max))

@@ -427,8 +427,8 @@ class PlanePainter(MapPainter):
 class Recorder(_SkyObserver):
     """Writes places, velocities and scale factors of particles as they cross; no gradient.
 
-    The integrator's states at the times of the crossings have the same values, but for what a
-    correction adds: that is of the nearest kick.
+    The integrator's states at the times of the crossings have the same values. What a correction
+    adds is taken from the nearest kick.
 
     Args:
         geometry: the sky of a run of one universe; its options are kept with the particles.
